@@ -1,0 +1,40 @@
+# `make demo` and `make test` work in a fresh clone; a second run starts where the first ended.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/demo
+	$(BIN)/python examples/demo.py
+
+test: .venv/dev
+	$(BIN)/python -m pytest $(PYTEST)
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/dev
+	$(BIN)/python -m bench
+
+.venv/made:
+	@$(PYTHON) -m venv .venv || { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+# The constraints pin what works together; pip's own notices are not ours to pass on.
+.venv/demo: .venv/made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	@touch $@
+
+.venv/dev: .venv/made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	@touch $@ .venv/demo
+
+clean:
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache bench/results

@@ -1,0 +1,81 @@
+"""The whole thing on one machine: prepare a model, serve it, run real clients against it, stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from prepare_model import NAME, prepare
+
+EXAMPLES = Path(__file__).parent
+CACHE = EXAMPLES.parent / ".cache"
+OLDER = "0.7"
+PATIENCE_S = 300
+
+
+def main() -> None:
+    """Prepare, serve, run, stop."""
+    folder = prepare(CACHE / "smollm2-135m")
+    environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
+    ndif = str(Path(sys.executable).with_name("ndif"))
+    if not (CACHE / "runtimes" / OLDER).is_dir():
+        subprocess.run([ndif, "runtime", "add", OLDER], check=True, env=environment)
+    port = free_port()
+    server = subprocess.Popen(
+        [ndif, "local", "start", str(folder), "--name", NAME, "--port", str(port)],
+        env=environment,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url, server)
+        # The client knows nothing but the server: its hub is ours, its cache a scratch folder.
+        client = {
+            **os.environ,
+            "NDIF_HOST": url,
+            "HF_ENDPOINT": f"{url}/hub",
+            "HF_HOME": str(CACHE / "client"),
+        }
+        lens = [sys.executable, str(EXAMPLES / "logit_lens.py"), NAME, "--local", str(folder)]
+        subprocess.run(lens, check=True, env=client)
+        subprocess.run(
+            [sys.executable, str(EXAMPLES / "older_client.py"), NAME],
+            check=True,
+            env={**client, "PYTHONPATH": str(CACHE / "runtimes" / OLDER)},
+        )
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait()
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Return once the model is loaded."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise SystemExit("The server ended before it was ready.")
+        try:
+            urllib.request.urlopen(f"{url}/connected")
+        except urllib.error.URLError:
+            time.sleep(0.1)
+        else:
+            return
+    raise SystemExit("The server was not ready in time.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""`ndif local start`: one model, one user, one command (specification, 001)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group("local")
+def command() -> None:
+    """Serve one model to yourself. Code that reaches this server is trusted."""
+
+
+@command.command("start")
+@click.argument("checkpoint")
+@click.option("--name", metavar="ORG/NAME", help="What clients call a model that is a folder here.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port; default: the first free from 8289."
+)
+@click.option(
+    "--dtype", default="auto", show_default=True, help="E.g. bfloat16; auto: the checkpoint's."
+)
+@click.option("--device", help="E.g. cuda:0, cpu, auto; default: CUDA where there is one.")
+@click.option("--revision", help="Branch, tag or commit of the repository.")
+@click.option("--task", help="The transformers task; default: what the architecture is for.")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads of the model; default: one a core."
+)
+@click.option(
+    "--results-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where large results wait to be fetched; default: a temporary folder.",
+)
+@click.option("--share-weights", is_flag=True, help="Let clients download the weights, too.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show what the server and the model process log."
+)
+def start(
+    checkpoint: str,
+    name: str | None,
+    host: str,
+    port: int | None,
+    dtype: str,
+    device: str | None,
+    revision: str | None,
+    task: str | None,
+    threads: int | None,
+    results_dir: Path | None,
+    share_weights: bool,
+    verbose: bool,
+) -> None:
+    """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
+    from ndif.local import Local, LocalError
+
+    try:
+        Local(
+            checkpoint=checkpoint,
+            name=name,
+            host=host,
+            port=port,
+            dtype=dtype,
+            device=device,
+            revision=revision,
+            task=task,
+            threads=threads or 0,
+            results=results_dir,
+            share_weights=share_weights,
+            verbose=verbose,
+        ).run()
+    except LocalError as error:
+        raise click.ClickException(str(error)) from error

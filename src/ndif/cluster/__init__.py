@@ -1,0 +1,1 @@
+"""Which replicas exist, and where."""

@@ -1,0 +1,120 @@
+"""Controller: which replicas exist (specification, section 5.1). Embedded form: one model, this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from ndif.host.actor import ModelActor
+from ndif.host.process import ModelProcessError
+from ndif.schema.deployment import DeploymentConfig
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+MakeActor = Callable[[DeploymentConfig, str], ModelActor]
+
+
+class State(str, Enum):
+    """A deployment's state, by the names that clients print."""
+
+    NOT_STARTED = "NOT_STARTED"
+    DEPLOYING = "DEPLOYING"
+    RUNNING = "RUNNING"
+    UNHEALTHY = "UNHEALTHY"
+
+
+class DeploymentError(Exception):
+    """The model cannot be served; the message says why."""
+
+
+@dataclass
+class Deployment:
+    """One replica of the model in one runtime."""
+
+    generation: str
+    state: State = State.NOT_STARTED
+    actor: ModelActor | None = None
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self.actor is not None and not self.actor.process.ended.is_set()
+
+
+class Controller:
+    """Keeps one replica of its model for each nnsight generation that has a client."""
+
+    def __init__(self, config: DeploymentConfig, make_actor: MakeActor) -> None:
+        self.config = config
+        self._make_actor = make_actor
+        self._deployments: dict[str, Deployment] = {}
+
+    async def deploy(
+        self, generation: str, progress: Progress = lambda done, total: None
+    ) -> ModelActor:
+        """The replica of `generation`, started if there is none that runs.
+
+        Raises:
+            DeploymentError: if it cannot be started.
+        """
+        deployment = self._deployments.setdefault(generation, Deployment(generation))
+        async with deployment.starting:
+            if deployment.actor is not None and deployment.alive:
+                return deployment.actor
+            deployment.state = State.DEPLOYING
+            actor = self._make_actor(self.config, generation)
+            try:
+                await actor.start(progress)
+            except ModelProcessError as error:
+                deployment.state = State.UNHEALTHY
+                raise DeploymentError(
+                    f"{self.config.repo_id!r} could not be loaded for nnsight {generation}: {error}"
+                ) from error
+            deployment.actor, deployment.state = actor, State.RUNNING
+            if self.config.task is None and (task := actor.process.model.get("task")):
+                self.config = replace(self.config, task=str(task))
+            return actor
+
+    def ready(self, generation: str) -> bool:
+        """Whether `deploy(generation)` would return at once."""
+        deployment = self._deployments.get(generation)
+        return deployment is not None and deployment.alive
+
+    @property
+    def connected(self) -> bool:
+        """Whether some replica can run a request."""
+        return any(deployment.alive for deployment in self._deployments.values())
+
+    def status(self) -> dict[str, Any]:
+        """What `GET /status` answers, in the form that every client generation reads."""
+        states = [self._state(d) for d in self._deployments.values()]
+        order = [State.RUNNING, State.DEPLOYING, State.UNHEALTHY]
+        state = next((s for s in order if s in states), State.NOT_STARTED)
+        key = self.config.key
+        entry = {
+            "model_key": str(key),
+            "repo_id": key.repo_id,
+            "revision": key.revision,
+            "task": key.task,
+            "trust_remote_code": False,
+            "deployment_level": "HOT",
+            "application_state": state.value,
+            "dedicated": True,
+            "runtimes": {d.generation: self._state(d).value for d in self._deployments.values()},
+        }
+        return {"deployments": {str(key): entry}}
+
+    def _state(self, deployment: Deployment) -> State:
+        lost = deployment.state is State.RUNNING and not deployment.alive
+        return State.UNHEALTHY if lost else deployment.state
+
+    async def stop(self) -> None:
+        """End every replica."""
+        actors = [d.actor for d in self._deployments.values() if d.actor is not None]
+        await asyncio.gather(*(actor.stop() for actor in actors))

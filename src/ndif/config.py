@@ -1,0 +1,72 @@
+"""Every variable once: its name, type, default and meaning. Nothing else reads the environment."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MiB = 1024**2
+GiB = 1024**3
+
+
+class Settings(BaseSettings):
+    """The server's configuration, read from the environment (specification, section 12.3)."""
+
+    model_config = SettingsConfigDict(env_prefix="NDIF_", extra="ignore")
+
+    session_root: Path = Field(
+        default=Path("~/.ndif"), description="Where sessions, runtimes and results live."
+    )
+    runtimes_dir: Path | None = Field(
+        default=None, description="Installed nnsight generations; default SESSION_ROOT/runtimes."
+    )
+    max_request_bytes: int = Field(
+        default=1 * GiB, gt=0, description="A larger request is refused while it streams in."
+    )
+    max_result_bytes: int = Field(
+        default=8 * GiB, gt=0, description="A larger result (before compression) is an ERROR."
+    )
+    max_inline_result_bytes: int = Field(
+        default=8 * MiB,
+        ge=0,
+        description="Results up to this size ride on the live channel; larger ones are stored.",
+    )
+    result_ttl_s: float = Field(
+        default=7200, gt=0, description="Seconds that results and their signed URLs live."
+    )
+    execution_timeout_seconds: float = Field(
+        default=3600, gt=0, description="A request that runs longer is ended."
+    )
+    model_start_timeout_s: float = Field(
+        default=1800, gt=0, description="A model process that is not ready by then has failed."
+    )
+    processor_reply_freq_s: float = Field(
+        default=3,
+        gt=0,
+        validation_alias="COORDINATOR_PROCESSOR_REPLY_FREQ_S",
+        description="Seconds between updates to a queued user.",
+    )
+    socketio_max_http_buffer_size: int = Field(
+        default=100_000_000,
+        validation_alias="SOCKETIO_MAX_HTTP_BUFFER_SIZE",
+        description="Largest Socket.IO message a client may send.",
+    )
+    socketio_ping_timeout: int = Field(
+        default=60,
+        validation_alias="SOCKETIO_PING_TIMEOUT",
+        description="Seconds of silence after which a Socket.IO client counts as gone.",
+    )
+
+    @property
+    def runtimes(self) -> Path:
+        """Folder of installed runtimes."""
+        return (self.runtimes_dir or self.session_root / "runtimes").expanduser()
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The process's settings, read once."""
+    return Settings()

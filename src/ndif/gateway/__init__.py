@@ -1,0 +1,1 @@
+"""The door: routes, the two live channels, results, and the read-only hub."""

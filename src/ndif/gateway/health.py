@@ -1,0 +1,80 @@
+"""What clients ask before they send a job: is it up, what does it serve, what is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from importlib.metadata import Distribution, distributions
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ndif.gateway.refusal import Refusal
+
+
+class Health:
+    """`/ping`, `/connected`, `/status`, `/env` and `/whoami` (specification, section 3.3)."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]], connected: Callable[[], bool]) -> None:
+        self._status = status
+        self._connected = connected
+        self._environment: dict[str, Any] | None = None
+
+    def routes(self) -> list[BaseRoute]:
+        """Where they answer."""
+        return [
+            Route("/ping", self.ping, methods=["GET"]),
+            Route("/connected", self.connected, methods=["GET"]),
+            Route("/status", self.status, methods=["GET"]),
+            Route("/env", self.env, methods=["GET"]),
+            Route("/whoami", self.whoami, methods=["GET"]),
+        ]
+
+    async def ping(self, _: Request) -> Response:
+        """The server answers."""
+        return JSONResponse("pong")
+
+    async def connected(self, _: Request) -> Response:
+        """A model is ready to run jobs."""
+        if not self._connected():
+            raise Refusal(503, "No model is ready yet; /status says how far it is.")
+        return JSONResponse(True)
+
+    async def status(self, _: Request) -> Response:
+        """The models and their state."""
+        return JSONResponse(self._status())
+
+    async def env(self, _: Request) -> Response:
+        """Python and the installed packages, by the names they are imported by."""
+        if self._environment is None:
+            self._environment = await asyncio.to_thread(environment)
+        return JSONResponse(self._environment)
+
+    async def whoami(self, _: Request) -> Response:
+        """This server has no accounts: everyone is nobody."""
+        return JSONResponse({"email": None, "tags": []})
+
+
+def environment() -> dict[str, Any]:
+    """What `nnsight.compare()` sets beside the client's own."""
+    packages: dict[str, str] = {}
+    for distribution in distributions():
+        for name in _import_names(distribution):
+            packages.setdefault(name, distribution.version)
+    return {"python_version": sys.version, "packages": dict(sorted(packages.items()))}
+
+
+def _import_names(distribution: Distribution) -> set[str]:
+    listed = distribution.read_text("top_level.txt")
+    names = set(listed.split()) if listed else set()
+    if not names:
+        names = {
+            file.parts[0].partition(".")[0]
+            for file in distribution.files or ()
+            if file.suffix in (".py", ".so")
+        }
+    names = {name for name in names if name.isidentifier()}
+    return names or {distribution.metadata["Name"]}

@@ -1,0 +1,38 @@
+"""A request that is turned away, with a sentence that says what to do."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+
+class Refusal(Exception):  # noqa: N818 - it is what it is called
+    """An HTTP answer of 4xx or 5xx in the form clients read: `{"detail": …}`."""
+
+    def __init__(self, status: int, detail: str, *, close: bool = False) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.close = close
+        """Whether the rest of the request's body is not worth reading."""
+
+
+async def answer(_: Request, error: Exception) -> Response:
+    """A `Refusal` as a response."""
+    assert isinstance(error, Refusal)  # noqa: S101 - registered for nothing else
+    headers = {"Connection": "close"} if error.close else None
+    return JSONResponse({"detail": error.detail}, error.status, headers)
+
+
+async def answer_unknown(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals (no such route or method), in the same form."""
+    assert isinstance(error, HTTPException)  # noqa: S101
+    if error.status_code == 404:
+        detail = (
+            f"There is nothing at {request.url.path}. nnsight uses /request, /response/ID, "
+            "/results/ID, /subscribe, /ws/socket.io, /status, /env, /ping and /connected."
+        )
+    else:
+        detail = f"{request.method} is not possible at {request.url.path}."
+    return JSONResponse({"detail": detail}, error.status_code, error.headers)

@@ -1,0 +1,68 @@
+"""`GET /results/{id}` and `GET /response/{id}`: what the object store keeps for a client."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ndif.gateway.refusal import Refusal
+from ndif.stores.objects import FileStore
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class _ResultFile(FileResponse):
+    chunk_size = 1 << 20
+
+
+class Results:
+    """Results by signed address, and the last response of a polled job by its id."""
+
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
+
+    def routes(self) -> list[BaseRoute]:
+        """Where it answers."""
+        return [
+            Route("/results/{id}", self.result, methods=["GET"]),
+            Route("/response/{id}", self.response, methods=["GET"]),
+        ]
+
+    async def result(self, http: Request) -> Response:
+        """A result's bytes; ranges are answered."""
+        key = f"results/{_checked(http)}.pt"
+        query = http.query_params
+        if not self._store.verify(key, query.get("expires", ""), query.get("signature", "")):
+            raise Refusal(
+                403,
+                "This address of a result is not signed by this server, or its time is over: use it as "
+                f"it came with COMPLETED, within {self._store.ttl_s:g} seconds.",
+            )
+        path = self._store.path(key)
+        if not path.is_file():
+            raise Refusal(
+                404, f"There is no result here: results are kept {self._store.ttl_s:g} s."
+            )
+        return _ResultFile(path, media_type="application/octet-stream")
+
+    async def response(self, http: Request) -> Response:
+        """The last response of a job that nobody waits for on a live channel."""
+        request_id = _checked(http)
+        content = await self._store.get(f"responses/{request_id}.json")
+        if content is None:
+            raise Refusal(
+                404,
+                f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
+                f"{self._store.ttl_s:g} seconds.",
+            )
+        return Response(content, media_type="application/json")
+
+
+def _checked(http: Request) -> str:
+    request_id: str = http.path_params["id"]
+    if not _ID.fullmatch(request_id):
+        raise Refusal(404, f"{request_id[:64]!r} is not the id of a job.")
+    return request_id

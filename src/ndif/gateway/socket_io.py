@@ -1,0 +1,51 @@
+"""`/ws/socket.io`: the Socket.IO channel of nnsight 0.6 and 0.7 (specification, section 3.4)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import socketio
+
+from ndif.config import Settings
+from ndif.schema import wires
+from ndif.stores.broker import Broker, Subscription
+
+
+class SocketIo:
+    """The live channel of the headers wire; a connection's id is its session."""
+
+    def __init__(self, broker: Broker, settings: Settings) -> None:
+        self._broker = broker
+        self._channels: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
+        self._server = socketio.AsyncServer(
+            async_mode="asgi",
+            cors_allowed_origins="*",
+            max_http_buffer_size=settings.socketio_max_http_buffer_size,
+            ping_timeout=settings.socketio_ping_timeout,
+        )
+        self._server.on("connect", self._connect)
+        self._server.on("disconnect", self._disconnect)
+        self._server.on("stream_upload", self._upload)
+        self.app = socketio.ASGIApp(self._server, socketio_path="/ws/socket.io")
+
+    async def _connect(self, sid: str, _environ: Any, _auth: Any = None) -> None:
+        subscription = self._broker.subscribe(sid)
+        self._channels[sid] = subscription, asyncio.create_task(self._forward(subscription))
+
+    async def _disconnect(self, sid: str, _reason: Any = None) -> None:
+        if channel := self._channels.pop(sid, None):
+            subscription, forwarding = channel
+            subscription.close()
+            forwarding.cancel()
+
+    async def _upload(self, sid: str, content: Any, request_id: Any) -> None:
+        """What a hybrid job's client computed for it."""
+        if isinstance(content, bytes) and isinstance(request_id, str):
+            await self._broker.upload(request_id, sid, content)
+
+    async def _forward(self, subscription: Subscription) -> None:
+        while True:
+            request, response = await subscription.next()
+            frame = wires.frame(request, response)
+            await self._server.emit("blocking_response", frame, to=subscription.session)

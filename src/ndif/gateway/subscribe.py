@@ -1,0 +1,51 @@
+"""`/subscribe`: the WebSocket on which nnsight 0.8 hears of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ndif.schema import wires
+from ndif.stores.broker import Broker, Subscription
+
+
+class Subscribe:
+    """The live channel of the envelope wire."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def routes(self) -> list[BaseRoute]:
+        """Where it answers."""
+        return [WebSocketRoute("/subscribe", self.subscribe)]
+
+    async def subscribe(self, websocket: WebSocket) -> None:
+        """Name a session, then forward its updates until the client leaves."""
+        await websocket.accept()
+        subscription = self._broker.subscribe()
+        forwarding = None
+        try:
+            await websocket.send_text(json.dumps({"session_id": subscription.session}))
+            forwarding = asyncio.create_task(_forward(subscription, websocket))
+            while (await websocket.receive())["type"] != "websocket.disconnect":
+                pass
+        finally:
+            subscription.close()
+            if forwarding is not None:
+                forwarding.cancel()
+                with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
+                    await forwarding
+
+
+async def _forward(subscription: Subscription, websocket: WebSocket) -> None:
+    while True:
+        request, response = await subscription.next()
+        frame = wires.frame(request, response)
+        if isinstance(frame, bytes):
+            await websocket.send_bytes(frame)
+        else:
+            await websocket.send_text(frame)

@@ -1,0 +1,1 @@
+"""One model process, supervised: start, run, cancel, stop."""

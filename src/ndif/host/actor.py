@@ -1,0 +1,213 @@
+"""ModelActor: one replica of a model, from its process to its answers (specification, section 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from ndif.config import Settings
+from ndif.host.channel import ProtocolError
+from ndif.host.process import ModelProcess, ModelProcessError, describe_exit
+from ndif.host.runner import Runner
+from ndif.host.runtimes import Runtime
+from ndif.runtime.spec import ModelSpec
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import InlineResult, Response, StoredResult
+from ndif.schema.status import Status
+from ndif.stores.broker import Broker
+from ndif.stores.objects import ObjectStore, Upload
+
+logger = logging.getLogger(__name__)
+
+Respond = Callable[[Response], Awaitable[None]]
+
+_DONE = "Your job has been completed."
+_EXIT_PATIENCE_S = 1.0
+_SLACK = 1 << 20
+"""What a frame may hold beyond the largest inline result: an error's text."""
+
+
+class ReplicaLostError(Exception):
+    """The replica can run nothing more; what it was running may run elsewhere."""
+
+
+class ModelActor:
+    """Runs requests one at a time on a *kept* runner, with another forked ahead of need."""
+
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        runtime: Runtime,
+        settings: Settings,
+        broker: Broker,
+        objects: ObjectStore,
+    ) -> None:
+        spec = ModelSpec(
+            checkpoint=config.checkpoint,
+            generation=runtime.generation,
+            revision=config.revision,
+            task=config.task,
+            dtype=config.dtype,
+            device=config.device,
+            threads=config.threads,
+        )
+        self.process = ModelProcess(spec, runtime)
+        self._settings = settings
+        self._broker = broker
+        self._objects = objects
+        self._runner: Runner | None = None
+        self._spare: Runner | None = None
+        self._cancelled = ""
+
+    async def start(self, progress: Callable[[int, int], None]) -> None:
+        """Load the model and have runners ready.
+
+        Raises:
+            ModelProcessError: if the model cannot be loaded.
+        """
+        await self.process.start(self._settings.model_start_timeout_s, progress)
+        self._runner = await self.process.fork()
+        # Two runners that warm up at once are each twice as long at it.
+        await self._runner.ready()
+        self._spare = await self.process.fork()
+
+    async def stop(self) -> None:
+        """End the model process."""
+        await self.process.stop()
+
+    async def __call__(self, request: Request, respond: Respond) -> Response:
+        """Run one request; every update but the last goes to `respond`, the last is returned.
+
+        Raises:
+            ReplicaLostError: if the model process ended.
+        """
+        runner = await self._take_runner()
+        self._cancelled = ""
+        upload: Upload | None = None
+        limit = self._settings.execution_timeout_seconds
+        timer = asyncio.get_running_loop().call_later(
+            limit,
+            self.cancel,
+            f"The job ran longer than {limit:g} seconds, the most that this server allows "
+            "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
+        )
+        try:
+            with contextlib.suppress(OSError):  # a runner that died idle: its frames end at once
+                await runner.send(self._instructions(request), request.payload)
+            async for header, body in runner.frames(self._max_body()):
+                match header["kind"]:
+                    case "running":
+                        await respond(
+                            Response(request.id, Status.RUNNING, "Your job has started running.")
+                        )
+                    case "log":
+                        await respond(
+                            Response(request.id, Status.LOG, body.decode(errors="replace"))
+                        )
+                    case "stream":
+                        await respond(Response(request.id, Status.STREAM, data=body))
+                    case "await upload":
+                        await runner.send({"kind": "upload"}, await self._broker.uploaded(request))
+                    case "spill":
+                        upload = self._objects.create()
+                        await runner.send({"kind": "file"}, fds=[upload.fileno()])
+                    case "result":
+                        return await self._inline(request, header, body)
+                    case "spilled" if upload is not None:
+                        return await self._stored(request, header, upload)
+                    case "error":
+                        text = body.decode(errors="replace")
+                        return Response(request.id, Status.ERROR, text, meta=header.get("meta"))
+            return await self._ended(request, runner)
+        except ProtocolError as error:
+            runner.kill()
+            return Response(
+                request.id, Status.ERROR, f"The runner broke its protocol and was ended: {error}"
+            )
+        finally:
+            timer.cancel()
+            if upload is not None:
+                upload.discard()
+
+    def cancel(self, reason: str) -> None:
+        """End what is running now; its request becomes an ERROR with `reason`."""
+        if self._runner is not None:
+            self._cancelled = reason
+            self._runner.kill()
+
+    async def _take_runner(self) -> Runner:
+        """The kept runner, or where it has ended the one forked ahead."""
+        try:
+            if self._runner is None or not self._runner.alive:
+                self._runner, self._spare = self._spare, None
+            if self._runner is None or not self._runner.alive:
+                self._runner = await self.process.fork()
+            if self._spare is None or not self._spare.alive:
+                self._spare = await self.process.fork()
+        except ModelProcessError as error:
+            raise ReplicaLostError(str(error)) from error
+        return self._runner
+
+    def _instructions(self, request: Request) -> dict[str, Any]:
+        # What is loaded straight out of a frame is not decompressed on that wire.
+        loaded_from_frame = request.session is not None and request.wire is Wire.HEADERS
+        return {
+            "kind": "run",
+            "compressed": request.compress,
+            "env": dict(request.env),
+            "max_payload": self._settings.max_request_bytes,
+            "max_result": self._settings.max_result_bytes,
+            "max_inline": self._settings.max_inline_result_bytes,
+            "compress_inline": request.compress and not loaded_from_frame,
+            "compress_stored": request.compress,
+        }
+
+    def _max_body(self) -> int:
+        return self._settings.max_inline_result_bytes + _SLACK
+
+    async def _inline(self, request: Request, header: Mapping[str, Any], body: bytes) -> Response:
+        """A result that came in the frame: it goes on in one, or into the store if it is polled."""
+        if request.session is not None:
+            result = InlineResult(body, bool(header["compressed"]))
+            return Response(request.id, Status.COMPLETED, _DONE, result, header["meta"])
+        key = f"results/{request.id}.pt"
+        await self._objects.put(key, body)
+        stored = StoredResult(self._objects.url(key, request.base_url), len(body))
+        return Response(request.id, Status.COMPLETED, _DONE, stored, header["meta"])
+
+    async def _stored(
+        self, request: Request, header: Mapping[str, Any], upload: Upload
+    ) -> Response:
+        key = f"results/{request.id}.pt"
+        size = await upload.commit(key)
+        stored = StoredResult(self._objects.url(key, request.base_url), size)
+        return Response(request.id, Status.COMPLETED, _DONE, stored, header["meta"])
+
+    async def _ended(self, request: Request, runner: Runner) -> Response:
+        """What to tell the user of a request whose runner is gone."""
+        code = await runner.exit_code(_EXIT_PATIENCE_S)
+        if self._cancelled:
+            return Response(request.id, Status.ERROR, self._cancelled)
+        if self.process.ended.is_set():
+            raise ReplicaLostError("the model process ended")
+        logger.warning("request %s: its runner ended (%s)", request.id, describe_exit(code))
+        return Response(request.id, Status.ERROR, _crash(code))
+
+
+def _crash(code: int | None) -> str:
+    how = describe_exit(code)
+    if code is not None and code >= 0:
+        return (
+            f"The process that ran your block exited ({how}) before the block was done: something in "
+            "it ends the process (os._exit, an abort in native code). Nothing was returned."
+        )
+    hint = {
+        -9: "The system ended it, most often because it ran out of memory: save or compute less.",
+        -11: "Native code touched memory it may not: a wrong pointer, or a bug in a library.",
+        -6: "Native code gave up on an internal check.",
+    }.get(code or 0, "Nothing more is known.")
+    return f"The process that ran your block ended ({how}) before the block was done. {hint}"

@@ -1,0 +1,97 @@
+"""The host's end of a socket pair: frames in and out without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from ndif.runtime.frames import LENGTHS, MAX_HEADER, Header, pack, unpack_header
+
+
+class ProtocolError(Exception):
+    """The other end broke the frame format or a limit; it can no longer be trusted."""
+
+
+class Channel:
+    """Frames over a non-blocking socket. One reader and one writer at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._sending = asyncio.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, socket.socket]:
+        """A channel, and the socket that another process gets."""
+        ours, theirs = socket.socketpair()
+        return cls(ours), theirs
+
+    async def send(
+        self, header: Header, body: bytes | bytearray = b"", fds: Sequence[int] = ()
+    ) -> None:
+        """Write one frame whole.
+
+        Raises:
+            OSError: when the other end is gone.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._sending:
+            head = pack(header, len(body))
+            if fds:
+                await _writable(self._socket)
+                sent = socket.send_fds(self._socket, [head], list(fds))
+                head = head[sent:]
+            await loop.sock_sendall(self._socket, head)
+            if body:
+                await loop.sock_sendall(self._socket, body)
+
+    async def receive(self, max_body: int) -> tuple[dict[str, Any], bytes]:
+        """Read one frame.
+
+        Raises:
+            EOFError: when the other end is gone.
+            ProtocolError: when a length or the header is not what may come.
+        """
+        header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))
+        if header_size > MAX_HEADER or body_size > max_body:
+            raise ProtocolError(f"a frame of {header_size} + {body_size} bytes is over the limit")
+        try:
+            header = unpack_header(bytes(await self._exactly(header_size)))
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
+        return header, bytes(await self._exactly(body_size)) if body_size else b""
+
+    def close(self) -> None:
+        """Close this end; the other reads an end of file."""
+        self._socket.close()
+
+    async def _exactly(self, size: int) -> bytearray:
+        loop = asyncio.get_running_loop()
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                count = await loop.sock_recv_into(self._socket, view)
+            except OSError as error:
+                raise EOFError(str(error)) from error
+            if count == 0:
+                raise EOFError("the other end closed the channel")
+            view = view[count:]
+        return data
+
+
+async def _writable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def writable() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(connection, writable)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(connection)

@@ -1,0 +1,186 @@
+"""One model process: started, spoken to, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ndif.host.channel import Channel, ProtocolError
+from ndif.host.runner import Runner
+from ndif.host.runtimes import Runtime
+from ndif.runtime.spec import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 1 << 20
+_LAST_LINES = 20
+
+
+class ModelProcessError(Exception):
+    """The model process could not start, or is gone."""
+
+
+class ModelProcess:
+    """The zygote of one model, and the runners it forks."""
+
+    def __init__(self, spec: ModelSpec, runtime: Runtime) -> None:
+        self.spec = spec
+        self.runtime = runtime
+        self.model: Mapping[str, Any] = {}
+        """What the process says it loaded, once it is ready."""
+        self.load_s = 0.0
+        self.ended = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: Channel | None = None
+        self._runners: dict[str, Runner] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
+
+    async def start(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
+        """Start the process and wait until the weights are loaded.
+
+        Raises:
+            ModelProcessError: with the reason, in a sentence.
+        """
+        control, theirs = Channel.pair()
+        self._control = control
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                str(self.runtime.interpreter),
+                "-m",
+                "ndif.runtime",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                env=environment(self.runtime),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                # Ctrl-C is for the server; it decides when its processes end.
+                start_new_session=True,
+            )
+        self._tasks.append(asyncio.create_task(self._keep_output(), name="model process output"))
+        try:
+            await control.send({"kind": "load", "spec": self.spec.header()})
+            await asyncio.wait_for(self._loaded(control, progress), timeout_s)
+        except (EOFError, OSError, ProtocolError) as error:
+            await self.stop()
+            raise ModelProcessError(self._why_it_ended()) from error
+        except asyncio.TimeoutError as error:
+            await self.stop()
+            raise ModelProcessError(
+                f"the model did not load within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+            ) from error
+        except BaseException:
+            await self.stop()
+            raise
+        self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
+
+    async def _loaded(self, control: Channel, progress: Callable[[int, int], None]) -> None:
+        while True:
+            header, body = await control.receive(_MAX_MESSAGE)
+            match header["kind"]:
+                case "progress":
+                    progress(int(header["done"]), int(header["total"]))
+                case "failed":
+                    raise ModelProcessError(body.decode(errors="replace"))
+                case "ready":
+                    self.model, self.load_s = header["model"], float(header["load_s"])
+                    return
+
+    async def fork(self) -> Runner:
+        """A new runner.
+
+        Raises:
+            ModelProcessError: if the process is gone.
+        """
+        if self._control is None or self.ended.is_set():
+            raise ModelProcessError(self._why_it_ended())
+        channel, theirs = Channel.pair()
+        runner = Runner(uuid.uuid4().hex, channel)
+        self._runners[runner.id] = runner
+        try:
+            with theirs:
+                await self._control.send(
+                    {"kind": "fork", "runner": runner.id}, fds=[theirs.fileno()]
+                )
+        except OSError as error:
+            raise ModelProcessError(self._why_it_ended()) from error
+        return runner
+
+    async def stop(self) -> None:
+        """End the process and every runner of it."""
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._process.wait(), timeout=2)
+            # The whole session: runners too, should the zygote not have ended them.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end()
+
+    async def _listen(self, control: Channel) -> None:
+        with contextlib.suppress(EOFError, ProtocolError):
+            while True:
+                header, _ = await control.receive(_MAX_MESSAGE)
+                runner = self._runners.get(header.get("runner", ""))
+                if runner is None:
+                    continue
+                if header["kind"] == "forked":
+                    runner.forked(int(header["pid"]))
+                elif header["kind"] == "exited":
+                    del self._runners[runner.id]
+                    runner.exited(int(header["code"]))
+        self._end()
+
+    def _end(self) -> None:
+        self.ended.set()
+        for runner in self._runners.values():
+            runner.exited(None)
+        self._runners.clear()
+
+    async def _keep_output(self) -> None:
+        assert self._process is not None  # noqa: S101 - started before this task
+        assert self._process.stdout is not None  # noqa: S101
+        async for line in self._process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            self._stderr.append(text)
+            logger.info("model process %s: %s", self.spec.checkpoint, text)
+
+    def _why_it_ended(self) -> str:
+        code = self._process.returncode if self._process else None
+        said = next((line for line in reversed(self._stderr) if line.strip()), "it said nothing")
+        return f"the model process ended ({describe_exit(code)}); its last words: {said}"
+
+
+def environment(runtime: Runtime) -> dict[str, str]:
+    """The environment of a model process: this one's, with the runtime's folders in front."""
+    path = [str(folder) for folder in runtime.path]
+    inherited = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
+        # The tokenizer's own thread pool would not survive a fork.
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "no exit code"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"

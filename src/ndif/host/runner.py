@@ -1,0 +1,79 @@
+"""A runner, as its host sees it: a channel, a process id, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from ndif.host.channel import Channel
+
+
+class Runner:
+    """One process that runs requests."""
+
+    def __init__(self, runner_id: str, channel: Channel) -> None:
+        self.id = runner_id
+        self._pid: int | None = None
+        self._doomed = False
+        self._channel = channel
+        self._exit: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as the zygote has said."""
+        return not self._exit.done()
+
+    def forked(self, pid: int) -> None:
+        """The zygote's word that it runs, as process `pid`."""
+        self._pid = pid
+        if self._doomed:
+            self.kill()
+
+    def exited(self, code: int | None) -> None:
+        """The zygote's word that it ended; None where the zygote ended first."""
+        if not self._exit.done():
+            self._exit.set_result(code)
+        self._channel.close()
+
+    async def exit_code(self, patience_s: float) -> int | None:
+        """How it ended: an exit code, or minus a signal's number; None if nobody could say."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(self._exit), patience_s)
+        return None
+
+    async def ready(self) -> None:
+        """Return once it waits for a request, or has ended."""
+        async for header, _ in self.frames(0):
+            if header["kind"] == "idle":
+                return
+
+    async def send(
+        self, header: dict[str, Any], body: bytes | bytearray = b"", fds: Sequence[int] = ()
+    ) -> None:
+        """Write a frame to it."""
+        await self._channel.send(header, body, fds)
+
+    async def frames(self, max_body: int) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
+        """What it says, until it ends.
+
+        Raises:
+            ProtocolError: when it says what it may not.
+        """
+        while True:
+            try:
+                frame = await self._channel.receive(max_body)
+            except EOFError:
+                return
+            yield frame
+
+    def kill(self) -> None:
+        """End it now, whatever it is doing."""
+        self._doomed = True
+        # Its zygote reaps it, so until `exited` the number cannot be another's.
+        if self._pid is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)

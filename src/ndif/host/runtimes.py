@@ -1,0 +1,256 @@
+"""The nnsight generations that model processes can be started with."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from packaging.tags import parse_tag, sys_tags
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+SUPPORTED: Mapping[str, str] = {
+    "0.8": "nnsight>=0.8,<0.9",
+    "0.7": "nnsight>=0.7,<0.8",
+    "0.6": "nnsight>=0.6.3,<0.7",
+}
+"""What pip is asked for, by generation; the newest generation first."""
+
+# `nnsight.ndif` imports it at the top, and only an extra of python-socketio's brings it.
+_FORGOTTEN: Mapping[str, tuple[str, ...]] = {"0.7": ("requests",), "0.6": ("requests",)}
+
+# A second torch is gigabytes and two sets of CUDA libraries; a second transformers, other models.
+_SHARED = frozenset({"torch", "transformers"})
+
+_UNFINISHED = ".unfinished-"
+_LAST_LINES = 8
+
+
+class RuntimesError(ValueError):
+    """A runtime cannot be had or cannot be removed; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """An interpreter with one nnsight."""
+
+    generation: str
+    """"0.8"."""
+    version: str
+    """"0.8.1"."""
+    interpreter: Path
+    path: tuple[Path, ...]
+    """Folders that go in front on PYTHONPATH; none where nnsight is the one beside ndif."""
+
+
+def generation_of(version: str) -> str | None:
+    """The generation that `version` belongs to: "0.8" for "0.8.1"; None if it is no version."""
+    try:
+        release = Version(version).release
+    except ValueError:  # also what int() says of thousands of digits, which a client may send
+        return None
+    return f"{release[0]}.{release[1]}" if len(release) > 1 else None
+
+
+def pins(report: Mapping[str, Any]) -> list[str]:
+    """What pip's installation report would install, as exact requirements.
+
+    Raises:
+        RuntimesError: if that includes what a runtime shares with ndif.
+    """
+    found = [item["metadata"] for item in report["install"]]
+    for item in found:
+        if canonicalize_name(item["name"]) in _SHARED:
+            raise RuntimesError(
+                f"pip would bring {item['name']} {item['version']}, but a runtime shares the "
+                f"{item['name']} of ndif, and the one in {sys.prefix} is missing or too old for "
+                "this nnsight: install one there that suits both, then add the runtime again"
+            )
+    return [f"{item['name']}=={item['version']}" for item in found]
+
+
+class Runtimes:
+    """The nnsight beside ndif, and a folder of overlays with others.
+
+    An overlay holds nnsight and what else it misses here, and nothing more: torch, transformers
+    and the rest come from where ndif has them. It gets its name only when it is whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Absolute, because a model process may be started in another working folder.
+        self.folder = folder.absolute()
+
+    def installed(self) -> dict[str, Runtime]:
+        """Every runtime that is ready for use, by generation; the base runtime comes first."""
+        base = _base()
+        found = {base.generation: base} if base else {}
+        for generation in SUPPORTED:
+            if generation not in found and (overlay := self._overlay(self.folder / generation)):
+                found[generation] = overlay
+        return found
+
+    def add(self, generation: str, tell: Callable[[str], None]) -> Runtime:
+        """Install a generation, with pip's output line by line to `tell`.
+
+        Raises:
+            RuntimesError: if there is nothing to add, or pip fails.
+        """
+        if generation not in SUPPORTED:
+            raise RuntimesError(
+                f"there is no runtime {generation!r}; ndif serves nnsight {', '.join(SUPPORTED)}"
+            )
+        if importlib.util.find_spec("pip") is None:
+            raise RuntimesError(
+                f"runtimes are installed with pip, and {sys.prefix} has none: run "
+                f"`{sys.executable} -m ensurepip` (or `uv pip install pip`) first"
+            )
+        with self._changing() as unfinished:
+            self._refuse_second(generation)
+            overlay = unfinished / generation
+            tell(f"Looking for {SUPPORTED[generation]}")
+            wanted = _missing(generation, unfinished / "report.json", tell)
+            _pip(["--no-deps", "--progress-bar=off", f"--target={overlay}", *wanted], tell)
+            if self._overlay(overlay) is None:
+                raise RuntimesError(f"pip installed {', '.join(wanted)}, which is not all there")
+            target = self.folder / generation
+            if target.exists():  # half of one, or one for another Python
+                target.rename(unfinished / "replaced")
+            overlay.rename(target)
+        return self.installed()[generation]
+
+    def remove(self, generation: str) -> None:
+        """Delete an installed generation.
+
+        Raises:
+            RuntimesError: if it is not installed, or is the one beside ndif.
+        """
+        installed = self.installed()
+        runtime = installed.get(generation)
+        if runtime is None:
+            raise RuntimesError(
+                f"there is no runtime {generation!r} to remove; installed: {', '.join(installed)}"
+            )
+        if not runtime.path:
+            raise RuntimesError(
+                f"nnsight {runtime.version} is the one that ndif itself is installed with; "
+                "only runtimes that were added can be removed"
+            )
+        with self._changing() as unfinished:
+            # First its name, so that no half of it is ever found.
+            (self.folder / generation).rename(unfinished / generation)
+
+    def _refuse_second(self, generation: str) -> None:
+        runtime = self.installed().get(generation)
+        if runtime is None:
+            return
+        if not runtime.path:
+            raise RuntimesError(
+                f"nnsight {runtime.version} is already there: ndif is installed with it"
+            )
+        raise RuntimesError(
+            f"nnsight {runtime.version} is already installed in {runtime.path[0]}; "
+            f"to install it anew, run `ndif runtime remove {generation}` first"
+        )
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Path]:
+        """A scratch folder beside the overlays, for the only one who changes them now."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RuntimesError(
+                    f"another `ndif runtime` is changing {self.folder}; wait until it is done"
+                ) from error
+            for left in self.folder.glob(f"{_UNFINISHED}*"):
+                rmtree(left, ignore_errors=True)
+            with TemporaryDirectory(
+                prefix=_UNFINISHED, dir=self.folder, ignore_cleanup_errors=True
+            ) as scratch:
+                yield Path(scratch)
+
+    def _overlay(self, folder: Path) -> Runtime | None:
+        """The runtime in `folder`, if all of it is there and it runs on this Python."""
+        for distribution in metadata.distributions(name="nnsight", path=[str(folder)]):
+            if (
+                generation_of(distribution.version) == folder.name
+                and _is_whole(distribution)
+                and _fits(distribution)
+            ):
+                return Runtime(
+                    folder.name, distribution.version, Path(sys.executable), path=(folder,)
+                )
+        return None
+
+
+def _base() -> Runtime | None:
+    try:
+        version = metadata.version("nnsight")
+    except metadata.PackageNotFoundError:
+        return None
+    generation = generation_of(version)
+    return Runtime(generation, version, Path(sys.executable), path=()) if generation else None
+
+
+def _is_whole(distribution: metadata.Distribution) -> bool:
+    # Bytecode may be swept away at any time, and scripts are not where pip noted them.
+    files = [
+        file
+        for file in distribution.files or ()
+        if file.parts[0] == "nnsight" and file.suffix != ".pyc"
+    ]
+    return bool(files) and all(Path(str(file.locate())).is_file() for file in files)
+
+
+def _fits(distribution: metadata.Distribution) -> bool:
+    """Whether compiled parts are for this Python: the environment may have changed since."""
+    lines = (distribution.read_text("WHEEL") or "").splitlines()
+    tags = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]
+    ours = frozenset(sys_tags())
+    return any(not ours.isdisjoint(parse_tag(tag)) for tag in tags)
+
+
+def _missing(generation: str, report: Path, tell: Callable[[str], None]) -> list[str]:
+    """What this environment lacks for `generation`, resolved against what it has."""
+    requirements = [SUPPORTED[generation], *_FORGOTTEN.get(generation, ())]
+    _pip(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
+    return pins(json.loads(report.read_text(encoding="utf-8")))
+
+
+def _pip(arguments: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Run `pip install`.
+
+    Raises:
+        RuntimesError: with pip's last lines, if it fails.
+    """
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    with subprocess.Popen(  # noqa: S603 - our own interpreter, and names from SUPPORTED
+        [
+            *(sys.executable, "-m", "pip", "install"),
+            *("--disable-pip-version-check", "--no-input"),
+            *arguments,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            last.append(line.rstrip())
+            tell(last[-1])
+    if process.returncode != 0:
+        raise RuntimesError("\n".join(["pip could not install it. It said:", *last]))

@@ -1,0 +1,1 @@
+"""From an accepted request to a replica that runs it."""

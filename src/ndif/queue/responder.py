@@ -1,0 +1,52 @@
+"""Delivers every update of a request to whoever waits for it (specification, sections 8.2 and 8.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+from ndif.schema import wires
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker import Broker
+from ndif.stores.objects import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+_CALLBACK_TIMEOUT_S = 10.0
+
+
+class Responder:
+    """The live channel for a client that holds one; the object store for one that polls."""
+
+    def __init__(self, broker: Broker, objects: ObjectStore) -> None:
+        self._broker = broker
+        self._objects = objects
+        self._callbacks: set[asyncio.Task[None]] = set()
+
+    async def respond(self, request: Request, response: Response) -> None:
+        """Deliver one update. After a terminal one nothing may follow."""
+        if request.session is not None:
+            await self._broker.publish(request, response)
+        elif response.status not in (Status.LOG, Status.STREAM):
+            content = json.dumps(wires.fields(request, response)).encode()
+            await self._objects.put(f"responses/{request.id}.json", content)
+        if request.callback and response.status.terminal:
+            # Not awaited: a client's slow endpoint delays nobody else.
+            task = asyncio.create_task(_call_back(request, response))
+            self._callbacks.add(task)
+            task.add_done_callback(self._callbacks.discard)
+
+
+async def _call_back(request: Request, response: Response) -> None:
+    import httpx
+
+    try:
+        async with httpx.AsyncClient(timeout=_CALLBACK_TIMEOUT_S) as client:
+            await client.get(
+                request.callback, params={"status": response.status.value, "id": request.id}
+            )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        logger.warning("request %s: its callback failed: %s", request.id, error)

@@ -1,0 +1,75 @@
+"""The frames between a host and its model process: a small header and raw bytes.
+
+On the socket: the header's length (4 bytes) and the body's (8 bytes), both big-endian; the header, a
+JSON object with a `kind`; the body, opaque. A file descriptor may ride with a frame's first byte.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LENGTHS = struct.Struct("!IQ")
+MAX_HEADER = 1 << 20
+
+Header = Mapping[str, Any]
+
+
+def pack(header: Header, body_size: int = 0) -> bytes:
+    """A frame up to where its body begins."""
+    text = json.dumps(header).encode()
+    return LENGTHS.pack(len(text), body_size) + text
+
+
+def unpack_header(text: bytes) -> dict[str, Any]:
+    """A header, checked for its shape.
+
+    Raises:
+        ValueError: if it is not a JSON object with a `kind`.
+    """
+    header = json.loads(text)
+    if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
+        raise ValueError("a frame's header must be an object with a kind")
+    return header
+
+
+class Channel:
+    """The blocking end of a socket pair, inside the model process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+
+    def send(self, header: Header, body: bytes | memoryview = b"") -> None:
+        """Write one frame whole."""
+        self.socket.sendall(pack(header, len(body)))
+        if body:
+            self.socket.sendall(body)
+
+    def receive(self) -> tuple[dict[str, Any], bytearray, Sequence[int]]:
+        """Read one frame: header, body, and the descriptors that came with it.
+
+        Raises:
+            EOFError: when the host has closed its end.
+        """
+        first, fds, _, _ = socket.recv_fds(self.socket, LENGTHS.size, 4)
+        lengths = (
+            first
+            if len(first) == LENGTHS.size
+            else first + self._exactly(LENGTHS.size - len(first))
+        )
+        header_size, body_size = LENGTHS.unpack(lengths)
+        header = unpack_header(bytes(self._exactly(header_size)))
+        return header, self._exactly(body_size), fds
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self.socket.recv_into(view)
+            if count == 0:
+                raise EOFError("the host closed the channel")
+            view = view[count:]
+        return data

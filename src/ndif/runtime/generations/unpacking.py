@@ -1,0 +1,34 @@
+"""What can be wrong with a payload, said to the one who sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ndif.runtime.generations.port import PayloadError
+
+
+@contextmanager
+def unpacking(generation: str) -> Iterator[None]:
+    """Turn whatever unpickling raises into a `PayloadError` with a sentence."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        root = (error.name or "").partition(".")[0]
+        raise PayloadError(
+            f"The block uses the module {error.name!r}, which this server does not have. "
+            f"If it is your own, send it along: `import {root}; nnsight.register({root})` before the "
+            "trace."
+        ) from error
+    except Exception as error:
+        if type(error).__name__ == "UnknownPersistentIdError":
+            raise PayloadError(
+                f"The block refers to {error}, which the model here does not have. Does it use a "
+                "second model, or one whose modules differ from the server's?"
+            ) from error
+        raise PayloadError(
+            f"The request could not be read as an nnsight {generation} trace "
+            f"({type(error).__name__}: {error}). It is truncated or damaged, or was made by a "
+            "version of nnsight, transformers or Python whose objects this server cannot rebuild: "
+            "compare them with nnsight.compare()."
+        ) from error

@@ -1,0 +1,96 @@
+"""nnsight 0.8: a payload is a tracer, and the source of its block with what the block refers to."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nnsight
+from nnsight.modeling.transformers import TransformersModel
+from nnsight.schema.request import RequestModel
+from nnsight.tracing import globals as tracing_globals
+from nnsight.tracing import tracer as tracing
+
+from ndif.runtime.generations.loading import load_arguments
+from ndif.runtime.generations.port import BlockError, Conversation, PayloadError
+from ndif.runtime.generations.unpacking import unpacking
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.tracebacks import explain
+
+_INTERNAL = str(Path(nnsight.__file__).parent)
+
+
+class Nnsight08:
+    """The adapter of this generation."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self._objects: dict[str, Any] | None = None
+        self._env: dict[str, Any] = {}
+
+    def load(self, spec: ModelSpec) -> None:
+        """See `Generation.load`."""
+        self.model = TransformersModel(
+            spec.checkpoint,
+            revision=spec.revision,
+            task=spec.task,
+            dispatch=True,
+            **load_arguments(spec),
+        )
+
+    def run(
+        self, payload: bytes, env: Mapping[str, Any], conversation: Conversation
+    ) -> dict[str, Any]:
+        """See `Generation.run`. This generation holds no conversation."""
+        self._apply(dict(env))
+        with unpacking("0.8"):
+            tracer = RequestModel.deserialize(payload, self._persistent_objects())
+            code, frame = tracer.info.code, tracer.info.frame
+        tracing.inc()
+        try:
+            tracer.execute(code)
+            saved = tracing._saves()
+            return {name: value for name, value in frame.f_locals.items() if id(value) in saved}
+        except BaseException as error:
+            # A block's own traceback is set aside before the model's frames pile up on it.
+            tb = getattr(error, "__intervention_tb__", error.__traceback__)
+            raise BlockError(explain(error, tb, _INTERNAL)) from error
+        finally:
+            tracing.dec()
+
+    def export(self, saves: dict[str, Any]) -> dict[str, Any]:
+        """See `Generation.export`."""
+        return saves
+
+    def forget(self) -> None:
+        """See `Generation.forget`.
+
+        The caches are keyed by file and line: an edited script's next run would get the old block.
+        """
+        tracing_globals.BLOCKS.clear()
+        tracing_globals.SOURCES.clear()
+        linecache.clearcache()
+        self.model.interleaver.cancel()
+
+    def _apply(self, env: dict[str, Any]) -> None:
+        """Give the model the adapter and attention implementation of this request alone."""
+        if env == self._env:
+            return
+        try:
+            self.model._remoteable_set_env(env)
+        except Exception as error:
+            self._env = {"": None}
+            raise PayloadError(
+                f"The model could not be prepared as the request asks ({env}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self._objects = None
+        self._env = env
+
+    def _persistent_objects(self) -> dict[str, Any]:
+        if self._objects is None:
+            self._objects = self.model._remoteable_persistent_objects()
+        return self._objects

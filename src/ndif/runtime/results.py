@@ -1,0 +1,175 @@
+"""A block's saved values as bytes for its client.
+
+The bytes are `torch.save`'s. A small result is written once, into memory. A large one is walked twice:
+once to learn its size, which a zstd frame must state at its beginning, and once to stream it, so that
+no copy of it is ever held.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import operator
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+import zstandard
+
+_PROTOCOL = 4
+"""The first pickle protocol that writes `bytes` as they are."""
+
+_SMALL_LEVEL, _LARGE_LEVEL, _STORE_LEVEL = 3, 1, -1
+_SAMPLE = 1 << 18
+_WORTH_COMPRESSING = 0.9
+_CHUNK = 1 << 20
+
+
+class ResultTooLargeError(Exception):
+    """The result is over the server's limit."""
+
+
+class _Meter(io.RawIOBase):
+    """Counts what is written and keeps it while it is little."""
+
+    def __init__(self, limit: int, keep: int) -> None:
+        self.size = 0
+        self.kept: io.BytesIO | None = io.BytesIO()
+        self.sample = b""
+        self._limit = limit
+        self._keep = keep
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.size += len(view)
+        if self.size > self._limit:
+            raise ResultTooLargeError
+        if len(view) >= len(self.sample) and len(self.sample) < _SAMPLE:
+            self.sample = bytes(view[:_SAMPLE])
+        if self.kept is not None:
+            if self.size <= self._keep:
+                self.kept.write(view)
+            else:
+                self.kept = None
+        return len(view)
+
+
+class Result:
+    """Saved values on their way to bytes."""
+
+    def __init__(self, saves: Mapping[str, Any], max_bytes: int, max_inline: int) -> None:
+        """Walk the values once, and keep their bytes where they are at most `max_inline`.
+
+        Raises:
+            ResultTooLargeError: if they are over `max_bytes`.
+        """
+        self._saves = dict(saves)
+        meter = _Meter(max_bytes, max_inline)
+        try:
+            _save(self._saves, meter)
+        except (ResultTooLargeError, RuntimeError) as error:
+            # torch's writer reports an exception of ours as a RuntimeError of its own.
+            if meter.size <= max_bytes:
+                raise
+            raise ResultTooLargeError(
+                f"The saved values take more than {max_bytes:,} bytes, the most this server returns "
+                "(NDIF_MAX_RESULT_BYTES). Save fewer values, or reduce them inside the trace: a "
+                "slice, a mean, .to(torch.bfloat16)."
+            ) from error
+        self.size = meter.size
+        """Bytes before compression."""
+        self.content = meter.kept.getvalue() if meter.kept is not None else None
+        self._sample = meter.sample
+
+    def compressed(self) -> bytes:
+        """A small result as one zstd frame."""
+        assert self.content is not None  # noqa: S101 - callers ask only for small ones
+        return zstandard.ZstdCompressor(level=_SMALL_LEVEL).compress(self.content)
+
+    def write(self, fd: int, *, compress: bool, threads: int) -> None:
+        """Stream the result into an open file."""
+        with open(fd, "wb", buffering=0, closefd=False) as file:
+            if not compress:
+                _save(self._saves, file)
+                return
+            compressor = zstandard.ZstdCompressor(level=self._level(), threads=max(threads, 1))
+            with compressor.stream_writer(
+                file, size=self.size, write_size=_CHUNK, closefd=False
+            ) as stream:
+                _save(self._saves, stream)
+
+    def _level(self) -> int:
+        """Squeeze what gives, store what does not: a sample decides."""
+        sample = self._sample
+        if not sample:
+            return _LARGE_LEVEL
+        ratio = len(zstandard.ZstdCompressor(level=_LARGE_LEVEL).compress(sample)) / len(sample)
+        return _LARGE_LEVEL if ratio < _WORTH_COMPRESSING else _STORE_LEVEL
+
+
+def _save(saves: Mapping[str, Any], file: Any) -> None:
+    torch.save(saves, file, pickle_module=_pickling, pickle_protocol=_PROTOCOL)
+
+
+class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes values so that the client gets its own classes back and no more bytes than it saved."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return _reduce_tensor(obj)
+        if isinstance(obj, type | types.FunctionType) and (name := _clients_name(obj)):
+            return name
+        return super().reducer_override(obj)
+
+
+_pickling: Any = types.ModuleType("ndif.runtime.results.pickling")
+_pickling.Pickler = _ResultPickler
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    """A view is saved without the rest of the storage it looks into.
+
+    `logits[:, -1].save()` is one row; torch would write the whole of `logits` with it.
+    """
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+        needed = tensor.numel() * tensor.element_size()
+        if tensor.untyped_storage().nbytes() > 2 * needed:
+            small = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            return small.__reduce_ex__(_PROTOCOL)
+    return NotImplemented
+
+
+class _Module:
+    """A module of the client's, by name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Callable[[str], types.ModuleType], tuple[str]]:
+        return importlib.import_module, (self.name,)
+
+
+def _clients_name(obj: type | types.FunctionType) -> Any:
+    """A class that came with the request is returned as a reference to the client's own.
+
+    Shipping it back by value would make it another class there, and `isinstance` would say no.
+    """
+    module, qualname = obj.__module__, obj.__qualname__
+    if not module or "<" in qualname:
+        return None
+    try:
+        here: Any = functools.reduce(getattr, qualname.split("."), sys.modules[module])
+    except (KeyError, AttributeError):
+        return operator.attrgetter(qualname), (_Module(module),)
+    return None if here is obj else (operator.attrgetter(qualname), (_Module(module),))
+
+
+torch.serialization.set_crc32_options(False)
+"""zstd and TCP check what they carry; torch.load does not look at the zip's own checksums."""

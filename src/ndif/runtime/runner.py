@@ -1,0 +1,177 @@
+"""A runner: a fork of the zygote that runs requests one at a time until its host closes the channel."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import select
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+import torch
+import zstandard
+
+from ndif.runtime import memory
+from ndif.runtime.frames import Channel
+from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
+from ndif.runtime.results import Result, ResultTooLargeError
+from ndif.runtime.tracebacks import explain
+from ndif.runtime.warming import warm_up
+
+_IDLE_S = 0.05
+"""How long nothing must come before the runner tidies up, so that tidying delays nobody."""
+
+
+class LogStream(io.TextIOBase):
+    """Standard output of a block: each whole line becomes a message to its user."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._line = ""
+
+    def writable(self) -> bool:
+        """Text may be written."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Collect `text`; send every line that it ends."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._send(line)
+        return len(text)
+
+    def finish(self) -> None:
+        """Send what no newline ended."""
+        self._send(self._line)
+        self._line = ""
+
+    def _send(self, line: str) -> None:
+        if line.strip():
+            self._channel.send({"kind": "log"}, line.encode(errors="replace"))
+
+
+class Runner:
+    """The loop that serves one channel."""
+
+    def __init__(self, channel: Channel, generation: Generation, threads: int) -> None:
+        self._channel = channel
+        self._generation = generation
+        self._threads = threads or os.cpu_count() or 1
+
+    def serve(self) -> None:
+        """Run what comes until the host hangs up."""
+        # The zygote keeps one thread, so that a fork loses none; the pool is this process's own.
+        torch.set_num_threads(self._threads)
+        warm_up(self._generation.model)
+        self._channel.send({"kind": "idle"})
+        while True:
+            self._tidy_when_idle()
+            try:
+                header, payload, _ = self._channel.receive()
+            except (EOFError, ConnectionError):
+                return
+            self._run(header, bytes(payload))
+            del payload
+            self._reset()
+
+    def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
+        self._channel.send({"kind": "running"})
+        memory.reset_peak()
+        started = time.perf_counter()
+        logs = LogStream(self._channel)
+
+        def meta() -> dict[str, float | int]:
+            return {
+                "execution_time": round(time.perf_counter() - started, 6),
+                "peak_memory": memory.peak_bytes(),
+            }
+
+        try:
+            try:
+                content = (
+                    _decompress(payload, header["max_payload"]) if header["compressed"] else payload
+                )
+                with redirect_stdout(logs), redirect_stderr(logs):
+                    saves = self._generation.run(content, header["env"], self._conversation())
+            finally:
+                logs.finish()
+            cost = meta()
+            result = Result(
+                self._generation.export(saves), header["max_result"], header["max_inline"]
+            )
+            self._deliver(result, header, cost)
+        except BlockError as error:
+            self._fail(error.traceback, meta())
+        except (PayloadError, ResultTooLargeError) as error:
+            self._fail(str(error), meta())
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:
+            self._fail(
+                "The block ran, but what it saved could not be sent: "
+                + explain(error, None, "")
+                + "\nSave tensors, numbers, text, or lists and dicts of them.",
+                meta(),
+            )
+
+    def _deliver(self, result: Result, header: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """Send the result in the frame, or into a file that the host hands over for it."""
+        if result.content is not None:
+            compress = header["compress_inline"]
+            content = result.compressed() if compress else result.content
+            self._channel.send({"kind": "result", "compressed": compress, "meta": meta}, content)
+            return
+        self._channel.send({"kind": "spill", "size": result.size})
+        _, _, fds = self._channel.receive()
+        try:
+            result.write(fds[0], compress=header["compress_stored"], threads=self._threads)
+        finally:
+            os.close(fds[0])
+        self._channel.send({"kind": "spilled", "meta": meta})
+
+    def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
+        self._channel.send(
+            {"kind": "error", "meta": meta}, text.encode(errors="replace")[: 1 << 20]
+        )
+
+    def _conversation(self) -> Conversation:
+        def receive() -> bytes:
+            self._channel.send({"kind": "await upload"})
+            _, body, _ = self._channel.receive()
+            return bytes(body)
+
+        return Conversation(
+            send=lambda data: self._channel.send({"kind": "stream"}, data), receive=receive
+        )
+
+    def _reset(self) -> None:
+        """Leave nothing of one request to the next."""
+        self._generation.forget()
+        for parameter in self._generation.model._module.parameters():
+            parameter.grad = None
+
+    def _tidy_when_idle(self) -> None:
+        ready, _, _ = select.select([self._channel.socket], [], [], _IDLE_S)
+        if not ready:
+            gc.collect()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+
+
+def _decompress(payload: bytes, max_bytes: int) -> bytes:
+    try:
+        size = zstandard.get_frame_parameters(payload).content_size
+        if size > max_bytes:
+            raise PayloadError(
+                f"The request is {size:,} bytes when decompressed; this server takes at most "
+                f"{max_bytes:,} (NDIF_MAX_REQUEST_BYTES). Does the block refer to a large object?"
+            )
+        return zstandard.ZstdDecompressor().decompress(payload)
+    except zstandard.ZstdError as error:
+        raise PayloadError(
+            f"The request is not whole zstd data ({error}): it was truncated or damaged on its way, "
+            "or its sender says it is compressed when it is not."
+        ) from error

@@ -1,0 +1,1 @@
+"""What crosses a boundary: requests, responses, model keys, and how each wire writes them."""

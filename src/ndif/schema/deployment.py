@@ -1,0 +1,76 @@
+"""What an operator asks to be served."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ndif.schema.model_key import ModelKey
+
+_TASKS = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForConditionalGeneration": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+}
+"""What an architecture's name says it is for (transformers' own naming)."""
+
+_FALLBACK_TASK = "feature-extraction"
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentConfig:
+    """One model, as it is to be loaded, and the name that clients give it."""
+
+    repo_id: str
+    checkpoint: str
+    """A repo id, or a local folder."""
+    revision: str | None = None
+    task: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
+    threads: int = 0
+
+    @property
+    def key(self) -> ModelKey:
+        """The key under which the newest clients ask for it."""
+        return ModelKey(
+            "nnsight.modeling.transformers.TransformersModel",
+            self.repo_id,
+            None if self.revision == "main" else self.revision,
+            self.task,
+        )
+
+
+def task_of(config: Path) -> str | None:
+    """The task that a checkpoint's `config.json` names by its architecture, if it can be read."""
+    try:
+        names = json.loads(config.read_text()).get("architectures") or []
+    except (OSError, ValueError, AttributeError):
+        return None
+    for name in names:
+        for suffix, task in _TASKS.items():
+            if str(name).endswith(suffix):
+                return task
+    return _FALLBACK_TASK if names else None
+
+
+def refusal(config: DeploymentConfig, key: ModelKey) -> str | None:
+    """Why `key` does not name the model of `config`, said to the client; None where it does."""
+    served = f"This server serves {config.repo_id!r}"
+    if key.repo_id.lower() != config.repo_id.lower():
+        return f"{served}, not {key.repo_id!r}. Make the model with that name."
+    mine, theirs = config.key.revision or "main", key.revision or "main"
+    if mine != theirs:
+        return f"{served} at revision {mine!r}, not {theirs!r}. Pass revision={mine!r} or none."
+    if key.task and config.task and key.task != config.task:
+        return (
+            f"{served} for the task {config.task!r}, not {key.task!r}. "
+            f"Pass task={config.task!r} when you make the model."
+        )
+    return None

@@ -1,0 +1,1 @@
+"""Ports to what keeps requests and results, each with its embedded form."""

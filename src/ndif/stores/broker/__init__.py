@@ -1,0 +1,6 @@
+"""Carries requests to the queue and responses to whoever waits for them."""
+
+from ndif.stores.broker.memory import MemoryBroker
+from ndif.stores.broker.port import Broker, Subscription
+
+__all__ = ["Broker", "MemoryBroker", "Subscription"]

@@ -1,0 +1,96 @@
+"""The broker of one process: queues and events of its own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import defaultdict
+
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+
+
+class MemorySubscription:
+    """A live channel of this process."""
+
+    def __init__(self, broker: MemoryBroker, session: str) -> None:
+        self._broker = broker
+        self._session = session
+        self._updates: asyncio.Queue[tuple[Request, Response]] = asyncio.Queue()
+        self.closed = asyncio.Event()
+
+    @property
+    def session(self) -> str:
+        """See `Subscription.session`."""
+        return self._session
+
+    def put(self, request: Request, response: Response) -> None:
+        """Deliver one update."""
+        self._updates.put_nowait((request, response))
+
+    async def next(self) -> tuple[Request, Response]:
+        """See `Subscription.next`."""
+        return await self._updates.get()
+
+    def close(self) -> None:
+        """See `Subscription.close`."""
+        self.closed.set()
+        self._broker.forget(self)
+
+
+class MemoryBroker:
+    """The embedded form of `Broker`."""
+
+    def __init__(self) -> None:
+        self._line: asyncio.Queue[Request] = asyncio.Queue()
+        self._open: dict[str, Request] = {}
+        self._subscriptions: dict[str, MemorySubscription] = {}
+        self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(asyncio.Queue)
+
+    async def submit(self, request: Request) -> None:
+        """See `Broker.submit`."""
+        self._open[request.id] = request
+        self._line.put_nowait(request)
+
+    async def claim(self) -> Request:
+        """See `Broker.claim`."""
+        return await self._line.get()
+
+    async def release(self, request: Request) -> None:
+        """See `Broker.release`."""
+        self._open.pop(request.id, None)
+        self._uploads.pop(request.id, None)
+
+    def subscribe(self, session: str | None = None) -> MemorySubscription:
+        """See `Broker.subscribe`."""
+        subscription = MemorySubscription(self, session or uuid.uuid4().hex)
+        self._subscriptions[subscription.session] = subscription
+        return subscription
+
+    def forget(self, subscription: MemorySubscription) -> None:
+        """Drop a closed channel."""
+        self._subscriptions.pop(subscription.session, None)
+
+    async def publish(self, request: Request, response: Response) -> None:
+        """See `Broker.publish`."""
+        if request.session and (subscription := self._subscriptions.get(request.session)):
+            subscription.put(request, response)
+
+    def present(self, session: str) -> bool:
+        """See `Broker.present`."""
+        return session in self._subscriptions
+
+    async def departed(self, session: str) -> None:
+        """See `Broker.departed`."""
+        if subscription := self._subscriptions.get(session):
+            await subscription.closed.wait()
+
+    async def upload(self, request_id: str, session: str, content: bytes) -> None:
+        """See `Broker.upload`."""
+        request = self._open.get(request_id)
+        if request is not None and request.session == session:
+            self._uploads[request_id].put_nowait(content)
+
+    async def uploaded(self, request: Request) -> bytes:
+        """See `Broker.uploaded`."""
+        return await self._uploads[request.id].get()

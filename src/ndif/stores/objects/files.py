@@ -1,0 +1,127 @@
+"""Objects as files of one folder, with addresses that this server signs and answers itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from pathlib import Path
+from tempfile import mkstemp
+
+_SWEEPS_PER_LIFETIME = 10
+
+
+class FileUpload:
+    """A file that has no name until it is whole."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._fd, self._part = mkstemp(prefix=".part-", dir=root)
+
+    def fileno(self) -> int:
+        """See `Upload.fileno`."""
+        return self._fd
+
+    async def commit(self, key: str) -> int:
+        """See `Upload.commit`."""
+        size = os.fstat(self._fd).st_size
+        target = self._root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(self._part, target)  # noqa: PTH105 - one system call, no blocking to speak of
+        os.close(self._fd)
+        self._fd = -1
+        return size
+
+    def discard(self) -> None:
+        """See `Upload.discard`."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            Path(self._part).unlink(missing_ok=True)
+
+
+class FileStore:
+    """The embedded form of `ObjectStore`."""
+
+    def __init__(self, root: Path, ttl_s: float) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root.resolve()
+        self.ttl_s = ttl_s
+        # Addresses signed before a restart are void after it: the results of a session are its own.
+        self._secret = secrets.token_bytes(32)
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """See `ObjectStore.start`."""
+        self._sweeper = asyncio.create_task(self._sweep_forever(), name="results sweeper")
+
+    async def stop(self) -> None:
+        """See `ObjectStore.stop`."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+
+    def create(self) -> FileUpload:
+        """See `ObjectStore.create`."""
+        return FileUpload(self.root)
+
+    async def put(self, key: str, content: bytes) -> None:
+        """See `ObjectStore.put`."""
+        upload = self.create()
+        try:
+            with open(upload.fileno(), "wb", closefd=False) as file:  # noqa: ASYNC230
+                file.write(content)
+            await upload.commit(key)
+        finally:
+            upload.discard()
+
+    async def get(self, key: str) -> bytes | None:
+        """See `ObjectStore.get`."""
+        try:
+            return self.path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def path(self, key: str) -> Path:
+        """Where `key` lies. Callers validate ids; this refuses what would leave the folder.
+
+        Raises:
+            FileNotFoundError: for a key outside the store.
+        """
+        path = (self.root / key).resolve()
+        if not path.is_relative_to(self.root):
+            raise FileNotFoundError(key)
+        return path
+
+    def url(self, key: str, base_url: str) -> str:
+        """See `ObjectStore.url`. `results/{id}.pt` is answered at `/results/{id}`."""
+        expires = int(time.time() + self.ttl_s)
+        path, signature = key.removesuffix(".pt"), self._sign(key, expires)
+        return f"{base_url}/{path}?expires={expires}&signature={signature}"
+
+    def verify(self, key: str, expires: str, signature: str) -> bool:
+        """Whether `signature` is ours for this key and its time has not passed."""
+        if not (expires.isascii() and expires.isdigit()) or int(expires) < time.time():
+            return False
+        return hmac.compare_digest(self._sign(key, int(expires)).encode(), signature.encode())
+
+    def _sign(self, key: str, expires: int) -> str:
+        return hmac.new(self._secret, f"{key}\n{expires}".encode(), hashlib.sha256).hexdigest()
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            self.sweep()
+            await asyncio.sleep(min(60.0, self.ttl_s / _SWEEPS_PER_LIFETIME))
+
+    def sweep(self) -> None:
+        """Delete every object older than its time, and uploads that nobody finished."""
+        oldest = time.time() - self.ttl_s
+        for path in self.root.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file() and path.stat().st_mtime < oldest:
+                    path.unlink()

@@ -1,0 +1,49 @@
+"""What the server asks of a place that keeps results and responses."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Upload(Protocol):
+    """An object in the making: a file descriptor that a runner writes to."""
+
+    def fileno(self) -> int:
+        """A descriptor, open for writing, that may be handed to another process."""
+        ...
+
+    async def commit(self, key: str) -> int:
+        """Make what was written the object `key`; returns its size in bytes."""
+        ...
+
+    def discard(self) -> None:
+        """Forget what was written. Does nothing after a commit."""
+        ...
+
+
+class ObjectStore(Protocol):
+    """Objects by key: `results/{id}.pt` and `responses/{id}.json` (specification, section 8.4)."""
+
+    async def start(self) -> None:
+        """Begin to delete what is past its time."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop deleting."""
+        ...
+
+    def create(self) -> Upload:
+        """A new object without a name."""
+        ...
+
+    async def put(self, key: str, content: bytes) -> None:
+        """Store `content` as `key`, at once and whole."""
+        ...
+
+    async def get(self, key: str) -> bytes | None:
+        """The content of `key`, or None where there is none."""
+        ...
+
+    def url(self, key: str, base_url: str) -> str:
+        """A signed address of `key` that expires with it."""
+        ...

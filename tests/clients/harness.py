@@ -1,0 +1,122 @@
+"""Starts what the tests talk to: a server by its command line, and clients of each generation."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from pathlib import Path
+
+CLIENTS = Path(__file__).parent
+NDIF = Path(sys.executable).with_name("ndif")
+PATIENCE_S = 120
+
+
+def scenarios(module: str) -> list[str]:
+    """The scenarios of a module, without importing it: this process has no client in it."""
+    tree = ast.parse((CLIENTS / f"{module}.py").read_text())
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("scenario_")
+    ]
+
+
+class LocalServer:
+    """`ndif local start …`, as a user starts it."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+        self.output: deque[str] = deque(maxlen=500)
+        self.process = subprocess.Popen(
+            [NDIF, "local", "start", *arguments],
+            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.url = ""
+        self._said = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line.rstrip())
+            if found := re.search(r"Serving at (http://\S+?)\. ", line):
+                self.url = found[1]
+                self._said.set()
+        self._said.set()
+
+    def ready(self) -> LocalServer:
+        """Wait until it serves."""
+        assert self._said.wait(PATIENCE_S), "the server said nothing"
+        assert self.url, "\n".join(self.output)
+        return self
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """An HTTP GET: status and body."""
+        try:
+            with urllib.request.urlopen(self.url + path) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """End it as Ctrl-C does; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+class Client:
+    """One generation's client process."""
+
+    def __init__(self, module: str, name: str, folder: Path, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, CLIENTS / "worker.py", module, name, folder],
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._errors: deque[str] = deque(maxlen=200)
+        threading.Thread(target=self._read_errors, daemon=True).start()
+        assert self._answer()["ready"]
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._errors.append(line.rstrip())
+
+    def _answer(self) -> dict[str, object]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            time.sleep(0.2)
+            raise AssertionError("the client ended:\n" + "\n".join(self._errors))
+        answer: dict[str, object] = json.loads(line)
+        return answer
+
+    def run(self, scenario: str) -> None:
+        """Run one scenario; its failure is this test's."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(scenario + "\n")
+        self._process.stdin.flush()
+        failed = self._answer()["failed"]
+        assert failed is None, f"{failed}\n--- client's output ---\n" + "\n".join(self._errors)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(20)

@@ -1,0 +1,622 @@
+"""What researchers do with nnsight 0.8, run remotely and in this process: the values must be equal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import nnsight
+import torch
+from nnsight import TransformersModel
+from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
+from nnsight.schema.config import CONFIG
+
+import users_module
+
+PROMPT = "The Eiffel Tower is in the city of"
+OTHER = "Madison Square Garden is in"
+
+
+class Context:
+    """The model without weights, which runs remotely, and the same with weights, which runs here."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        self.name = name
+        self.folder = folder
+        self.remote = TransformersModel(name, task="text-generation")
+        self.local = TransformersModel(folder, task="text-generation", dispatch=True)
+
+    def same(self, block: Callable[[Any, bool], Any]) -> Any:
+        """Run `block(model, remote)` both ways; the remote values, which equal the local ones."""
+        remote, local = block(self.remote, True), block(self.local, False)
+        assert_equal(remote, local)
+        return remote
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    """Equal in structure, type, dtype and every number."""
+    assert type(left) is type(right), (type(left), type(right))
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        assert torch.equal(left, right), (left - right).abs().max()
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_equal(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_equal(one, other)
+    else:
+        assert left == right, (left, right)
+
+
+def error_of(run: Callable[[], Any]) -> str:
+    """The message of the RemoteError that `run` must raise."""
+    try:
+        run()
+    except RemoteError as error:
+        return str(error)
+    raise AssertionError("no error came")
+
+
+# --- reads and edits -------------------------------------------------------------------------------
+
+
+def scenario_reads_of_layers_and_logits(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[2].output.save()
+            attention = model.transformer.h[1].attn.output[0].save()
+            inputs = model.transformer.h[3].mlp.input.save()
+            logits = model.lm_head.output[:, -1].save()
+        return [hidden, attention, inputs, logits]
+
+    context.same(block)
+
+
+def scenario_plain_python_in_a_block(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        scale, found = 3, {}
+        with model.trace(PROMPT, remote=remote):
+            norms = [].save()
+            for index, layer in enumerate(model.transformer.h):
+                norms.append(float(layer.output.norm()) * scale)
+                if index == 1:
+                    found = {"shape": tuple(layer.output.shape), "name": f"layer {index}"}.save()
+            count = len(norms).save()
+        return [norms, found, count]
+
+    context.same(block)
+
+
+def scenario_in_place_edit(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            model.transformer.h[1].output[:, 2] = 0
+            model.transformer.h[2].mlp.output[:] *= 2
+            logits = model.lm_head.output.save()
+        return logits
+
+    edited = context.same(block)
+    with context.local.trace(PROMPT):
+        plain = context.local.lm_head.output.save()
+    assert not torch.equal(edited, plain)
+
+
+def scenario_replaced_output(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        shift = torch.full((64,), 0.5)
+        with model.trace(PROMPT, remote=remote):
+            model.transformer.h[0].output = model.transformer.h[0].output + shift
+            logits = model.lm_head.output.save()
+        return logits
+
+    context.same(block)
+
+
+def scenario_skip_a_module(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            before = model.transformer.h[0].output
+            model.transformer.h[1].skip(before)
+            logits = model.lm_head.output.save()
+        return logits
+
+    context.same(block)
+
+
+def scenario_early_stop(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote) as tracer:
+            hidden = model.transformer.h[0].output.save()
+            tracer.stop()
+        return hidden
+
+    context.same(block)
+
+
+def scenario_source_of_a_forward(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            activated = model.transformer.h[0].mlp.source.self_act_0.output.save()
+        return activated
+
+    context.same(block)
+
+
+def scenario_module_called_ad_hoc(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[1].output
+            tokens = model.lm_head(model.transformer.ln_f(hidden)).argmax(-1).save()
+        return tokens
+
+    context.same(block)
+
+
+def scenario_scan_is_local(context: Context) -> None:
+    with context.remote.scan(PROMPT):
+        shape = tuple(context.remote.transformer.h[0].output.shape)
+        nnsight.save(shape)
+    assert shape[-1] == 64
+
+
+# --- several inputs, several passes ------------------------------------------------------------------
+
+
+def scenario_several_invokes(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(remote=remote) as tracer:
+            with tracer.invoke(PROMPT):
+                first = model.transformer.h[1].output[:, -1].save()
+            with tracer.invoke(OTHER):
+                model.transformer.h[1].output[:, -1] = first
+                second = model.lm_head.output[:, -1].save()
+            with tracer.invoke():
+                both = model.lm_head.output[:, -1].save()
+        return [first, second, both]
+
+    context.same(block)
+
+
+def scenario_barrier(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(remote=remote) as tracer:
+            barrier = tracer.barrier(2)
+            with tracer.invoke(PROMPT):
+                embedded = model.transformer.wte.output
+                barrier()
+            with tracer.invoke(PROMPT):
+                barrier()
+                model.transformer.wte.output = embedded * 2
+                logits = model.lm_head.output.save()
+        return logits
+
+    context.same(block)
+
+
+def scenario_generate_with_iteration(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.generate(PROMPT, max_new_tokens=4, do_sample=False, remote=remote) as tracer:
+            steps = [].save()
+            for step in tracer.iter[:]:
+                steps.append((step, model.lm_head.output[:, -1].argmax(-1)))
+            tokens = tracer.result.save()
+        return [steps, tokens]
+
+    steps, tokens = context.same(block)
+    assert len(steps) == 4
+    assert tokens.shape[0] == 1
+
+
+def scenario_generate_edits_one_step(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.generate(PROMPT, max_new_tokens=3, do_sample=False, remote=remote) as tracer:
+            for _ in tracer.iter[1]:
+                model.transformer.h[2].output[:] = 0
+            tokens = tracer.result.save()
+        return tokens
+
+    context.same(block)
+
+
+def scenario_session_of_traces(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            with model.trace(PROMPT):
+                hidden = model.transformer.h[0].output[:, -1]
+            with model.trace(OTHER):
+                model.transformer.h[0].output[:, -1] = hidden
+                patched = model.lm_head.output[:, -1].save()
+            nnsight.save(hidden)
+        return [hidden, patched]
+
+    context.same(block)
+
+
+def scenario_loop_in_a_session(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        prompts = [PROMPT, OTHER, PROMPT]
+        with model.session(remote=remote):
+            tops = [].save()
+            for prompt in prompts:
+                with model.trace(prompt):
+                    tops.append(model.lm_head.output[0, -1].topk(3).indices)
+        return tops
+
+    context.same(block)
+
+
+# --- gradients, caches, edits -------------------------------------------------------------------------
+
+
+def scenario_gradients(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[1].output
+            hidden.requires_grad_(True)
+            loss = model.lm_head.output[0, -1].sum()
+            with loss.backward():
+                gradient = hidden.grad.save()
+        return gradient
+
+    gradient = context.same(block)
+    assert gradient.abs().sum() > 0
+
+
+def scenario_weights_keep_no_gradient(context: Context) -> None:
+    with context.remote.trace(PROMPT, remote=True):
+        loss = context.remote.lm_head.output.sum()
+        loss.backward()
+        has = (context.remote.lm_head.weight.grad is not None).save()
+    with context.remote.trace(PROMPT, remote=True):
+        kept = (context.remote.lm_head.weight.grad is not None).save()
+    assert has
+    assert not kept
+
+
+def scenario_cache(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote) as tracer:
+            cache = tracer.cache(modules=[model.transformer.h[0], model.transformer.h[2].mlp])
+        return {
+            path: cache[path].output
+            for path in ("model.transformer.h.0", "model.transformer.h.2.mlp")
+        }
+
+    context.same(block)
+
+
+def scenario_edit_that_lasts(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.edit() as edited:
+            model.transformer.h[1].mlp.output[:] = 0
+        with edited.trace(PROMPT, remote=remote):
+            with_edit = edited.lm_head.output.save()
+        with model.trace(PROMPT, remote=remote):
+            without = model.lm_head.output.save()
+        return [with_edit, without]
+
+    with_edit, without = context.same(block)
+    assert not torch.equal(with_edit, without)
+
+
+def scenario_attention_weights_need_eager(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, output_attentions=True, remote=remote):
+            attention = model.transformer.h[0].attn.output[1].save()
+        return attention
+
+    kwargs = {"task": "text-generation", "attn_implementation": "eager"}
+    remote = block(TransformersModel(context.name, **kwargs), True)
+    local = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
+    assert_equal(remote, local)
+    # The next request does not inherit it.
+    scenario_reads_of_layers_and_logits(context)
+
+
+# --- code that travels ---------------------------------------------------------------------------------
+
+
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    """A function of the user's script."""
+    return value * 2
+
+
+class Probe:
+    """A class of the user's script, saved as a result."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def top(self) -> int:
+        """The index of the largest value."""
+        return int(self.values.argmax())
+
+
+def scenario_functions_travel_by_value(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        halved = lambda value: value / 2  # noqa: E731
+        with model.trace(PROMPT, remote=remote):
+            hidden = doubled(halved(model.transformer.h[0].output)).save()
+        return hidden
+
+    context.same(block)
+
+
+def scenario_a_users_module_travels(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = users_module.centred(model.transformer.h[0].output).save()
+        return hidden
+
+    context.same(block)
+
+
+def scenario_a_users_object_comes_back_as_its_own_class(context: Context) -> None:
+    with context.remote.trace(PROMPT, remote=True):
+        probe = Probe(context.remote.lm_head.output[0, -1]).save()
+    assert isinstance(probe, Probe)
+    assert 0 <= probe.top() < 500
+
+
+def scenario_a_view_is_not_sent_with_its_storage(context: Context) -> None:
+    backend = RemoteBackend(context.remote.to_model_key())
+    sizes = []
+    backend.finalize = lambda content: (
+        sizes.append(len(content))
+        or RemoteBackend.finalize(  # type: ignore[method-assign]
+            backend, content
+        )
+    )
+    prompt = PROMPT * 20
+    with context.remote.trace(prompt, backend=backend):
+        row = context.remote.lm_head.output[0, -1].save()
+    assert sizes[0] < 8 * row.numel() * row.element_size()
+
+
+# --- how a job is waited for --------------------------------------------------------------------------
+
+
+def scenario_non_blocking(context: Context) -> None:
+    model = context.remote
+    with model.trace(PROMPT, remote=True, blocking=False) as tracer:
+        hidden = model.transformer.h[1].output.save()
+    backend = tracer.backend
+    assert backend.job_id
+    result = None
+    deadline = time.monotonic() + 30
+    while result is None and time.monotonic() < deadline:
+        result = backend()
+        time.sleep(0.02)
+    with context.local.trace(PROMPT):
+        hidden = context.local.transformer.h[1].output.save()
+    assert_equal(result["hidden"], hidden)
+    assert backend.meta["execution_time"] > 0
+    again = RemoteBackend(model.to_model_key(), blocking=False, job_id=backend.job_id)
+    assert_equal(again()["hidden"], hidden)
+
+
+def scenario_asynchronous(context: Context) -> None:
+    model = context.remote
+
+    async def one() -> Any:
+        backend = AsyncRemoteBackend(model.to_model_key())
+        with model.trace(PROMPT, backend=backend):
+            hidden = model.transformer.h[1].output.save()  # noqa: F841
+        return (await backend)["hidden"]
+
+    async def several() -> Any:
+        return await asyncio.gather(*(one() for _ in range(4)))
+
+    results = asyncio.run(several())
+    with context.local.trace(PROMPT):
+        hidden = context.local.transformer.h[1].output.save()
+    for result in results:
+        assert_equal(result, hidden)
+
+
+def scenario_statuses_in_order(context: Context) -> None:
+    model = context.remote
+
+    async def watch() -> list[Any]:
+        backend = AsyncRemoteBackend(model.to_model_key())
+        with model.trace(PROMPT, backend=backend):
+            print("from the block")
+            hidden = model.transformer.h[1].output.save()  # noqa: F841
+        return [update async for update in backend]
+
+    updates = asyncio.run(watch())
+    statuses = [update.status.value for update in updates[:-1]]
+    assert statuses == ["QUEUED", "DISPATCHED", "RUNNING", "LOG", "COMPLETED"], statuses
+    assert updates[3].description == "from the block"
+    assert "hidden" in updates[-1]
+    meta = updates[-2].meta
+    assert meta["execution_time"] > 0
+    assert meta["peak_memory"] > 1 << 20
+
+
+def scenario_a_large_result_is_fetched(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[0].output
+            large = hidden.repeat(1, 8000, 1).save()
+        return large
+
+    large = context.same(block)
+    assert large.numel() * large.element_size() > 16 << 20
+
+
+def scenario_without_compression(context: Context) -> None:
+    CONFIG.API.COMPRESS = False
+    try:
+        scenario_reads_of_layers_and_logits(context)
+        scenario_a_large_result_is_fetched(context)
+    finally:
+        CONFIG.API.COMPRESS = True
+
+
+# --- errors -------------------------------------------------------------------------------------------
+
+
+def scenario_an_error_names_the_users_line(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output
+            hidden @ torch.ones(3, 3)  # the user's mistake
+
+    message = error_of(run)
+    line = run.__code__.co_firstlineno + 3
+    assert f'"{__file__}", line {line}, in run' in message, message
+    assert "hidden @ torch.ones(3, 3)" in message
+    assert "RuntimeError: " in message
+    assert "ndif" not in message.replace(__file__, "")
+    assert "site-packages" not in message
+
+
+def scenario_an_error_in_a_users_function(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            users_module.fails(model.transformer.h[0].output)
+
+    message = error_of(run)
+    assert "users_module.py" in message, message
+    assert "raise KeyError" in message
+    assert message.rstrip().endswith("KeyError: 'no such probe'"), message
+
+
+def scenario_an_error_in_a_session(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.session(remote=True):
+            with model.trace(PROMPT):
+                model.transformer.h[0].output.save()
+            with model.trace(PROMPT):
+                {}["missing"]
+
+    message = error_of(run)
+    line = run.__code__.co_firstlineno + 5
+    assert f"line {line}" in message, message
+    assert "KeyError: 'missing'" in message
+
+
+def scenario_an_edited_script_is_not_confused_with_the_last(context: Context) -> None:
+    """Two sources under one file name and line, as a script that is edited between runs."""
+    import linecache
+
+    from nnsight.tracing import globals as tracing_globals
+
+    for factor in (2, 3):
+        source = (
+            "with model.session(remote=True):\n"
+            "    with model.trace(PROMPT):\n"
+            f"        hidden = (model.transformer.h[0].output * {factor}).save()\n"
+        )
+        tracing_globals.SOURCES.clear()
+        tracing_globals.BLOCKS.clear()
+        linecache.cache["script.py"] = (len(source), None, source.splitlines(True), "script.py")
+        scope: dict[str, Any] = {"model": context.remote, "PROMPT": PROMPT}
+        exec(compile(source, "script.py", "exec"), scope)
+        with context.local.trace(PROMPT):
+            expected = (context.local.transformer.h[0].output * factor).save()
+        assert_equal(scope["hidden"], expected)
+
+
+def scenario_a_block_that_exits(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            model.transformer.h[0].output.save()
+            raise SystemExit(3)
+
+    assert "SystemExit: 3" in error_of(run)
+
+
+def scenario_a_segfault_costs_one_request(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            import ctypes
+
+            model.transformer.h[0].output.save()
+            ctypes.string_at(0)
+
+    began = time.monotonic()
+    assert "SIGSEGV" in error_of(run)
+    assert time.monotonic() - began < 2
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_a_process_that_ends_itself_costs_one_request(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            import os
+
+            model.transformer.h[0].output.save()
+            os._exit(0)
+
+    assert "exit code 0" in error_of(run)
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_what_cannot_be_sent_is_said(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            import threading
+
+            lock = threading.Lock()
+            model.transformer.h[0].output.save()
+            nnsight.save(lock)
+
+    message = error_of(run)
+    assert "could not be sent" in message, message
+    assert "Save tensors" in message
+
+
+def scenario_a_module_the_server_lacks(context: Context) -> None:
+    backend = RemoteBackend(context.remote.to_model_key())
+    backend.model_key = backend.model_key.replace("tiny-gpt2", "other")
+
+    def run() -> None:
+        with context.remote.trace(PROMPT, backend=backend):
+            context.remote.transformer.h[0].output.save()
+
+    message = error_of(run)
+    assert "serves 'test-org/tiny-gpt2', not 'test-org/other'" in message, message
+
+
+# --- what clients ask about the server ------------------------------------------------------------------
+
+
+def scenario_status_and_comparison(context: Context) -> None:
+    status = nnsight.ndif.status()
+    assert status.status.value == "UP"
+    assert context.name in status
+    assert status[context.name]["state"] == "RUNNING"
+    assert context.name in str(status)
+    assert nnsight.ndif.ndif_status().status.value == "UP"
+    assert nnsight.ndif.is_model_running(context.name)
+    assert nnsight.ndif.is_model_running(context.name, task="text-generation")
+    assert not nnsight.ndif.is_model_running(context.name, revision="another")
+    comparison = nnsight.ndif.compare()
+    assert comparison.python_matches
+    assert comparison.packages["torch"]["match"]
+    assert comparison.packages["nnsight"]["critical"]
+    assert "torch" in str(comparison)
+    assert nnsight.ndif.whoami() == {"email": None, "tags": []}

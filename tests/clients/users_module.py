@@ -1,0 +1,16 @@
+"""A module of the user's own, which no server has installed."""
+
+from __future__ import annotations
+
+import torch
+
+
+def centred(value: torch.Tensor) -> torch.Tensor:
+    """`value` with a mean of zero."""
+    return value - value.mean()
+
+
+def fails(value: torch.Tensor) -> torch.Tensor:
+    """Raise, some lines down."""
+    centred(value)
+    raise KeyError("no such probe")

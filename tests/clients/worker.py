@@ -1,0 +1,34 @@
+"""A real client in an interpreter of its own: runs the scenarios that its standard input names.
+
+Usage: worker.py SCENARIOS NAME FOLDER; one scenario's name a line, one JSON object a line back.
+NDIF_HOST and HF_ENDPOINT in the environment point at the server; FOLDER holds the weights for the same
+blocks run in this process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+
+
+def main() -> None:
+    """Import the client, say so, serve."""
+    scenarios, name, folder = sys.argv[1:]
+    # nnsight prints; the protocol keeps the real standard output to itself.
+    out, sys.stdout = sys.stdout, sys.stderr
+    module = importlib.import_module(scenarios)
+    context = module.Context(name, folder)
+    print(json.dumps({"ready": True}), file=out, flush=True)
+    for line in sys.stdin:
+        try:
+            getattr(module, line.strip())(context)
+            answer = {"failed": None}
+        except BaseException:
+            answer = {"failed": traceback.format_exc()}
+        print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

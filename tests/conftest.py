@@ -1,0 +1,130 @@
+"""What tests share: tiny models, a loopback hub, installed runtimes, one server, a client of each kind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from ndif.gateway.hub import Hub, HubModel
+from tests.clients.harness import NDIF, Client, LocalServer
+from tests.tiny_models import make_gpt2
+
+CACHE = Path(__file__).parent.parent / ".cache"
+NAME = "test-org/tiny-gpt2"
+OLDER = ("0.7", "0.6")
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 of a few thousand parameters, with a tokenizer."""
+    return make_gpt2(tmp_path_factory.mktemp("models") / "tiny-gpt2")
+
+
+@pytest.fixture(scope="session")
+def hub_url(tiny_gpt2: Path) -> Iterator[str]:
+    """A hub on loopback that gives the tiny models away, weights and all."""
+    hub = Hub(share_weights=True)
+    hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
+    app = Starlette(routes=[Mount("/hub", routes=hub.routes())])
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/hub"
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def runtimes() -> Path:
+    """A folder with every older generation, installed once and kept between runs."""
+    folder = CACHE / "runtimes"
+    environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(folder)}
+    for generation in OLDER:
+        if not (folder / generation).is_dir():
+            subprocess.run([NDIF, "runtime", "add", generation], check=True, env=environment)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server_environment(
+    hub_url: str, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What a server needs to find models and runtimes without leaving this machine."""
+    return {
+        "HF_ENDPOINT": hub_url,
+        "HF_HOME": str(tmp_path_factory.mktemp("server-hf")),
+        "NDIF_RUNTIMES_DIR": str(runtimes),
+    }
+
+
+@pytest.fixture(scope="session")
+def server(server_environment: dict[str, str]) -> Iterator[LocalServer]:
+    """`ndif local start` on the tiny GPT-2, loaded from the loopback hub."""
+    started = LocalServer(NAME, environment=server_environment)
+    try:
+        yield started.ready()
+    finally:
+        started.stop()
+
+
+def client_environment(server: LocalServer, home: Path, overlay: Path | None) -> dict[str, str]:
+    """An offline client: it knows nothing but the server."""
+    return {
+        "NDIF_HOST": server.url,
+        "HF_ENDPOINT": f"{server.url}/hub",
+        "HF_HOME": str(home),
+        "NDIF_API_KEY": "",
+        **({"PYTHONPATH": str(overlay)} if overlay else {}),
+    }
+
+
+@pytest.fixture(scope="session")
+def client_08(
+    server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A client of nnsight 0.8."""
+    home = tmp_path_factory.mktemp("client-08")
+    client = Client("scenarios_08", NAME, tiny_gpt2, client_environment(server, home, None))
+    yield client
+    client.close()
+
+
+def _older(
+    generation: str,
+    server: LocalServer,
+    tiny_gpt2: Path,
+    runtimes: Path,
+    factory: pytest.TempPathFactory,
+) -> Iterator[Client]:
+    home = factory.mktemp(f"client-{generation}")
+    environment = client_environment(server, home, runtimes / generation)
+    client = Client("scenarios_headers", NAME, tiny_gpt2, environment)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def client_07(
+    server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A client of nnsight 0.7."""
+    yield from _older("0.7", server, tiny_gpt2, runtimes, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def client_06(
+    server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A client of nnsight 0.6."""
+    yield from _older("0.6", server, tiny_gpt2, runtimes, tmp_path_factory)

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import packaging
+import pytest
+from click.testing import CliRunner
+
+import ndif
+from ndif.cli.runtime import command
+from ndif.config import settings
+from ndif.host.runtimes import SUPPORTED, Runtimes, RuntimesError, generation_of, pins
+
+Edit = Callable[[Path], None]
+
+
+@pytest.fixture(scope="session")
+def with_07(tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
+    """A folder into which pip really installed 0.7."""
+    runtimes = Runtimes(tmp_path_factory.mktemp("runtimes"))
+    said: list[str] = []
+    runtime = runtimes.add("0.7", said.append)
+    assert (runtime.generation, generation_of(runtime.version)) == ("0.7", "0.7")
+    assert any(line.startswith("Successfully installed") for line in said)
+    return runtimes
+
+
+@pytest.fixture
+def own_07(with_07: Runtimes, tmp_path: Path) -> Runtimes:
+    """A copy of it, to be changed."""
+    folder = tmp_path / "runtimes"
+    shutil.copytree(with_07.folder, folder, copy_function=os.link)
+    return Runtimes(folder)
+
+
+@pytest.fixture
+def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the real pip, a world that has no packages."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+
+
+def ignore(line: str) -> None:
+    """What pip says, where it does not matter."""
+
+
+def python(runtime_path: tuple[Path, ...], code: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, runtime_path))}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("version", "generation"),
+    [
+        ("0.8.1", "0.8"),
+        ("0.8", "0.8"),
+        ("0.7.0.dev3", "0.7"),
+        ("0.8.1+local", "0.8"),
+        ("0.6.3rc1", "0.6"),
+        ("10.12.1", "10.12"),
+        ("1", None),
+        ("", None),
+        ("latest", None),
+        ("0.8.x", None),
+        ("../0.7", None),
+        (f"0.{'9' * 5000}", None),
+    ],
+)
+def test_generation_of_a_version(version: str, generation: str | None) -> None:
+    assert generation_of(version) == generation
+
+
+def test_an_empty_or_missing_folder_gives_the_nnsight_beside_ndif(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        installed = Runtimes(folder).installed()
+        assert list(installed) == ["0.8"]
+        assert installed["0.8"].version == metadata.version("nnsight")
+        assert installed["0.8"].path == ()
+        assert installed["0.8"].interpreter == Path(sys.executable)
+
+
+def test_looking_does_not_import_nnsight(with_07: Runtimes) -> None:
+    code = (
+        "import sys; from pathlib import Path; from ndif.host.runtimes import Runtimes;"
+        f"print(*Runtimes(Path({str(with_07.folder)!r})).installed());"
+        "assert not {'nnsight', 'torch'} & set(sys.modules)"
+    )
+    assert python((Path(ndif.__file__).parents[1],), code) == "0.8 0.7"
+
+
+def test_an_added_runtime_is_another_nnsight_on_the_same_torch(with_07: Runtimes) -> None:
+    runtime = with_07.installed()["0.7"]
+    assert runtime.path == (with_07.folder / "0.7",)
+    code = "import nnsight, torch; print(nnsight.__version__, torch.__file__)"
+    version, torch = python(runtime.path, code).split()
+    assert version == runtime.version
+    assert generation_of(version) == "0.7"
+    assert not Path(torch).is_relative_to(with_07.folder)
+    assert not (runtime.path[0] / "torch").exists()
+    assert not (runtime.path[0] / "transformers").exists()
+    # The base is as it was.
+    assert generation_of(python((), "import nnsight; print(nnsight.__version__)")) == "0.8"
+
+
+def test_nothing_else_is_left_in_the_folder(with_07: Runtimes) -> None:
+    assert sorted(path.name for path in with_07.folder.iterdir()) == [".lock", "0.7"]
+
+
+def drop_metadata(overlay: Path) -> None:
+    shutil.rmtree(next(overlay.glob("nnsight-*.dist-info")))
+
+
+def drop_package(overlay: Path) -> None:
+    shutil.rmtree(overlay / "nnsight")
+
+
+def drop_one_file(overlay: Path) -> None:
+    next((overlay / "nnsight").rglob("globals.py")).unlink()
+
+
+def drop_record(overlay: Path) -> None:
+    next(overlay.glob("nnsight-*.dist-info/RECORD")).unlink()
+
+
+def leave_unfinished(overlay: Path) -> None:
+    overlay.rename(overlay.with_name(".unfinished-abc"))
+
+
+def misname(overlay: Path) -> None:
+    overlay.rename(overlay.with_name("0.6"))
+
+
+def age(overlay: Path) -> None:
+    wheel = next(overlay.glob("nnsight-*.dist-info/WHEEL"))
+    text = wheel.read_text().replace("cp3", "cp2")
+    wheel.unlink()  # it is a link to the shared one
+    wheel.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        drop_metadata,
+        drop_package,
+        drop_one_file,
+        drop_record,
+        leave_unfinished,
+        misname,
+        age,
+    ],
+)
+def test_what_is_not_whole_is_not_installed(own_07: Runtimes, spoil: Edit) -> None:
+    assert list(own_07.installed()) == ["0.8", "0.7"]
+    spoil(own_07.folder / "0.7")
+    assert list(own_07.installed()) == ["0.8"]
+
+
+def test_bytecode_does_not_count(own_07: Runtimes) -> None:
+    for cache in list((own_07.folder / "0.7" / "nnsight").rglob("__pycache__")):
+        shutil.rmtree(cache)
+    assert "0.7" in own_07.installed()
+
+
+def test_adding_over_a_half_installs_the_whole(own_07: Runtimes) -> None:
+    drop_package(own_07.folder / "0.7")
+    left = own_07.folder / ".unfinished-killed"
+    left.mkdir()
+    assert own_07.add("0.7", ignore).generation == "0.7"
+    assert list(own_07.installed()) == ["0.8", "0.7"]
+    assert not left.exists()
+
+
+def test_adding_twice_says_how_to_install_anew(with_07: Runtimes) -> None:
+    with pytest.raises(RuntimesError, match=r"already installed in .*ndif runtime remove 0\.7"):
+        with_07.add("0.7", ignore)
+
+
+def test_the_base_is_neither_added_nor_removed(tmp_path: Path) -> None:
+    with pytest.raises(RuntimesError, match="ndif is installed with it"):
+        Runtimes(tmp_path).add("0.8", ignore)
+    with pytest.raises(RuntimesError, match="only runtimes that were added can be removed"):
+        Runtimes(tmp_path).remove("0.8")
+
+
+@pytest.mark.parametrize("generation", ["0.5", "nonsense", "../0.7", ""])
+def test_an_unknown_generation_names_the_supported_ones(tmp_path: Path, generation: str) -> None:
+    with pytest.raises(RuntimesError) as caught:
+        Runtimes(tmp_path).add(generation, ignore)
+    assert all(supported in str(caught.value) for supported in SUPPORTED)
+    with pytest.raises(RuntimesError, match=r"installed: 0\.8"):
+        Runtimes(tmp_path).remove(generation)
+
+
+def test_remove(own_07: Runtimes) -> None:
+    own_07.remove("0.7")
+    assert list(own_07.installed()) == ["0.8"]
+    assert [path.name for path in own_07.folder.iterdir()] == [".lock"]
+    with pytest.raises(RuntimesError, match="to remove"):
+        own_07.remove("0.7")
+
+
+@pytest.mark.usefixtures("no_index")
+def test_a_failing_pip_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(RuntimesError, match="No matching distribution found"):
+        Runtimes(tmp_path).add("0.6", said.append)
+    assert any("No matching distribution found" in line for line in said)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_only_one_changes_the_folder(own_07: Runtimes) -> None:
+    with (own_07.folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RuntimesError, match="wait until it is done"):
+            own_07.add("0.6", ignore)
+        with pytest.raises(RuntimesError, match="wait until it is done"):
+            own_07.remove("0.7")
+    own_07.remove("0.7")
+
+
+def test_a_second_torch_is_refused() -> None:
+    nnsight = {"metadata": {"name": "nnsight", "version": "0.7.0"}}
+    torch = {"metadata": {"name": "Torch", "version": "2.14.0"}}
+    assert pins({"install": [nnsight]}) == ["nnsight==0.7.0"]
+    with pytest.raises(RuntimesError, match=r"would bring Torch 2\.14\.0"):
+        pins({"install": [nnsight, torch]})
+
+
+def test_an_environment_without_pip_is_told_so(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    (libraries / "packaging").symlink_to(Path(packaging.__file__).parent)
+    (libraries / "ndif").symlink_to(Path(ndif.__file__).parent)
+    code = (
+        "from pathlib import Path; from ndif.host.runtimes import Runtimes;"
+        f"Runtimes(Path({str(tmp_path / 'runtimes')!r})).add('0.7', print)"
+    )
+    run = subprocess.run(
+        [venv / "bin" / "python", "-c", code],
+        env={"PYTHONPATH": str(libraries)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{venv} has none" in run.stderr
+    assert "ensurepip" in run.stderr
+
+
+class TestCommandLine:
+    """`ndif runtime`."""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, own_07: Runtimes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setenv("NDIF_RUNTIMES_DIR", str(own_07.folder))
+        settings.cache_clear()
+        yield
+        settings.cache_clear()
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(command, arguments)
+        return result.exit_code, result.output
+
+    def test_list(self) -> None:
+        code, output = self.run("list")
+        assert code == 0
+        assert metadata.version("nnsight") in output
+        assert "installed with ndif" in output
+        assert "ndif runtime add 0.6" in output
+        assert "ndif runtime add 0.7" not in output
+
+    def test_list_as_json(self, own_07: Runtimes) -> None:
+        code, output = self.run("list", "--json")
+        assert code == 0
+        rows = {row["generation"]: row for row in json.loads(output)}
+        assert list(rows) == ["0.8", "0.7", "0.6"]
+        assert rows["0.8"]["path"] == []
+        assert rows["0.7"]["path"] == [str(own_07.folder / "0.7")]
+        assert rows["0.7"]["interpreter"] == sys.executable
+        assert rows["0.7"]["install"] is None
+        assert rows["0.6"]["version"] is None
+        assert rows["0.6"]["install"] == "ndif runtime add 0.6"
+
+    def test_remove_and_add_take_a_version_too(self, own_07: Runtimes) -> None:
+        code, output = self.run("remove", "0.7.0")
+        assert (code, output) == (0, "nnsight 0.7 is removed\n")
+        code, output = self.run("add", "0.7.0")
+        assert code == 0
+        assert "Successfully installed" in output
+        assert output.splitlines()[-1].endswith(f"is installed in {own_07.folder / '0.7'}")
+        code, output = self.run("add", "0.7")
+        assert code == 1
+        assert "Error: nnsight 0.7" in output
+
+    def test_errors_are_sentences(self) -> None:
+        code, output = self.run("add", "0.5.2")
+        assert (code, output) == (
+            1,
+            "Error: there is no runtime '0.5'; ndif serves nnsight 0.8, 0.7, 0.6\n",
+        )
+        code, output = self.run("remove", "0.8")
+        assert code == 1
+        assert output.startswith("Error: nnsight 0.8")
