@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import shutil
@@ -23,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ndif.cluster.controller import DeploymentError
 from ndif.config import settings
+from ndif.gateway.origin import is_loopback
 from ndif.schema.deployment import DeploymentConfig, task_of
 from ndif.server import Server
 
@@ -67,14 +67,20 @@ class Local:
         )
         config = self.deployment()
         with listen(self.host, self.port) as listening:
-            if not _is_loopback(self.host):
+            if not is_loopback(self.host):
                 console.print(
                     f"[bold yellow]Warning:[/] {self.host} is not this machine alone. Whoever reaches the "
                     "port runs code here as you: local mode trusts its user."
                 )
             results = self.results or Path(tempfile.mkdtemp(prefix="ndif-results-"))
             try:
-                server = Server(config, settings(), results, share_weights=self.share_weights)
+                server = Server(
+                    config,
+                    settings(),
+                    results,
+                    loopback=is_loopback(self.host),
+                    share_weights=self.share_weights,
+                )
                 asyncio.run(self._serve(server, listening, console))
             finally:
                 if self.results is None:
@@ -125,7 +131,6 @@ class Local:
             console.print("Stopped.")
 
     async def _load(self, server: Server, listening: socket.socket, console: Console) -> None:
-        began = time.perf_counter()
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -147,7 +152,8 @@ class Local:
         console.print(
             f"Loaded [bold]{server.controller.config.repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
             f"parameters, {model['dtype']} on {model['device']}, "
-            f"in {time.perf_counter() - began:.1f} s (weights {actor.process.load_s:.1f} s)",
+            f"weights in {actor.process.load_s:.1f} s, "
+            f"ready {time.time() - actor.process.loaded_at:.1f} s later",
             soft_wrap=True,
         )
         self._greet(server, listening, console)
@@ -225,13 +231,6 @@ def _bind(host: str, port: int) -> socket.socket:
         listening.close()
         raise
     return listening
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _for_url(host: str) -> str:

@@ -40,6 +40,7 @@ class Server:
         settings: Settings,
         results: Path,
         *,
+        loopback: bool,
         share_weights: bool = False,
     ) -> None:
         self._objects = FileStore(results, settings.result_ttl_s)
@@ -62,7 +63,9 @@ class Server:
             *Results(self._objects).routes(),
             *Health(self.controller.status, lambda: self.controller.connected).routes(),
         ]
-        self.app = gateway(routes, SocketIo(broker, settings), self._hub, self._lifespan)
+        self.app = gateway(
+            routes, SocketIo(broker, settings), self._hub, self._lifespan, loopback=loopback
+        )
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

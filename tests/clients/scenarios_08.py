@@ -70,8 +70,8 @@ def error_of(run: Callable[[], Any]) -> str:
 def scenario_reads_of_layers_and_logits(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
-            hidden = model.transformer.h[2].output.save()
             attention = model.transformer.h[1].attn.output[0].save()
+            hidden = model.transformer.h[2].output.save()
             inputs = model.transformer.h[3].mlp.input.save()
             logits = model.lm_head.output[:, -1].save()
         return [hidden, attention, inputs, logits]
@@ -175,7 +175,8 @@ def scenario_several_invokes(context: Context) -> None:
             with tracer.invoke(PROMPT):
                 first = model.transformer.h[1].output[:, -1].save()
             with tracer.invoke(OTHER):
-                model.transformer.h[1].output[:, -1] = first
+                later = model.transformer.h[2].output
+                later[:, -1] = first
                 second = model.lm_head.output[:, -1].save()
             with tracer.invoke():
                 both = model.lm_head.output[:, -1].save()
@@ -204,7 +205,7 @@ def scenario_generate_with_iteration(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.generate(PROMPT, max_new_tokens=4, do_sample=False, remote=remote) as tracer:
             steps = [].save()
-            for step in tracer.iter[:]:
+            for step in tracer.iter[:4]:
                 steps.append((step, model.lm_head.output[:, -1].argmax(-1)))
             tokens = tracer.result.save()
         return [steps, tokens]
@@ -294,7 +295,7 @@ def scenario_cache(context: Context) -> None:
 
 def scenario_edit_that_lasts(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
-        with model.edit() as edited:
+        with model.edit() as (_, edited):
             model.transformer.h[1].mlp.output[:] = 0
         with edited.trace(PROMPT, remote=remote):
             with_edit = edited.lm_head.output.save()
@@ -445,7 +446,7 @@ def scenario_a_large_result_is_fetched(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
             hidden = model.transformer.h[0].output
-            large = hidden.repeat(1, 8000, 1).save()
+            large = hidden.repeat(1, 20000, 1).save()
         return large
 
     large = context.same(block)

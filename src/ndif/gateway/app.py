@@ -7,30 +7,31 @@ from collections.abc import Iterable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Mount
 from starlette.types import Lifespan
 
 from ndif.gateway.hub import Hub
+from ndif.gateway.origin import SameOrigin
 from ndif.gateway.refusal import Refusal, answer, answer_unknown
 from ndif.gateway.socket_io import SocketIo
 
 
 def gateway(
-    routes: Iterable[BaseRoute], socket_io: SocketIo, hub: Hub, lifespan: Lifespan[Starlette]
+    routes: Iterable[BaseRoute],
+    socket_io: SocketIo,
+    hub: Hub,
+    lifespan: Lifespan[Starlette],
+    *,
+    loopback: bool,
 ) -> Starlette:
-    """Put the routes together."""
+    """Put the routes together; `loopback` says that only this machine may come in."""
     return Starlette(
         routes=[
             *routes,
             Mount("/hub", routes=hub.routes()),
             Mount("/ws", app=socket_io.app),
         ],
-        middleware=[
-            Middleware(
-                CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]
-            )
-        ],
+        middleware=[Middleware(SameOrigin, loopback=loopback)],
         exception_handlers={Refusal: answer, HTTPException: answer_unknown},
         lifespan=lifespan,
     )

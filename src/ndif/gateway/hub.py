@@ -90,7 +90,8 @@ class _Absence(Exception):  # noqa: N818 - it is no error of ours
 
     def __init__(self, code: str, message: str, commit: str | None = None) -> None:
         super().__init__(message)
-        self._headers = {"X-Error-Code": code, "X-Error-Message": message}
+        in_header = message.encode("ascii", "backslashreplace").decode()
+        self._headers = {"X-Error-Code": code, "X-Error-Message": in_header}
         if commit is not None:
             self._headers["X-Repo-Commit"] = commit
 
@@ -320,14 +321,17 @@ def _own_commit(revision: str | None, folder: Path) -> str | None:
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
-    is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
-    return folder.name if is_snapshot else None
+    return folder.name if _is_snapshot(folder) else None
+
+
+def _is_snapshot(folder: Path) -> bool:
+    return folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) is not None
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
     """The regular files below a folder: the names that clients use, and where the bytes lie."""
     roots = [folder]
-    if folder.parent.name == "snapshots":
+    if _is_snapshot(folder):
         # A snapshot's files are links to the repository's blobs, and those to the cache's.
         repository = folder.parent.parent
         roots += [repository / "blobs", repository.parent / "blobs"]
@@ -376,5 +380,5 @@ def _sha1(*contents: bytes) -> str:
 
 
 def _shown(name: str) -> str:
-    """A client's words in a header, which is ASCII and one line."""
+    """A client's words, as long as a sentence can bear and on one line."""
     return ascii(name[:200])

@@ -20,6 +20,7 @@ class SocketIo:
         self._channels: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
         self._server = socketio.AsyncServer(
             async_mode="asgi",
+            # Whose pages may come in is decided before this, for every route alike.
             cors_allowed_origins="*",
             max_http_buffer_size=settings.socketio_max_http_buffer_size,
             ping_timeout=settings.socketio_ping_timeout,

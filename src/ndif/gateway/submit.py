@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from ndif.config import Settings
 from ndif.gateway.multipart import Malformed, Parts
+from ndif.gateway.origin import is_loopback
 from ndif.gateway.refusal import Refusal
 from ndif.host.runtimes import SUPPORTED, Runtime, generation_of
 from ndif.queue.responder import Responder
@@ -115,6 +116,7 @@ class Submit:
             payload=parts["blob"],
             compress=envelope.compress,
             base_url=_base_url(http),
+            nearby=http.client is not None and is_loopback(http.client.host),
             session=envelope.session_id or None,
             env=envelope.env,
         )
@@ -141,6 +143,7 @@ class Submit:
             payload=payload,
             compress=compress == "True",
             base_url=_base_url(http),
+            nearby=http.client is not None and is_loopback(http.client.host),
             session=headers.get("ndif-session_id") or None,
             callback=callback,
         )

@@ -164,6 +164,7 @@ class ModelActor:
             "max_inline": self._settings.max_inline_result_bytes,
             "compress_inline": request.compress and not loaded_from_frame,
             "compress_stored": request.compress,
+            "nearby": request.nearby,
         }
 
     def _max_body(self) -> int:

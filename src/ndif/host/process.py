@@ -35,7 +35,8 @@ class ModelProcess:
         self.runtime = runtime
         self.model: Mapping[str, Any] = {}
         """What the process says it loaded, once it is ready."""
-        self.load_s = 0.0
+        self.load_s = self.loaded_at = 0.0
+        """How long the weights took, and when (Unix seconds) they were there."""
         self.ended = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._control: Channel | None = None
@@ -92,6 +93,7 @@ class ModelProcess:
                     raise ModelProcessError(body.decode(errors="replace"))
                 case "ready":
                     self.model, self.load_s = header["model"], float(header["load_s"])
+                    self.loaded_at = float(header["loaded_at"])
                     return
 
     async def fork(self) -> Runner:

@@ -17,7 +17,7 @@ import zstandard
 from ndif.runtime import memory
 from ndif.runtime.frames import Channel
 from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
-from ndif.runtime.results import Result, ResultTooLargeError
+from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 from ndif.runtime.warming import warm_up
 
@@ -127,7 +127,11 @@ class Runner:
         self._channel.send({"kind": "spill", "size": result.size})
         _, _, fds = self._channel.receive()
         try:
-            result.write(fds[0], compress=header["compress_stored"], threads=self._threads)
+            if header["compress_stored"]:
+                level = STORE_LEVEL if header["nearby"] else result.worthwhile_level()
+                result.write_compressed(fds[0], level, self._threads)
+            else:
+                result.write(fds[0])
         finally:
             os.close(fds[0])
         self._channel.send({"kind": "spilled", "meta": meta})

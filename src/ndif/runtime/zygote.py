@@ -58,13 +58,15 @@ class Zygote:
         )
         started = time.perf_counter()
         self._generation.load(spec)
-        loaded = time.perf_counter()
+        loaded, loaded_at = time.perf_counter(), time.time()
         warm_up(self._generation.model)
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
         served = describe(self._generation.model, spec)
-        control.send({"kind": "ready", "model": served, "load_s": loaded - started})
+        control.send(
+            {"kind": "ready", "model": served, "load_s": loaded - started, "loaded_at": loaded_at}
+        )
 
     def serve(self) -> None:
         """Fork on request, report who ended, leave with the host."""

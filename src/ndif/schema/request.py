@@ -34,6 +34,8 @@ class Request:
     """Whether the payload is zstd and a fetched result must be."""
     base_url: str
     """How this client reaches the server: scheme and host, no path."""
+    nearby: bool = False
+    """Whether the client is on this machine, where bytes travel faster than they compress."""
     session: str | None = None
     """The live channel that waits; None for a job that is polled."""
     env: Mapping[str, Any] = field(default_factory=dict)

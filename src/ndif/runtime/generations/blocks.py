@@ -6,17 +6,22 @@ another is compiled from the text of the function around it. Each knows where it
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
-from collections.abc import Iterator
-from types import CodeType, FrameType, TracebackType
+from collections.abc import Iterator, Sequence
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, NamedTuple, cast
 
+from nnsight.intervention import serialization
 from nnsight.intervention.tracing.util import ExceptionWrapper
 
 from ndif.runtime.tracebacks import explain
 
-_COMPILED = "<nnsight"
+_COMPILED = "<nnsight "
+_REWRITTEN = "<nnsight>"
+"""The file of a module's forward that was rewritten for `.source`."""
+
 _INFO = "__nnsight_tracing_info__"
 """The local variable of a compiled function that says where its text is from."""
 
@@ -63,16 +68,17 @@ def _as_written(
     for frame, line in frames:
         code = frame.f_code
         if not code.co_filename.startswith(_COMPILED):
-            yield frame, line
+            if code.co_filename != _REWRITTEN:
+                yield frame, line
             continue
         # A function or comprehension within the block has the block's file, but not the variable.
         own = frame.f_locals.get(_INFO)
         info = own or infos.get(code.co_filename)
-        if info is None:  # a module's forward, rewritten for `.source`
+        if info is None:
             continue
         infos[code.co_filename] = info
         filename, name, before = _place(info)
-        _remember(filename, before + line, info.source[line - 1])
+        _remember(filename, before + line, [info.source[line - 1]])
         name = name if own else code.co_name
         yield _Frame(code.replace(co_filename=filename, co_name=name), {}), before + line
 
@@ -84,15 +90,51 @@ def _place(info: Any) -> tuple[str, str, int]:
         info = around
         before += info.start_line - 1
     code = info.frame.f_code
-    # Lines are counted from the function's first. Before Python 3.11 a module's is its first statement.
-    first = 1 if code.co_name == "<module>" else code.co_firstlineno
+    # Lines are counted from the function's first. Of a module ("<module>", or a notebook's cell) they
+    # are counted from 1, whatever Python before 3.11 calls its first.
+    first = 1 if code.co_name.startswith("<") else code.co_firstlineno
     return code.co_filename, code.co_name, before + first - 1
 
 
-def _remember(filename: str, number: int, line: str) -> None:
-    """Let `linecache` know a line of a file that is on the author's machine."""
+def _remember(filename: str, number: int, lines: Sequence[str]) -> None:
+    """Let `linecache` know lines of a file that is on the author's machine, from `number` on."""
     entry = linecache.cache.get(filename, ())
-    lines = list(entry[2]) if len(entry) == 4 else []
-    lines += ["\n"] * (number - len(lines))
-    lines[number - 1] = line
-    linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+    known = list(entry[2]) if len(entry) == 4 else []
+    known += ["\n"] * (number - 1 - len(known))
+    known[number - 1 : number - 1 + len(lines)] = lines
+    linecache.cache[filename] = (sum(map(len, known)), None, known, filename)
+
+
+_make_function = serialization.make_function
+
+
+@functools.wraps(_make_function)
+def _make_function_in_place(*arguments: Any) -> FunctionType:
+    """`make_function`, which numbers the lines of a function, but not those of functions within it.
+
+    And which takes the text of a file that happens to be here for that of the author's.
+    """
+    function: FunctionType = _make_function(*arguments)
+    source, filename, closure, first = (arguments[index] for index in (0, 2, 10, 12))
+    if first > 1:
+        # A function that closes over values was compiled below two lines that build it.
+        constants = _moved(function.__code__.co_consts, first - (3 if closure else 1))
+        function.__code__ = function.__code__.replace(co_consts=constants)
+    if filename:
+        _remember(filename, first, source.splitlines(keepends=True))
+    return function
+
+
+def _moved(constants: tuple[Any, ...], lines: int) -> tuple[Any, ...]:
+    return tuple(
+        constant.replace(
+            co_firstlineno=constant.co_firstlineno + lines,
+            co_consts=_moved(constant.co_consts, lines),
+        )
+        if isinstance(constant, CodeType)
+        else constant
+        for constant in constants
+    )
+
+
+serialization.make_function = _make_function_in_place

@@ -21,9 +21,11 @@ def unpacking(generation: str) -> Iterator[None]:
             "trace."
         ) from error
     except Exception as error:
-        if type(error).__name__ == "UnknownPersistentIdError":
+        # nnsight 0.8 has a class for it, its forebears a sentence.
+        missing = str(error).removeprefix("Unknown persistent id: ")
+        if type(error).__name__ == "UnknownPersistentIdError" or missing != str(error):
             raise PayloadError(
-                f"The block refers to {error}, which the model here does not have. Does it use a "
+                f"The block refers to {missing}, which the model here does not have. Does it use a "
                 "second model, or one whose modules differ from the server's?"
             ) from error
         raise PayloadError(

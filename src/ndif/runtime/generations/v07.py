@@ -16,6 +16,7 @@ from ndif.runtime.generations.blocks import explain_block
 from ndif.runtime.generations.loading import load_arguments
 from ndif.runtime.generations.port import BlockError, Conversation
 from ndif.runtime.generations.unpacking import unpacking
+from ndif.runtime.generations.workers import end_workers
 from ndif.runtime.spec import ModelSpec
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
@@ -74,6 +75,7 @@ class Nnsight07:
             raise BlockError(explain_block(error, tracer.info, _INTERNAL)) from error
         finally:
             StreamTracer.deregister()
+            end_workers()
             # The cache is keyed by file and line: an edited script's next run would get the old block.
             tracing_globals.Globals.clear()
 

@@ -1,0 +1,1 @@
+"""What the claims about speed and size rest on: `make bench`."""

@@ -1,0 +1,24 @@
+"""Lets a test be a coroutine: it gets an event loop of its own, and an end if it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec
+
+P = ParamSpec("P")
+PATIENCE_S = 20
+
+
+def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run `test` to its end; what it asks pytest for is what its signature says."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def whole() -> None:
+            await asyncio.wait_for(test(*args, **kwargs), PATIENCE_S)
+
+        asyncio.run(whole())
+
+    return run

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from ndif.schema.deployment import DeploymentConfig, refusal
+from ndif.schema.model_key import ModelKey
+
+NEW = "nnsight.modeling.transformers.TransformersModel"
+OLD = "nnsight.modeling.language.LanguageModel"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (
+            f'{NEW}:{{"repo_id": "org/name", "revision": "v2", "task": "fill-mask"}}',
+            ModelKey(NEW, "org/name", "v2", "fill-mask"),
+        ),
+        (f'{OLD}:{{"repo_id": "org/name", "revision": null}}', ModelKey(OLD, "org/name")),
+        (f'{OLD}:{{"repo_id": "gpt2"}}', ModelKey(OLD, "gpt2")),
+        # What a later client adds to its keys does not make them unreadable.
+        (f'{NEW}:{{"repo_id": "a/b", "quantization": {{"bits": 4}}}}', ModelKey(NEW, "a/b")),
+        (f'{OLD}:{{"repo_id": "org:with/colons:"}}', ModelKey(OLD, "org:with/colons:")),
+        (f'{OLD}: {{"repo_id": "modèle/né"}} ', ModelKey(OLD, "modèle/né")),
+    ],
+)
+def test_a_clients_key_is_read(text: str, key: ModelKey) -> None:
+    assert ModelKey.parse(text) == key
+
+
+def test_main_is_the_same_as_no_revision() -> None:
+    named, unnamed = (
+        ModelKey.parse(f'{OLD}:{{"repo_id": "a/b", "revision": {revision}}}')
+        for revision in ('"main"', "null")
+    )
+    assert named == unnamed
+    assert named.revision is None
+
+
+@pytest.mark.parametrize("revision", [None, "v2", "refs/pr/1"])
+@pytest.mark.parametrize("task", [None, "fill-mask"])
+def test_a_key_is_written_as_it_is_read(revision: str | None, task: str | None) -> None:
+    key = ModelKey(NEW, 'org/"quoted"', revision, task)
+    assert ModelKey.parse(str(key)) == key
+
+
+def test_a_key_without_a_task_is_written_as_older_clients_write_it() -> None:
+    fields = json.loads(str(ModelKey(OLD, "a/b")).removeprefix(f"{OLD}:"))
+    assert fields == {"repo_id": "a/b", "revision": None}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        "gpt2",
+        "org/name",
+        '{"repo_id": "a/b"}',
+        ':{"repo_id": "a/b"}',
+        f"{OLD}:",
+        f"{OLD}:gpt2",
+        f'{OLD}:"gpt2"',
+        f"{OLD}:null",
+        f'{OLD}:["a/b"]',
+        f'{OLD}:{{"repo_id": "a/b"',
+        f'{OLD}:{{"repo_id": "a/b"}} and more',
+        f"{OLD}:{{'repo_id': 'a/b'}}",
+        f'{OLD}:{{"repo_id": "a\0b"}}',
+        f"{OLD}:{'9' * 5000}",
+        f"{OLD}:{'[' * 100_000}",
+        f'{OLD}:{{"repo_id": {"[" * 100_000}',
+    ],
+)
+def test_what_is_not_a_key_is_told_how_one_reads(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a model key\. .*to_model_key\(\)\.$") as caught:
+        ModelKey.parse(text)
+    # What came is quoted, but no more of it than a sentence can bear, and on one line.
+    assert len(str(caught.value)) < 1200
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("repo_id", ["null", '""', "7", "true", '["a/b"]', '{"a": "b"}'])
+def test_a_repo_id_must_be_text(repo_id: str) -> None:
+    with pytest.raises(ValueError, match=r"names no repo_id\.$"):
+        ModelKey.parse(f'{OLD}:{{"repo_id": {repo_id}}}')
+    with pytest.raises(ValueError, match=r"names no repo_id\.$"):
+        ModelKey.parse(f"{OLD}:{{}}")
+
+
+@pytest.mark.parametrize("field", ["revision", "task"])
+@pytest.mark.parametrize("value", ["7", "false", "[]", "{}"])
+def test_revision_and_task_must_be_text(field: str, value: str) -> None:
+    with pytest.raises(ValueError, match=r"^revision and task in .* must be text\.$"):
+        ModelKey.parse(f'{NEW}:{{"repo_id": "a/b", "{field}": {value}}}')
+
+
+def test_damage_is_never_anything_but_a_value_error() -> None:
+    chance = random.Random(8)
+    whole = str(ModelKey(NEW, "org/name", "v2", "text-generation"))
+    read = 0
+    for _ in range(3000):
+        text = list(whole)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(len(text))
+            text[at] = chance.choice(["", "\0", '"', "{", "}", "[", ":", "\\", "\udcff", "é", "9"])
+        try:
+            key = ModelKey.parse("".join(text))
+        except ValueError as error:
+            str(error).encode()  # it must fit into an answer
+        else:
+            read += 1
+            assert isinstance(key.repo_id, str)
+    # Both ways were taken.
+    assert 0 < read < 3000
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        (ModelKey(NEW, "a/b"), None),
+        (ModelKey(OLD, "A/B", None, "text-generation"), None),
+        (ModelKey(NEW, "a/other"), "serves 'a/b', not 'a/other'"),
+        (ModelKey(NEW, "b"), "serves 'a/b', not 'b'"),
+        (ModelKey(NEW, "a/b", "v2"), "at revision 'main', not 'v2'"),
+        (ModelKey(NEW, "a/b", None, "fill-mask"), "for the task 'text-generation', not"),
+        (ModelKey(NEW, "a\ud800/b"), r"not 'a\ud800/b'"),
+    ],
+)
+def test_a_server_answers_for_its_own_model_alone(key: ModelKey, why: str | None) -> None:
+    said = refusal(DeploymentConfig("a/b", "/models/b", task="text-generation"), key)
+    if why is None:
+        assert said is None
+        return
+    assert said is not None
+    assert why in said
+    assert said.endswith(".")
+    assert "/models/b" not in said
+    said.encode()
+
+
+@pytest.mark.parametrize(("asked", "served"), [("v2", True), (None, False), ("main", False)])
+def test_a_server_of_a_revision_answers_for_that_revision(asked: str | None, served: bool) -> None:
+    said = refusal(DeploymentConfig("a/b", "a/b", revision="v2"), ModelKey(NEW, "a/b", asked))
+    assert (said is None) is served

@@ -1,0 +1,319 @@
+"""What every form of `Broker` must do. A second form is one more entry in `FORMS`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import InlineResult, Response, StoredResult
+from ndif.schema.status import Status
+from ndif.stores.broker import Broker, MemoryBroker
+from tests.on_loop import on_loop
+
+Opening = Callable[[], AbstractAsyncContextManager[Broker]]
+SOON_S = 0.05
+
+
+@contextlib.asynccontextmanager
+async def memory() -> AsyncIterator[Broker]:
+    yield MemoryBroker()
+
+
+FORMS: dict[str, Opening] = {"memory": memory}
+
+
+@pytest.fixture(params=FORMS)
+def opening(request: pytest.FixtureRequest) -> Opening:
+    return FORMS[request.param]
+
+
+def make_request(session: str | None = None, payload: bytes = b"opaque") -> Request:
+    return Request(
+        model=ModelKey("a.B", "org/name", "v2", "fill-mask"),
+        generation="0.8",
+        wire=Wire.ENVELOPE,
+        payload=payload,
+        compress=True,
+        base_url="http://here",
+        session=session,
+        env={"peft": "org/adapter"},
+    )
+
+
+def update(request: Request, text: str) -> Response:
+    return Response(request.id, Status.LOG, text)
+
+
+# Requests
+
+
+@on_loop
+async def test_requests_are_claimed_in_the_order_they_came(opening: Opening) -> None:
+    async with opening() as broker:
+        sent = [make_request() for _ in range(20)]
+        for request in sent:
+            await broker.submit(request)
+        claimed = [await broker.claim() for _ in sent]
+    assert [each.id for each in claimed] == [each.id for each in sent]
+
+
+@on_loop
+async def test_a_request_is_claimed_as_it_was_submitted(opening: Opening) -> None:
+    async with opening() as broker:
+        sent = make_request("somebody", bytes(range(256)) * 4000)
+        await broker.submit(sent)
+        assert await broker.claim() == sent
+
+
+@on_loop
+async def test_each_request_is_claimed_once(opening: Opening) -> None:
+    async with opening() as broker:
+        claims = [asyncio.create_task(broker.claim()) for _ in range(4)]
+        await asyncio.sleep(0)
+        sent = [make_request() for _ in range(4)]
+        for request in sent:
+            await broker.submit(request)
+        claimed = await asyncio.gather(*claims)
+    assert sorted(each.id for each in claimed) == sorted(each.id for each in sent)
+
+
+@on_loop
+async def test_a_claim_that_is_given_up_takes_no_request_with_it(opening: Opening) -> None:
+    async with opening() as broker:
+        for is_late in (False, True):
+            claim = asyncio.create_task(broker.claim())
+            await asyncio.sleep(SOON_S)
+            request = make_request()
+            if is_late:
+                # The claim is woken, and given up before it could run on.
+                await broker.submit(request)
+            claim.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                assert await claim == request
+                continue
+            if not is_late:
+                await broker.submit(request)
+            assert (await broker.claim()).id == request.id
+
+
+# Live channels
+
+
+@on_loop
+async def test_a_channel_has_a_name_of_its_own_or_the_one_it_brings(opening: Opening) -> None:
+    async with opening() as broker:
+        names = {broker.subscribe().session for _ in range(50)}
+        assert len(names) == 50
+        # Nobody guesses another's.
+        assert all(len(name) >= 32 for name in names)
+        assert broker.subscribe("a-socket-io-id").session == "a-socket-io-id"
+
+
+@on_loop
+async def test_updates_come_in_order_to_the_session_of_their_request(opening: Opening) -> None:
+    async with opening() as broker:
+        first, second = broker.subscribe(), broker.subscribe()
+        for number in range(10):
+            for channel in (first, second):
+                request = make_request(channel.session)
+                await broker.publish(request, update(request, f"{channel.session} {number}"))
+        for channel in (first, second):
+            told = [(await channel.next())[1].description for _ in range(10)]
+            assert told == [f"{channel.session} {number}" for number in range(10)]
+
+
+@on_loop
+async def test_an_update_comes_with_its_request_and_all_it_carries(opening: Opening) -> None:
+    async with opening() as broker:
+        channel = broker.subscribe()
+        request = make_request(channel.session)
+        for data in (
+            None,
+            b"\x00\xff",
+            InlineResult(bytes(range(256)), True),
+            StoredResult("http://here/results/x", 7),
+        ):
+            sent = Response(request.id, Status.COMPLETED, "Done. 🗼", data, {"peak_memory": 1 << 40})
+            await broker.publish(request, sent)
+            of, response = await channel.next()
+            assert response == sent
+            assert (of.id, of.wire, of.session) == (request.id, request.wire, request.session)
+
+
+@on_loop
+async def test_one_channel_hears_of_all_its_requests(opening: Opening) -> None:
+    async with opening() as broker:
+        channel = broker.subscribe()
+        requests = [make_request(channel.session) for _ in range(3)]
+        for request in requests:
+            await broker.publish(request, update(request, ""))
+        assert [(await channel.next())[0].id for _ in requests] == [each.id for each in requests]
+
+
+@on_loop
+async def test_a_channel_that_waits_is_woken(opening: Opening) -> None:
+    async with opening() as broker:
+        channel = broker.subscribe()
+        waiting = asyncio.create_task(channel.next())
+        await asyncio.sleep(SOON_S)
+        assert not waiting.done()
+        request = make_request(channel.session)
+        await broker.publish(request, update(request, "now"))
+        assert (await waiting)[1].description == "now"
+
+
+@on_loop
+async def test_what_nobody_waits_for_goes_nowhere(opening: Opening) -> None:
+    async with opening() as broker:
+        unheard = make_request("later")
+        await broker.publish(unheard, update(unheard, "too early"))
+        polled = make_request(None)
+        await broker.publish(polled, update(polled, "to nobody"))
+        channel = broker.subscribe("later")
+        await broker.publish(unheard, update(unheard, "heard"))
+        assert (await channel.next())[1].description == "heard"
+
+
+@on_loop
+async def test_a_closed_channel_hears_no_more(opening: Opening) -> None:
+    async with opening() as broker:
+        channel = broker.subscribe("again")
+        channel.close()
+        request = make_request("again")
+        await broker.publish(request, update(request, "to nobody"))
+        channel = broker.subscribe("again")
+        await broker.publish(request, update(request, "to the new one"))
+        assert (await channel.next())[1].description == "to the new one"
+
+
+@on_loop
+async def test_a_session_is_present_while_its_channel_is_open(opening: Opening) -> None:
+    async with opening() as broker:
+        assert not broker.present("nobody")
+        channel, other = broker.subscribe(), broker.subscribe()
+        assert broker.present(channel.session)
+        channel.close()
+        assert not broker.present(channel.session)
+        assert broker.present(other.session)
+        channel.close()
+        assert broker.present(other.session)
+
+
+@on_loop
+async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Opening) -> None:
+    async with opening() as broker:
+        older, newer = broker.subscribe("name"), broker.subscribe("name")
+        older.close()
+        assert broker.present("name")
+        request = make_request("name")
+        await broker.publish(request, update(request, "to the newer"))
+        assert (await newer.next())[1].description == "to the newer"
+
+
+@on_loop
+async def test_a_departure_is_noticed(opening: Opening) -> None:
+    async with opening() as broker:
+        await broker.departed("nobody")
+        channel = broker.subscribe()
+        both = [asyncio.create_task(broker.departed(channel.session)) for _ in range(2)]
+        await asyncio.sleep(SOON_S)
+        assert not any(task.done() for task in both)
+        channel.close()
+        await asyncio.gather(*both)
+        await broker.departed(channel.session)
+
+
+# Uploads
+
+
+@on_loop
+async def test_an_upload_reaches_its_job_in_order_before_and_after_it_waits(
+    opening: Opening,
+) -> None:
+    async with opening() as broker:
+        request = make_request(broker.subscribe().session)
+        await broker.submit(request)
+        await broker.upload(request.id, request.session or "", b"before the claim")
+        claimed = await broker.claim()
+        assert await broker.uploaded(claimed) == b"before the claim"
+        waiting = asyncio.create_task(broker.uploaded(claimed))
+        await asyncio.sleep(SOON_S)
+        assert not waiting.done()
+        for content in (b"", bytes(range(256)), b"third"):
+            await broker.upload(request.id, request.session or "", content)
+        assert await waiting == b""
+        assert await broker.uploaded(claimed) == bytes(range(256))
+        assert await broker.uploaded(claimed) == b"third"
+
+
+@on_loop
+async def test_an_upload_from_another_session_is_dropped(opening: Opening) -> None:
+    async with opening() as broker:
+        owner, stranger = broker.subscribe().session, broker.subscribe().session
+        request = make_request(owner)
+        await broker.submit(request)
+        for session in (stranger, "", "nobody", owner.upper() + "x"):
+            await broker.upload(request.id, session, b"from a stranger")
+        await broker.upload(request.id, owner, b"from its owner")
+        assert await broker.uploaded(await broker.claim()) == b"from its owner"
+
+
+@on_loop
+async def test_an_upload_for_a_polled_job_is_dropped_whoever_sends_it(opening: Opening) -> None:
+    async with opening() as broker:
+        request = make_request(None)
+        await broker.submit(request)
+        for session in ("", "None", broker.subscribe().session):
+            await broker.upload(request.id, session, b"from a stranger")
+        waiting = asyncio.create_task(broker.uploaded(await broker.claim()))
+        await asyncio.sleep(SOON_S)
+        assert not waiting.done()
+        waiting.cancel()
+
+
+@on_loop
+async def test_uploads_of_two_jobs_are_kept_apart(opening: Opening) -> None:
+    async with opening() as broker:
+        session = broker.subscribe().session
+        first, second = make_request(session), make_request(session)
+        for request in (first, second):
+            await broker.submit(request)
+        await broker.upload(second.id, session, b"for the second")
+        await broker.upload(first.id, session, b"for the first")
+        assert await broker.uploaded(first) == b"for the first"
+        assert await broker.uploaded(second) == b"for the second"
+
+
+@on_loop
+async def test_nothing_is_kept_for_a_job_that_is_not_open(opening: Opening) -> None:
+    async with opening() as broker:
+        session = broker.subscribe().session
+        request = make_request(session)
+        await broker.upload(request.id, session, b"before it was submitted")
+        await broker.submit(request)
+        await broker.upload(request.id, session, b"unread")
+        await broker.release(await broker.claim())
+        await broker.upload(request.id, session, b"after it ended")
+        # Run again, it starts with nothing.
+        await broker.submit(request)
+        await broker.upload(request.id, session, b"while it runs")
+        assert await broker.uploaded(await broker.claim()) == b"while it runs"
+
+
+@on_loop
+async def test_releasing_twice_is_nothing_new(opening: Opening) -> None:
+    async with opening() as broker:
+        request = make_request()
+        await broker.submit(request)
+        claimed = await broker.claim()
+        await broker.release(claimed)
+        await broker.release(claimed)
+        following = make_request()
+        await broker.submit(following)
+        assert (await broker.claim()).id == following.id
