@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 import nnsight
 import torch
+import users_module
 from nnsight import TransformersModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
 from nnsight.schema.config import CONFIG
-
-import users_module
 
 PROMPT = "The Eiffel Tower is in the city of"
 OTHER = "Madison Square Garden is in"
@@ -321,6 +321,43 @@ def scenario_attention_weights_need_eager(context: Context) -> None:
     scenario_reads_of_layers_and_logits(context)
 
 
+def scenario_an_adapter_is_applied_to_its_request_alone(context: Context) -> None:
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(context.folder)
+    # Not the identity that an adapter starts as.
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            logits = model.lm_head.output.save()
+        return logits
+
+    with tempfile.TemporaryDirectory() as adapter:
+        peft.get_peft_model(base, config).save_pretrained(adapter)
+        kwargs = {"task": "text-generation", "peft": adapter}
+        adapted = block(TransformersModel(context.name, **kwargs), True)
+        here = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
+    assert_equal(adapted, here)
+    plain = context.same(block)
+    assert not torch.equal(adapted, plain)
+
+
+def scenario_an_adapter_that_does_not_exist(context: Context) -> None:
+    backend = RemoteBackend(context.remote.to_model_key(), env={"peft": "nobody/nothing"})
+
+    def run() -> None:
+        with context.remote.trace(PROMPT, backend=backend):
+            context.remote.lm_head.output.save()
+
+    message = error_of(run)
+    assert "could not be prepared as the request asks" in message, message
+    assert "nobody/nothing" in message
+    scenario_reads_of_layers_and_logits(context)
+
+
 # --- code that travels ---------------------------------------------------------------------------------
 
 
@@ -409,7 +446,7 @@ def scenario_asynchronous(context: Context) -> None:
     async def one() -> Any:
         backend = AsyncRemoteBackend(model.to_model_key())
         with model.trace(PROMPT, backend=backend):
-            hidden = model.transformer.h[1].output.save()  # noqa: F841
+            hidden = model.transformer.h[1].output.save()
         return (await backend)["hidden"]
 
     async def several() -> Any:
@@ -429,7 +466,7 @@ def scenario_statuses_in_order(context: Context) -> None:
         backend = AsyncRemoteBackend(model.to_model_key())
         with model.trace(PROMPT, backend=backend):
             print("from the block")
-            hidden = model.transformer.h[1].output.save()  # noqa: F841
+            hidden = model.transformer.h[1].output.save()
         return [update async for update in backend]
 
     updates = asyncio.run(watch())

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
+from tests.on_loop import on_loop
 
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker
-from tests.on_loop import on_loop
 
 Opening = Callable[[], AbstractAsyncContextManager[Broker]]
 SOON_S = 0.05
@@ -139,7 +139,9 @@ async def test_an_update_comes_with_its_request_and_all_it_carries(opening: Open
             InlineResult(bytes(range(256)), True),
             StoredResult("http://here/results/x", 7),
         ):
-            sent = Response(request.id, Status.COMPLETED, "Done. 🗼", data, {"peak_memory": 1 << 40})
+            sent = Response(
+                request.id, Status.COMPLETED, "Done. 🗼", data, {"peak_memory": 1 << 40}
+            )
             await broker.publish(request, sent)
             of, response = await channel.next()
             assert response == sent

@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.applications import Starlette
+from tests.on_loop import on_loop
 
 from ndif.gateway.refusal import Refusal, answer
 from ndif.gateway.results import Results
 from ndif.stores.objects import FileStore, ObjectStore
-from tests.on_loop import on_loop
 
 LONG_S = 3600.0
 HERE = "http://here"
@@ -176,7 +176,16 @@ async def test_an_address_cannot_be_given_more_time(opening: Opening, tmp_path: 
         await opened.store.put(key, b"secret")
         url = httpx.URL(opened.store.url(key, HERE))
         later = str(int(time.time()) + 10 * int(LONG_S))
-        for expires in (later, f"+{later}", f" {later}", "inf", "1e99", "９" * 10, "9" * 5000, "-1"):
+        for expires in (
+            later,
+            f"+{later}",
+            f" {later}",
+            "inf",
+            "1e99",
+            "９" * 10,
+            "9" * 5000,
+            "-1",
+        ):
             refused = await opened.http.get(url.copy_set_param("expires", expires))
             assert refused.status_code in (400, 403), expires[:20]
             assert b"secret" not in refused.content
@@ -263,9 +272,7 @@ async def test_no_absolute_key_reads_outside_the_folder(store: FileStore, tmp_pa
 
 @pytest.mark.parametrize("key", OUTSIDE, ids=lambda key: ascii(key[:30]))
 @on_loop
-async def test_no_key_writes_outside_the_folder(
-    store: FileStore, tmp_path: Path, key: str
-) -> None:
+async def test_no_key_writes_outside_the_folder(store: FileStore, tmp_path: Path, key: str) -> None:
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises((OSError, ValueError)):
         await store.put(key, b"overwritten")
