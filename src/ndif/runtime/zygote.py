@@ -1,7 +1,7 @@
 """The model process: holds the weights, forks runners, never runs user code.
 
 It has one thread for as long as it lives, so that a fork finds no pool that lost its threads, and its
-runners share the weights copy-on-write.
+runners share the weights copy-on-write. Weights on GPUs are not here but in an owner (see `owner`).
 """
 
 from __future__ import annotations
@@ -9,28 +9,34 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import pickle
 import selectors
 import signal
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ndif.runtime.frames import Channel
 from ndif.runtime.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from ndif.runtime.owner import Owned
+    from ndif.runtime.weights import Export
+
 _PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int) -> None:
+def main(fd: int, kind: type[Zygote] | None = None) -> None:
     """Load what the host asks for, then fork runners until it hangs up."""
     control = Channel(socket.socket(fileno=fd))
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
     try:
-        zygote = Zygote(control, spec)
+        zygote = (kind or Zygote)(control, spec)
     except Exception as error:
         traceback.print_exc()
         control.send({"kind": "failed"}, f"{type(error).__name__}: {error}".encode())
@@ -44,30 +50,84 @@ class Zygote:
     def __init__(self, control: Channel, spec: ModelSpec) -> None:
         import torch
 
-        from ndif.runtime import progress
         from ndif.runtime.generations import adapter
-        from ndif.runtime.warming import warm_up
 
         torch.set_num_threads(1)
         self._control = control
         self._spec = spec
-        self._runners: dict[int, str] = {}
+        self._runners: dict[str, int] = {}
+        self._owner: int | None = None
+        self._owned: Owned | None = None
         self._generation = adapter(spec.generation)
-        progress.report(
-            lambda done, total: control.send({"kind": "progress", "done": done, "total": total})
-        )
-        started = time.perf_counter()
-        self._generation.load(spec)
-        loaded, loaded_at = time.perf_counter(), time.time()
-        warm_up(self._generation.model)
+        export = self._export()
+        ready = self._load() if export is None else self._load_in_owner(export)
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
-        served = describe(self._generation.model, spec)
-        control.send(
-            {"kind": "ready", "model": served, "load_s": loaded - started, "loaded_at": loaded_at}
-        )
+        control.send({"kind": "ready", **ready})
 
+    def _export(self) -> Export | None:
+        """How an owner shares the weights; None where there is none, as on CPUs."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        from ndif.runtime.owner import on_cuda
+
+        return reduce_tensor if on_cuda(self._spec) else None
+
+    def _load(self) -> dict[str, Any]:
+        from ndif.runtime import progress
+        from ndif.runtime.warming import warm_up
+
+        progress.report(
+            lambda done, total: self._control.send(
+                {"kind": "progress", "done": done, "total": total}
+            )
+        )
+        started = time.perf_counter()
+        self._generation.load(self._spec)
+        loaded = time.perf_counter()
+        warm_up(self._generation.model)
+        return {"model": describe(self._generation.model, self._spec), "load_s": loaded - started}
+
+    def _load_in_owner(self, export: Export) -> dict[str, Any]:
+        """Have another process load the weights, and build here what they will be put into."""
+        import torch
+
+        from ndif.runtime import progress
+        from ndif.runtime.owner import own
+        from ndif.runtime.weights import check
+
+        connection, theirs = socket.socketpair()
+        self._owner = os.fork()
+        if self._owner == 0:
+            connection.close()
+            self._be_child(lambda: own(Channel(theirs), self._spec, self._generation, export))
+        theirs.close()
+        # It stays open: its end is the owner's sign to end.
+        self._channel = Channel(connection)
+        self._owned = self._wait_for_owner()
+        progress.report(lambda *_: None)
+        self._generation.load_meta(self._spec, self._owned.placement)
+        check(self._generation.model._module, self._owned.weights.names)
+        if torch.cuda.is_initialized():
+            raise RuntimeError("something started CUDA where it must not be, for forks to have it")
+        return {"model": self._owned.model, "load_s": self._owned.load_s}
+
+    def _wait_for_owner(self) -> Owned:
+        while True:
+            try:
+                header, body, _ = self._channel.receive()
+            except EOFError as error:
+                raise RuntimeError(f"while it loaded the weights, {self._owner_ended()}") from error
+            match header["kind"]:
+                case "progress":
+                    self._control.send(header)
+                case "failed":
+                    self._control.send(header, body)
+                    sys.exit(1)
+                case "owned":
+                    owned: Owned = pickle.loads(body)  # noqa: S301 - its maker is a fork of this
+                    return owned
     def serve(self) -> None:
         """Fork on request, report who ended, leave with the host."""
         wake, woken = socket.socketpair()

@@ -33,7 +33,8 @@ class Nnsight07:
     def __init__(self) -> None:
         self.model: Any = None
         self._objects: dict[str, Any] = {}
-        self._modules: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._forwards: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._hooks: list[tuple[dict[int, Any], frozenset[int]]] = []
 
     def load(self, spec: ModelSpec) -> None:
         """See `Generation.load`.
@@ -51,7 +52,9 @@ class Nnsight07:
         self._objects = self.model._remoteable_persistent_objects()
         for module in self.model._module.modules():
             now = vars(module)
-            self._modules.append((now, {name: now[name] for name in _REWRITTEN if name in now}))
+            self._forwards.append((now, {name: now[name] for name in _REWRITTEN if name in now}))
+            hooks = [now[name] for name in now if "_hooks" in name and isinstance(now[name], dict)]
+            self._hooks += [(held, frozenset(held)) for held in hooks]
 
     def run(
         self, payload: bytes, env: Mapping[str, Any], conversation: Conversation
@@ -86,10 +89,15 @@ class Nnsight07:
     def forget(self) -> None:
         """See `Generation.forget`."""
         linecache.clearcache()
-        for now, before in self._modules:
+        for now, before in self._forwards:
             for name in _REWRITTEN:
                 now.pop(name, None)
             now.update(before)
+        # A cache, or a scan that failed, leaves its hooks behind. They would watch the next request.
+        for now_held, held_before in self._hooks:
+            if len(now_held) != len(held_before):
+                for key in now_held.keys() - held_before:
+                    del now_held[key]
 
     def _enter(self) -> None:
         """Be inside a trace, as far as `.save()` is concerned."""
