@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import torch
+import transformers
 from nnsight import TransformersModel
 from nnsight.schema.config import CONFIG
 from rich.console import Console
@@ -58,13 +59,15 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     CONFIG.APP.REMOTE_LOGGING = False
+    transformers.utils.logging.disable_progress_bar()
 
     # No weights here: the architecture and the tokenizer are enough to write traces.
     model = TransformersModel(arguments.name, task="text-generation")
     decode = model.tokenizer.decode
 
     lens = logit_lens(model, remote=True)
-    table = Table(title=f"{PROMPT!r}: the top token by layer")
+    console.print(f"\nWhat comes after {PROMPT!r}, by layer:")
+    table = Table()
     for heading in ("layer", "top token", "probability"):
         table.add_column(heading, justify="left" if heading == "top token" else "right")
     for layer, (token, probability) in enumerate(lens):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+import uvloop
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -81,7 +82,7 @@ class Local:
                     loopback=is_loopback(self.host),
                     share_weights=self.share_weights,
                 )
-                asyncio.run(self._serve(server, listening, console))
+                uvloop.run(self._serve(server, listening, console))
             finally:
                 if self.results is None:
                     shutil.rmtree(results, ignore_errors=True)

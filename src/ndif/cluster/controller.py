@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -77,9 +77,16 @@ class Controller:
                     f"{self.config.repo_id!r} could not be loaded for nnsight {generation}: {error}"
                 ) from error
             deployment.actor, deployment.state = actor, State.RUNNING
-            if self.config.task is None and (task := actor.process.model.get("task")):
-                self.config = replace(self.config, task=str(task))
+            self._learn(actor.process.model)
             return actor
+
+    def _learn(self, model: Mapping[str, Any]) -> None:
+        """What only a loaded model tells: its name as a hub spells it, and its task."""
+        self.config = replace(
+            self.config,
+            repo_id=model.get("repo_id") or self.config.repo_id,
+            task=self.config.task or model.get("task"),
+        )
 
     def ready(self, generation: str) -> bool:
         """Whether `deploy(generation)` would return at once."""

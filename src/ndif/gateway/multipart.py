@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError, MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 _MAX_HEADER = 16 * 1024
+_MAX_PARTS = 16
+"""A client sends two. Each costs more memory than its bytes, which are what the limit counts."""
 
 
 class Malformed(ValueError):  # noqa: N818 - it is what the body is
@@ -21,7 +23,7 @@ class Parts:
         """Prepare to read.
 
         Raises:
-            Malformed: if the content type names no boundary.
+            Malformed: if the content type names no boundary, or one that cannot be.
         """
         _, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
@@ -32,17 +34,21 @@ class Parts:
         self._field = self._value = b""
         self._header_size = 0
         self._ended = False
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_part_data": self._data,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_end": self._end,
-            },
-        )
+        self._count = 0
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_part_data": self._data,
+                    "on_header_field": self._header_field,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._header_end,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise Malformed(str(error)) from error
 
     async def read(self, chunks: AsyncIterator[bytes]) -> dict[str, bytearray]:
         """The parts by name, once the body has come whole.
@@ -63,6 +69,9 @@ class Parts:
     def _begin(self) -> None:
         self._part = bytearray()
         self._header_size = 0
+        self._count += 1
+        if self._count > _MAX_PARTS:
+            raise MultipartParseError(f"it has more than {_MAX_PARTS} parts")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._part += memoryview(data)[start:end]

@@ -6,6 +6,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+_SHOWN = 200
+"""How much of a path is repeated to who asked for it."""
+
 
 class Refusal(Exception):  # noqa: N818 - it is what it is called
     """An HTTP answer of 4xx or 5xx in the form clients read: `{"detail": …}`."""
@@ -28,11 +31,12 @@ async def answer(_: Request, error: Exception) -> Response:
 async def answer_unknown(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (no such route or method), in the same form."""
     assert isinstance(error, HTTPException)  # noqa: S101
+    path = request.url.path[:_SHOWN]
     if error.status_code == 404:
         detail = (
-            f"There is nothing at {request.url.path}. nnsight uses /request, /response/ID, "
+            f"There is nothing at {path}. nnsight uses /request, /response/ID, "
             "/results/ID, /subscribe, /ws/socket.io, /status, /env, /ping and /connected."
         )
     else:
-        detail = f"{request.method} is not possible at {request.url.path}."
+        detail = f"{request.method} is not possible at {path}."
     return JSONResponse({"detail": detail}, error.status_code, error.headers)

@@ -28,6 +28,8 @@ from ndif.stores.broker import Broker
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
 _NEWEST = "0.8"
+_SHOWN = 100
+"""How much of what a client sent is repeated to it."""
 
 
 class Envelope(BaseModel):
@@ -127,11 +129,13 @@ class Submit:
         compress = headers.get("nnsight-compress", "True")
         if compress not in ("True", "False"):
             raise Refusal(
-                400, f"The header nnsight-compress must be True or False, not {compress!r}."
+                400, f"The header nnsight-compress must be True or False, not {_shown(compress)}."
             )
         callback = headers.get("ndif-callback", "")
         if callback and not callback.startswith(("http://", "https://")):
-            raise Refusal(400, f"The callback must be an http or https URL, not {callback!r}.")
+            raise Refusal(
+                400, f"The callback must be an http or https URL, not {_shown(callback)}."
+            )
         model = _model_key(headers["nnsight-model-key"])
         payload = bytearray()
         async for chunk in self._body(http):
@@ -175,13 +179,14 @@ class Submit:
         if generation is None:
             raise Refusal(
                 400,
-                f"The header nnsight-version is {version!r}, which is not a version. "
+                f"The header nnsight-version is {_shown(version)}, which is not a version. "
                 f"This server serves nnsight {served}.",
             )
         if generation in installed:
             if (generation in _ENVELOPE_GENERATIONS) is not (wire is Wire.ENVELOPE):
                 raise Refusal(
-                    400, f"nnsight {version} does not send requests of this form; is it modified?"
+                    400,
+                    f"nnsight {version[:_SHOWN]} does not send requests of this form; is it modified?",
                 )
             return generation
         fixes = [f"pip install '{installed[max(installed)] and SUPPORTED[max(installed)]}'"]
@@ -191,7 +196,7 @@ class Submit:
             operator = ""
         raise Refusal(
             400,
-            f"This server serves nnsight {served}; yours is {version}. On your side run "
+            f"This server serves nnsight {served}; yours is {version[:_SHOWN]}. On your side run "
             f"`{fixes[0]}`{operator}.",
         )
 
@@ -219,6 +224,10 @@ def _model_key(text: str) -> ModelKey:
         return ModelKey.parse(text)
     except ValueError as error:
         raise Refusal(400, str(error)) from error
+
+
+def _shown(text: str) -> str:
+    return repr(text[:_SHOWN])
 
 
 def _base_url(http: HttpRequest) -> str:

@@ -10,6 +10,10 @@ from typing import Any
 from ndif.runtime.frames import LENGTHS, MAX_HEADER, Header, pack, unpack_header
 
 
+_SMALL = 1 << 16
+"""A body up to this many bytes is cheaper to copy than to send by itself."""
+
+
 class ProtocolError(Exception):
     """The other end broke the frame format or a limit; it can no longer be trusted."""
 
@@ -39,6 +43,8 @@ class Channel:
         loop = asyncio.get_running_loop()
         async with self._sending:
             head = pack(header, len(body))
+            if len(body) <= _SMALL:
+                head, body = head + body, b""
             if fds:
                 await _writable(self._socket)
                 sent = socket.send_fds(self._socket, [head], list(fds))

@@ -176,6 +176,8 @@ def environment(runtime: Runtime) -> dict[str, str]:
         # The tokenizer's own thread pool would not survive a fork.
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        # What lies in the folder that the server was started from is no module of its processes.
+        "PYTHONSAFEPATH": "1",
     }
 
 

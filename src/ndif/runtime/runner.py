@@ -6,7 +6,9 @@ import gc
 import io
 import os
 import select
+import sys
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
@@ -53,6 +55,11 @@ class LogStream(io.TextIOBase):
             self._channel.send({"kind": "log"}, line.encode(errors="replace"))
 
 
+def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """A warning for the user, without the place on this machine that it comes from."""
+    print(f"{category.__name__}: {message}", file=sys.stderr)
+
+
 class Runner:
     """The loop that serves one channel."""
 
@@ -65,6 +72,7 @@ class Runner:
         """Run what comes until the host hangs up."""
         # The zygote keeps one thread, so that a fork loses none; the pool is this process's own.
         torch.set_num_threads(self._threads)
+        warnings.showwarning = show_warning
         warm_up(self._generation.model)
         self._channel.send({"kind": "idle"})
         while True:

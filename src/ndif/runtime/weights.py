@@ -1,4 +1,4 @@
-"""Weights apart from their modules: taken from a model in one process, put into the same model in another."""
+"""Weights apart from their modules: taken from a model in one process, given to its like in another."""
 
 from __future__ import annotations
 
@@ -122,6 +122,11 @@ class Placement:
             if (hook := getattr(part, "_hf_hook", None)) is not None
         }
         return cls(str(module.device), getattr(module, "hf_device_map", None), hooks)
+
+    def enter(self) -> None:
+        """Have this process put on the GPU of the weights what nobody says the GPU of."""
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def apply(self, module: Any) -> None:
         """Have values moved in `module`, which nnsight has wrapped, as they are where the weights are."""

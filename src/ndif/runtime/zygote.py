@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import pickle
 import selectors
@@ -55,11 +56,12 @@ class Zygote:
         torch.set_num_threads(1)
         self._control = control
         self._spec = spec
-        self._runners: dict[str, int] = {}
+        self._runners: dict[int, str] = {}
         self._owner: int | None = None
         self._owned: Owned | None = None
-        self._generation = adapter(spec.generation)
+        # First, because what comes next may ask torch for its devices.
         export = self._export()
+        self._generation = adapter(spec.generation)
         ready = self._load() if export is None else self._load_in_owner(export)
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
@@ -70,7 +72,7 @@ class Zygote:
         """How an owner shares the weights; None where there is none, as on CPUs."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        from ndif.runtime.owner import on_cuda
+        from ndif.runtime.generations.loading import on_cuda
 
         return reduce_tensor if on_cuda(self._spec) else None
 
@@ -85,9 +87,13 @@ class Zygote:
         )
         started = time.perf_counter()
         self._generation.load(self._spec)
-        loaded = time.perf_counter()
+        loaded, loaded_at = time.perf_counter(), time.time()
         warm_up(self._generation.model)
-        return {"model": describe(self._generation.model, self._spec), "load_s": loaded - started}
+        return {
+            "model": describe(self._generation.model, self._spec),
+            "load_s": loaded - started,
+            "loaded_at": loaded_at,
+        }
 
     def _load_in_owner(self, export: Export) -> dict[str, Any]:
         """Have another process load the weights, and build here what they will be put into."""
@@ -106,28 +112,35 @@ class Zygote:
         # It stays open: its end is the owner's sign to end.
         self._channel = Channel(connection)
         self._owned = self._wait_for_owner()
+        loaded_at = time.time()
         progress.report(lambda *_: None)
         self._generation.load_meta(self._spec, self._owned.placement)
         check(self._generation.model._module, self._owned.weights.names)
         if torch.cuda.is_initialized():
             raise RuntimeError("something started CUDA where it must not be, for forks to have it")
-        return {"model": self._owned.model, "load_s": self._owned.load_s}
+        return {
+            "model": self._owned.model,
+            "load_s": self._owned.load_s,
+            "loaded_at": loaded_at,
+        }
 
     def _wait_for_owner(self) -> Owned:
         while True:
             try:
                 header, body, _ = self._channel.receive()
             except EOFError as error:
-                raise RuntimeError(f"while it loaded the weights, {self._owner_ended()}") from error
+                code = os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])
+                raise RuntimeError(f"the process that loads the weights ended ({code})") from error
             match header["kind"]:
                 case "progress":
                     self._control.send(header)
                 case "failed":
-                    self._control.send(header, body)
+                    self._control.send(header, bytes(body))
                     sys.exit(1)
                 case "owned":
                     owned: Owned = pickle.loads(body)  # noqa: S301 - its maker is a fork of this
                     return owned
+
     def serve(self) -> None:
         """Fork on request, report who ended, leave with the host."""
         wake, woken = socket.socketpair()
@@ -138,6 +151,8 @@ class Zygote:
         with selectors.DefaultSelector() as selector:
             selector.register(self._control.socket, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
+            # An owner may have ended before its end would have been noticed.
+            self._reap()
             while True:
                 for key, _ in selector.select():
                     if key.fileobj is wake:
@@ -153,29 +168,38 @@ class Zygote:
     def _fork(self, runner: str, fd: int) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become_runner(fd)
+            self._be_child(lambda: self._run(fd))
         os.close(fd)
         self._runners[pid] = runner
         self._control.send({"kind": "forked", "runner": runner, "pid": pid})
 
-    def _become_runner(self, fd: int) -> NoReturn:
+    def _be_child(self, run: Callable[[], None]) -> NoReturn:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # A runner does not outlive its zygote, whatever it is doing.
+            # A child does not outlive its zygote, whatever it is doing.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             self._control.socket.close()
-
-            from ndif.runtime.runner import Runner
-
-            Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads).serve()
+            run()
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(status)
+
+    def _run(self, fd: int) -> None:
+        """Be a runner."""
+        from ndif.runtime.runner import Runner
+
+        if self._owned is not None:
+            from ndif.runtime.weights import install
+
+            self._channel.socket.close()
+            self._owned.placement.enter()
+            install(self._generation.model._module, self._owned.weights.tensors())
+        Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads).serve()
 
     def _reap(self) -> None:
         while True:
@@ -185,15 +209,20 @@ class Zygote:
                 return
             if pid == 0:
                 return
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self._owner:
+                self._owner = None
+                print(f"the process that held the weights ended ({code})", file=sys.stderr)
+                self._end(1)
             runner = self._runners.pop(pid, None)
             if runner is not None:
-                code = os.waitstatus_to_exitcode(status)
                 self._control.send({"kind": "exited", "runner": runner, "code": code})
 
-    def _end(self) -> NoReturn:
-        for pid in self._runners:
+    def _end(self, status: int = 0) -> NoReturn:
+        for pid in [*self._runners, *([self._owner] if self._owner else [])]:
             os.kill(pid, signal.SIGKILL)
-        os._exit(0)
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def describe(model: Any, spec: ModelSpec) -> dict[str, Any]:
@@ -209,4 +238,19 @@ def describe(model: Any, spec: ModelSpec) -> dict[str, Any]:
         "device": str(module.device),
         "task": getattr(model, "task", None),
         "folder": str(Path(config).parent),
+        "repo_id": canonical_name(model, spec),
     }
+
+
+def canonical_name(model: Any, spec: ModelSpec) -> str | None:
+    """The name that clients' keys carry: a hub knows "gpt2" as "openai-community/gpt2".
+
+    None for a folder, whose name the operator gives, and where no hub answers.
+    """
+    if Path(spec.checkpoint).is_dir():
+        return None
+    try:
+        name: str = json.loads(model._remoteable_model_key())["repo_id"]
+    except Exception:
+        return None
+    return name

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.runtime.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from ndif.runtime.weights import Placement
 
 
 class PayloadError(Exception):
@@ -37,6 +40,13 @@ class Generation(Protocol):
 
     def load(self, spec: ModelSpec) -> None:
         """Load the model that `spec` names onto its device."""
+        ...
+
+    def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
+        """Have the model as `load` does, but without weights, which are put in later.
+
+        They will be where `placement` says, and the model counts as one that is there.
+        """
         ...
 
     def run(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nnsight
+import torch
 from nnsight.modeling.transformers import TransformersModel
 from nnsight.schema.request import RequestModel
 from nnsight.tracing import globals as tracing_globals
@@ -18,8 +21,12 @@ from ndif.runtime.generations.port import BlockError, Conversation, PayloadError
 from ndif.runtime.generations.unpacking import unpacking
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain
+from ndif.runtime.weights import Placement
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
+
+# What it warns of, a device beside a device map, is what it takes to have the model there.
+logging.getLogger("transformers.pipelines").addFilter(lambda record: "device_map" not in record.msg)
 
 
 class Nnsight08:
@@ -32,13 +39,21 @@ class Nnsight08:
 
     def load(self, spec: ModelSpec) -> None:
         """See `Generation.load`."""
+        arguments = load_arguments(spec)
+        if arguments.get("device_map", "auto") != "auto":
+            # Told of the map alone, the pipeline moves the model to the first GPU.
+            arguments["device"] = arguments["device_map"]
         self.model = TransformersModel(
-            spec.checkpoint,
-            revision=spec.revision,
-            task=spec.task,
-            dispatch=True,
-            **load_arguments(spec),
+            spec.checkpoint, revision=spec.revision, task=spec.task, dispatch=True, **arguments
         )
+
+    def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
+        """See `Generation.load_meta`."""
+        # Not nnsight's own way to do without weights: that one leaves out what comes with them, such as
+        # the generation settings and the evaluation mode, and takes the tokenizer of another revision.
+        self.load(replace(spec, device="meta"))
+        placement.apply(self.model._module)
+        self.model.pipeline.device = torch.device(placement.device)
 
     def run(
         self, payload: bytes, env: Mapping[str, Any], conversation: Conversation

@@ -1,0 +1,24 @@
+"""The demo, as `make demo` runs it: a real pretrained model and real clients of two generations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_demo_says_paris(runtimes: Path) -> None:
+    assert (runtimes / "0.7").is_dir()
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "demo.py"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "│    29 │ ' Paris'" in run.stdout, run.stdout
+    assert "as it is, it says ' Paris'" in run.stdout
+    assert "The same traces in this process give the same values." in run.stdout
+    assert "hears ' Paris' from it, too." in run.stdout
