@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -17,12 +16,13 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from pydantic import ValidationError
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ndif.cluster.controller import DeploymentError
-from ndif.config import settings
+from ndif.config import Settings, settings
 from ndif.gateway.origin import is_loopback
 from ndif.schema.deployment import DeploymentConfig, task_of
 from ndif.server import Server
@@ -67,17 +67,18 @@ class Local:
             format="%(message)s",
         )
         config = self.deployment()
+        options = _settings()
         with listen(self.host, self.port) as listening:
             if not is_loopback(self.host):
                 console.print(
                     f"[bold yellow]Warning:[/] {self.host} is not this machine alone. Whoever reaches the "
                     "port runs code here as you: local mode trusts its user."
                 )
-            results = self.results or Path(tempfile.mkdtemp(prefix="ndif-results-"))
+            results = self._results_folder()
             try:
                 server = Server(
                     config,
-                    settings(),
+                    options,
                     results,
                     loopback=is_loopback(self.host),
                     share_weights=self.share_weights,
@@ -86,6 +87,19 @@ class Local:
             finally:
                 if self.results is None:
                     shutil.rmtree(results, ignore_errors=True)
+
+    def _results_folder(self) -> Path:
+        folder = self.results
+        if folder is None:
+            return Path(tempfile.mkdtemp(prefix="ndif-results-"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError as error:
+            raise LocalError(
+                f"Results cannot be kept in {folder} ({error.strerror}). Choose another --results-dir."
+            ) from error
 
     def deployment(self) -> DeploymentConfig:
         """What the options ask for.
@@ -198,6 +212,16 @@ class _Http(uvicorn.Server):
         self.should_exit = True
 
 
+def _settings() -> Settings:
+    try:
+        return settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        variable = f"NDIF_{name.upper()}" if name in Settings.model_fields else name
+        raise LocalError(f"The variable {variable} is not valid: {first['msg']}.") from error
+
+
 def listen(host: str, port: int | None) -> socket.socket:
     """A listening socket: on `port`, or on the first free one from 8289 (specification, 001).
 
@@ -216,7 +240,8 @@ def listen(host: str, port: int | None) -> socket.socket:
                     "one found."
                 ) from error
             raise LocalError(
-                f"Cannot listen on {host}:{candidate}: {os.strerror(error.errno or 0)}."
+                # strerror, because a name that is not known has no errno of the system's.
+                f"Cannot listen on {host}:{candidate}: {error.strerror}."
             ) from error
     raise LocalError(f"No port from {_FIRST_PORT} on is free.")
 

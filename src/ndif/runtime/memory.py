@@ -12,7 +12,8 @@ _KIB = 1024
 def reset_peak() -> None:
     """Begin to measure anew."""
     if torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
         return
     Path("/proc/self/clear_refs").write_text("5")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ndif.runtime.generations.port import BlockError, Conversation
 from ndif.runtime.generations.unpacking import unpacking
 from ndif.runtime.generations.workers import end_workers
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights import Placement
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
@@ -50,6 +52,17 @@ class Nnsight07:
             spec.checkpoint, revision=spec.revision, dispatch=True, **load_arguments(spec)
         )
         self._objects = self.model._remoteable_persistent_objects()
+        self._remember()
+
+    def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
+        """See `Generation.load_meta`."""
+        self.load(replace(spec, device="meta"))
+        placement.apply(self.model._module)
+        self._remember()
+
+    def _remember(self) -> None:
+        """Note how every module is, for `forget` to have it so again."""
+        self._forwards, self._hooks = [], []
         for module in self.model._module.modules():
             now = vars(module)
             self._forwards.append((now, {name: now[name] for name in _REWRITTEN if name in now}))
