@@ -218,7 +218,8 @@ def _settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        variable = f"NDIF_{name.upper()}" if name in Settings.model_fields else name
+        prefix = str(Settings.model_config["env_prefix"])
+        variable = f"{prefix}{name}".upper() if name in Settings.model_fields else name
         raise LocalError(f"The variable {variable} is not valid: {first['msg']}.") from error
 
 

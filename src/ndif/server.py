@@ -46,17 +46,16 @@ class Server:
         self._objects = FileStore(results, settings.result_ttl_s)
         broker = MemoryBroker()
         runtimes = Runtimes(settings.runtimes)
-        installed = runtimes.installed()
         responder = Responder(broker, self._objects)
         self.controller = Controller(
             config,
             lambda config, generation: ModelActor(
-                config, installed[generation], settings, broker, self._objects
+                config, runtimes.installed()[generation], settings, broker, self._objects
             ),
         )
         self._dispatcher = Dispatcher(self.controller, broker, responder, settings)
         self._hub = Hub(share_weights=share_weights)
-        submit = Submit(settings, broker, responder, installed, lambda: self.controller.config)
+        submit = Submit(settings, broker, responder, runtimes, lambda: self.controller.config)
         routes = [
             *submit.routes(),
             *Subscribe(broker).routes(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,7 +15,7 @@ from ndif.config import Settings
 from ndif.gateway.multipart import Malformed, Parts
 from ndif.gateway.origin import is_loopback
 from ndif.gateway.refusal import Refusal
-from ndif.host.runtimes import SUPPORTED, Runtime, generation_of
+from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.queue.responder import Responder
 from ndif.schema import wires
 from ndif.schema.deployment import DeploymentConfig, refusal
@@ -51,13 +51,14 @@ class Submit:
         settings: Settings,
         broker: Broker,
         responder: Responder,
-        installed: Mapping[str, Runtime],
+        runtimes: Runtimes,
         config: Callable[[], DeploymentConfig],
     ) -> None:
         self._settings = settings
         self._broker = broker
         self._responder = responder
-        self._installed = installed
+        self._runtimes = runtimes
+        self._installed = runtimes.installed()
         self._config = config
 
     def routes(self) -> list[BaseRoute]:
@@ -112,7 +113,7 @@ class Submit:
                 400, f"The request's envelope is not valid: {where}: {first['msg']}."
             ) from error
         return Request(
-            model=_model_key(envelope.model_key),
+            model=self._model(envelope.model_key),
             generation=generation,
             wire=Wire.ENVELOPE,
             payload=parts["blob"],
@@ -136,7 +137,7 @@ class Submit:
             raise Refusal(
                 400, f"The callback must be an http or https URL, not {_shown(callback)}."
             )
-        model = _model_key(headers["nnsight-model-key"])
+        model = self._model(headers["nnsight-model-key"])
         payload = bytearray()
         async for chunk in self._body(http):
             payload += chunk
@@ -172,8 +173,20 @@ class Submit:
                 raise too_large
             yield chunk
 
+    def _model(self, text: str) -> ModelKey:
+        try:
+            key = ModelKey.parse(text)
+        except ValueError as error:
+            raise Refusal(400, str(error)) from error
+        if why := refusal(self._config(), key):
+            raise Refusal(400, why)
+        return key
+
     def _generation(self, version: str, wire: Wire) -> str:
         generation = generation_of(version)
+        if generation is not None and generation not in self._installed:
+            # One that was added since the server started is served without a restart.
+            self._installed = self._runtimes.installed()
         installed = self._installed
         served = ", ".join(sorted(r.version for r in installed.values()))
         if generation is None:
@@ -189,20 +202,14 @@ class Submit:
                     f"nnsight {version[:_SHOWN]} does not send requests of this form; is it modified?",
                 )
             return generation
-        fixes = [f"pip install '{installed[max(installed)] and SUPPORTED[max(installed)]}'"]
-        if generation in SUPPORTED:
-            operator = f", or ask its operator to run `ndif runtime add {generation}`"
-        else:
-            operator = ""
+        here = f", or ask its operator to run `ndif runtime add {generation}`"
         raise Refusal(
             400,
             f"This server serves nnsight {served}; yours is {version[:_SHOWN]}. On your side run "
-            f"`{fixes[0]}`{operator}.",
+            f"`pip install '{SUPPORTED[_NEWEST]}'`{here if generation in SUPPORTED else ''}.",
         )
 
     def _check(self, request: Request) -> None:
-        if why := refusal(self._config(), request.model):
-            raise Refusal(400, why)
         if not request.payload:
             raise Refusal(400, "The request has no payload.")
         if request.compress and not request.payload.startswith(_ZSTD_MAGIC):
@@ -217,13 +224,6 @@ class Submit:
                 "The live channel that this request names is not open (any more). Run the trace again; "
                 "with blocking=False no channel is needed.",
             )
-
-
-def _model_key(text: str) -> ModelKey:
-    try:
-        return ModelKey.parse(text)
-    except ValueError as error:
-        raise Refusal(400, str(error)) from error
 
 
 def _shown(text: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ndif.runtime.frames import LENGTHS, MAX_HEADER, Header, pack, unpack_header
 
-
 _SMALL = 1 << 16
 """A body up to this many bytes is cheaper to copy than to send by itself."""
 

@@ -36,6 +36,8 @@ class Nnsight08:
         self.model: Any = None
         self._objects: dict[str, Any] | None = None
         self._env: dict[str, Any] = {}
+        self._attention: str | None = None
+        """The implementation that the model was loaded with: what a request gets that names none."""
 
     def load(self, spec: ModelSpec) -> None:
         """See `Generation.load`."""
@@ -46,6 +48,7 @@ class Nnsight08:
         self.model = TransformersModel(
             spec.checkpoint, revision=spec.revision, task=spec.task, dispatch=True, **arguments
         )
+        self._attention = self.model.attn_implementation
 
     def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
         """See `Generation.load_meta`."""
@@ -59,7 +62,7 @@ class Nnsight08:
         self, payload: bytes, env: Mapping[str, Any], conversation: Conversation
     ) -> dict[str, Any]:
         """See `Generation.run`. This generation holds no conversation."""
-        self._apply(dict(env))
+        self._apply({"attn_implementation": self._attention, **env})
         with unpacking("0.8"):
             tracer = RequestModel.deserialize(payload, self._persistent_objects())
             code, frame = tracer.info.code, tracer.info.frame
