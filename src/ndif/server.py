@@ -43,6 +43,7 @@ class Server:
         loopback: bool,
         share_weights: bool = False,
     ) -> None:
+        self._settings = settings
         self._objects = FileStore(results, settings.result_ttl_s)
         broker = MemoryBroker()
         runtimes = Runtimes(settings.runtimes)
@@ -94,7 +95,8 @@ class Server:
                 access_log=False,
                 # Results are compressed already, and by their client's choice.
                 ws_per_message_deflate=False,
-                ws_max_size=1 << 20,
+                # What a hybrid job's client computed comes in one message.
+                ws_max_size=self._settings.socketio_max_http_buffer_size,
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )

@@ -112,7 +112,12 @@ class Client:
         assert self._process.stdin is not None
         self._process.stdin.write(scenario + "\n")
         self._process.stdin.flush()
-        failed = self._answer()["failed"]
+        patience = threading.Timer(PATIENCE_S, self._process.kill)
+        patience.start()
+        try:
+            failed = self._answer()["failed"]
+        finally:
+            patience.cancel()
         assert failed is None, f"{failed}\n--- client's output ---\n" + "\n".join(self._errors)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import nnsight
 import torch
 import users_module
+from comparing import assert_equal, raised
 from nnsight import TransformersModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
 from nnsight.schema.config import CONFIG
@@ -36,32 +37,9 @@ class Context:
         return remote
 
 
-def assert_equal(left: Any, right: Any) -> None:
-    """Equal in structure, type, dtype and every number."""
-    assert type(left) is type(right), (type(left), type(right))
-    if isinstance(left, torch.Tensor):
-        assert left.dtype == right.dtype
-        assert left.shape == right.shape
-        assert torch.equal(left, right), (left - right).abs().max()
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_equal(left[key], right[key])
-    elif isinstance(left, list | tuple):
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_equal(one, other)
-    else:
-        assert left == right, (left, right)
-
-
 def error_of(run: Callable[[], Any]) -> str:
     """The message of the RemoteError that `run` must raise."""
-    try:
-        run()
-    except RemoteError as error:
-        return str(error)
-    raise AssertionError("no error came")
+    return str(raised(run, RemoteError))
 
 
 # --- reads and edits -------------------------------------------------------------------------------

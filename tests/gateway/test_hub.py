@@ -27,9 +27,9 @@ from huggingface_hub.hf_api import RepoFile, RepoFolder
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
+from tests.tiny_models import make_gpt2, make_llama
 
 from ndif.gateway.hub import Hub, HubModel
-from tiny_models import make_gpt2, make_llama
 
 TINY = "test-org/tiny"
 SHARED = {

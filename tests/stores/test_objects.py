@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -104,7 +103,10 @@ async def test_another_process_writes_an_upload(opening: Opening, tmp_path: Path
     async with opening(tmp_path, LONG_S) as opened:
         key, upload = result_key(), opened.store.create()
         fd = upload.fileno()
-        subprocess.run(["head", "-c", "2000000", "/dev/zero"], stdout=fd, check=True)
+        writing = await asyncio.create_subprocess_exec(
+            *("head", "-c", "2000000", "/dev/zero"), stdout=fd
+        )
+        assert await writing.wait() == 0
         assert await upload.commit(key) == 2_000_000
         assert await opened.store.get(key) == bytes(2_000_000)
 
@@ -129,7 +131,7 @@ async def test_a_discarded_upload_leaves_nothing(opening: Opening, tmp_path: Pat
         os.write(upload.fileno(), b"half of it")
         upload.discard()
         upload.discard()
-        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+        assert files_in(tmp_path) == {}
 
 
 @on_loop
@@ -182,7 +184,7 @@ async def test_an_address_cannot_be_given_more_time(opening: Opening, tmp_path: 
             f" {later}",
             "inf",
             "1e99",
-            "９" * 10,
+            "\uff19" * 10,
             "9" * 5000,
             "-1",
         ):
@@ -273,12 +275,11 @@ async def test_no_absolute_key_reads_outside_the_folder(store: FileStore, tmp_pa
 @pytest.mark.parametrize("key", OUTSIDE, ids=lambda key: ascii(key[:30]))
 @on_loop
 async def test_no_key_writes_outside_the_folder(store: FileStore, tmp_path: Path, key: str) -> None:
-    before = sorted(tmp_path.rglob("*"))
+    before = files_in(tmp_path)
     with pytest.raises((OSError, ValueError)):
         await store.put(key, b"overwritten")
-    assert (tmp_path / "outside").read_bytes() == b"secret"
-    # Nor is what was refused left lying about.
-    assert sorted(tmp_path.rglob("*")) == before
+    # Nothing is overwritten, and what was refused is not left lying about.
+    assert files_in(tmp_path) == before
 
 
 @on_loop
@@ -312,14 +313,13 @@ def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) ->
     for key in ("results/old.pt", "results/new.pt", "responses/old.json"):
         asyncio.run(store.put(key, b"1"))
     abandoned, running = store.create(), store.create()
-    unfinished = {path for path in tmp_path.iterdir() if path.is_file()}
-    assert len(unfinished) == 2
+    assert len(files_in(tmp_path)) == 5
     old = time.time() - LONG_S - 1
     for path in (tmp_path / "results/old.pt", tmp_path / "responses/old.json"):
         os.utime(path, (old, old))
     os.utime(abandoned.fileno(), (old, old))
     store.sweep()
-    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    left = files_in(tmp_path)
     assert len(left) == 2
     assert "results/new.pt" in left
     running.discard()
@@ -339,6 +339,15 @@ def test_a_sweep_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
     FileStore(tmp_path, LONG_S).sweep()
     assert not (tmp_path / "results" / "old.pt").exists()
     assert all(path.read_bytes() == b"years of work" for path in foreign)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, with what is in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
 
 
 def flipped(text: str) -> str:

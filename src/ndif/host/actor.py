@@ -28,7 +28,7 @@ Respond = Callable[[Response], Awaitable[None]]
 _DONE = "Your job has been completed."
 _EXIT_PATIENCE_S = 1.0
 _SLACK = 1 << 20
-"""What a frame may hold beyond the largest inline result: an error's text."""
+"""What a frame may hold beyond the largest inline result or streamed function: an error's text."""
 
 
 class ReplicaLostError(Exception):
@@ -111,7 +111,10 @@ class ModelActor:
                     case "stream":
                         await respond(Response(request.id, Status.STREAM, data=body))
                     case "await upload":
-                        await runner.send({"kind": "upload"}, await self._broker.uploaded(request))
+                        content = await runner.unless_ended(self._broker.uploaded(request))
+                        if content is None:
+                            break
+                        await runner.send({"kind": "upload"}, content)
                     case "spill":
                         upload = self._objects.create()
                         await runner.send({"kind": "file"}, fds=[upload.fileno()])
@@ -168,7 +171,11 @@ class ModelActor:
         }
 
     def _max_body(self) -> int:
-        return self._settings.max_inline_result_bytes + _SLACK
+        # A hybrid job may send its client as much as that may send back.
+        settings = self._settings
+        return (
+            max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + _SLACK
+        )
 
     async def _inline(self, request: Request, header: Mapping[str, Any], body: bytes) -> Response:
         """A result that came in the frame: it goes on in one, or into the store if it is polled."""

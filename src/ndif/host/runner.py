@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from ndif.host.channel import Channel
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -44,6 +46,16 @@ class Runner:
         with contextlib.suppress(asyncio.TimeoutError):
             return await asyncio.wait_for(asyncio.shield(self._exit), patience_s)
         return None
+
+    async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
+        """What `coming` gives; None where this process ends while it is waited for."""
+        task = asyncio.create_task(coming)
+        either: set[asyncio.Future[Any]] = {task, self._exit}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
 
     async def ready(self) -> None:
         """Return once it waits for a request, or has ended."""

@@ -45,8 +45,10 @@ async def _call_back(request: Request, response: Response) -> None:
 
     try:
         async with httpx.AsyncClient(timeout=_CALLBACK_TIMEOUT_S) as client:
-            await client.get(
-                request.callback, params={"status": response.status.value, "id": request.id}
+            # `params=` would put them in the place of what the address asks for itself.
+            url = httpx.URL(request.callback).copy_merge_params(
+                {"status": response.status.value, "id": request.id}
             )
+            await client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         logger.warning("request %s: its callback failed: %s", request.id, error)

@@ -1,0 +1,54 @@
+"""What the scenarios of every generation compare with. No client in it: each process has its own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (\S+)\n    (.+)$', re.MULTILINE)
+
+Raised = TypeVar("Raised", bound=BaseException)
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    """Equal in structure, type, dtype and every number."""
+    assert type(left) is type(right), (type(left), type(right))
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        assert torch.equal(left, right), (left - right).abs().max()
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_equal(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_equal(one, other)
+    else:
+        assert left == right, (left, right)
+
+
+def raised(run: Callable[[], Any], kind: type[Raised]) -> Raised:
+    """The error of `kind` that `run` must raise."""
+    try:
+        run()
+    except kind as error:
+        return error
+    raise AssertionError("no error came")
+
+
+def frames(message: str) -> list[tuple[str, int, str, str]]:
+    """File, line, function and source line of every frame that a traceback shows."""
+    return [(file, int(line), name, text) for file, line, name, text in _FRAME.findall(message)]
+
+
+def place(function: Callable[..., Any], text: str) -> tuple[str, int, str, str]:
+    """The frame that a traceback must show for the line of `function` that contains `text`."""
+    lines, first = inspect.getsourcelines(function)
+    [(number, line)] = [(first + i, line) for i, line in enumerate(lines) if text in line]
+    return inspect.getfile(function), number, function.__name__, line.strip()

@@ -1,0 +1,1177 @@
+"""What researchers do with nnsight 0.7 and 0.6, run remotely and in this process, with equal values.
+
+`scenario_07_…` and `scenario_06_…` are of one version alone, and say why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import linecache
+import os
+import sys
+import threading
+import time
+import urllib.parse
+import warnings
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+# Once nnsight has put `.save` on every object, anyio's classes can no longer be made, and an
+# asynchronous client makes them with its first download.
+import anyio._backends._asyncio  # noqa: F401
+import httpx
+import nnsight
+import torch
+import users_module
+from comparing import assert_equal, frames, place, raised
+from nnsight import CONFIG, LanguageModel
+from nnsight.intervention import serialization
+from nnsight.intervention.backends import remote as remote_backend
+from nnsight.intervention.backends.remote import LocalTracer, RemoteBackend, RemoteException
+from nnsight.intervention.tracing.base import Tracer
+from nnsight.intervention.tracing.globals import Globals
+
+PROMPT = "The Eiffel Tower is in the city of"
+OTHER = "Madison Square Garden is in"
+INLINE = 8 << 20
+"""Up to this many bytes a result comes in the live channel (NDIF_MAX_INLINE_RESULT_BYTES)."""
+
+
+class Context:
+    """The model without weights, which runs remotely, and the same with weights, which runs here."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        # Polling without a key is an error of the client's.
+        CONFIG.API.APIKEY = ""
+        self.version = nnsight.__version__
+        self.name = name
+        self.remote = LanguageModel(name)
+        self.local = LanguageModel(folder, dispatch=True)
+
+    def same(self, block: Callable[[Any, bool], Any]) -> Any:
+        """Run `block(model, remote)` both ways; the remote values, which equal the local ones."""
+        remote, local = block(self.remote, True), block(self.local, False)
+        assert_equal(remote, local)
+        return remote
+
+
+class Recorder(RemoteBackend):
+    """A client that notes every response, and the form in which its result came."""
+
+    def __init__(self, context: Context, **options: Any) -> None:
+        super().__init__(context.remote.to_model_key(), **options)
+        self.responses: list[tuple[str, str]] = []
+        self.came: Any = None
+
+    def handle_response(self, response: Any, tracer: Any = None) -> Any:
+        """See `RemoteBackend`."""
+        self.responses.append((response.status.value, response.description))
+        return super().handle_response(response, tracer)
+
+    def _fetch_result_if_url(self, result: Any) -> Any:
+        self.came = result
+        return super()._fetch_result_if_url(result)
+
+    @property
+    def statuses(self) -> list[str]:
+        """The status of every response."""
+        return [status for status, _ in self.responses]
+
+
+def error_of(run: Callable[[], Any]) -> str:
+    """The text of the RemoteException that `run` must raise."""
+    error = raised(run, RemoteException)
+    assert error.tb_string in str(error)
+    return str(error.tb_string)
+
+
+def polled(backend: RemoteBackend, patience_s: float = 30) -> Any:
+    """The result of a job that was sent with `blocking=False`."""
+    deadline = time.monotonic() + patience_s
+    while (result := backend()) is None:
+        assert time.monotonic() < deadline, backend.job_status
+        time.sleep(0.02)
+    return result
+
+
+def hidden_here(context: Context) -> torch.Tensor:
+    """What `model.transformer.h[1].output` is for the prompt."""
+    with context.local.trace(PROMPT):
+        hidden = context.local.transformer.h[1].output.save()
+    return hidden
+
+
+# --- reads and edits -------------------------------------------------------------------------------
+
+
+def scenario_reads_of_layers_and_logits(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            attention = model.transformer.h[1].attn.output[0].save()
+            hidden = model.transformer.h[2].output.save()
+            inputs = model.transformer.h[3].mlp.input.save()
+            logits = model.lm_head.output[:, -1].save()
+        return [hidden, attention, inputs, logits]
+
+    context.same(block)
+
+
+def scenario_plain_python_in_a_block(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        scale = 3
+        with model.trace(PROMPT, remote=remote):
+            norms = [].save()
+            found = {}.save()
+            for index, layer in enumerate(model.transformer.h):
+                hidden = layer.output
+                norms.append(float(hidden.norm()) * scale)
+                if index == 1:
+                    found.update(shape=tuple(hidden.shape), name=f"layer {index}", nothing=None)
+            count = len(norms).save()
+            word = model.tokenizer.decode(model.lm_head.output[0, -1].argmax()).save()
+            also = nnsight.save(word)
+        return [norms, found, count, word, also]
+
+    context.same(block)
+
+
+def scenario_inputs_of_every_kind(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        tokens = model.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+        with model.trace([PROMPT, OTHER], remote=remote):
+            batch = model.lm_head.output.save()
+        with model.trace(tokens, remote=remote):
+            tensor = model.lm_head.output.save()
+        with model.trace({"input_ids": tokens}, remote=remote):
+            mapping = model.output.logits.save()
+        return [batch, tensor, mapping]
+
+    context.same(block)
+
+
+def scenario_in_place_edit(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            model.transformer.h[1].output[:, 2] = 0
+            model.transformer.h[2].mlp.output[:] *= 2
+            logits = model.lm_head.output.save()
+        return logits
+
+    edited = context.same(block)
+    with context.local.trace(PROMPT):
+        plain = context.local.lm_head.output.save()
+    assert not torch.equal(edited, plain)
+
+
+def scenario_replaced_output(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        shift = torch.full((64,), 0.5)
+        with model.trace(PROMPT, remote=remote):
+            model.transformer.h[0].output = model.transformer.h[0].output + shift
+            logits = model.lm_head.output.save()
+        return logits
+
+    context.same(block)
+
+
+def scenario_skip_a_module(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            before = model.transformer.h[0].output
+            model.transformer.h[1].skip(before)
+            logits = model.lm_head.output.save()
+        return logits
+
+    context.same(block)
+
+
+def scenario_early_stop(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote) as tracer:
+            hidden = model.transformer.h[0].output.save()
+            tracer.stop()
+        return hidden
+
+    context.same(block)
+
+
+def scenario_source_of_a_forward(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            inner = model.transformer.h[0].attn.source.attention_interface_0.output[0].save()
+        with model.trace(PROMPT, remote=remote):
+            model.transformer.h[0].attn.source.attention_interface_0.output[0][:] = 0
+            logits = model.lm_head.output.save()
+        return [inner, logits]
+
+    context.same(block)
+    # The rewritten forward is not there for the next request.
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_module_called_ad_hoc(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[1].output
+            tokens = model.lm_head(model.transformer.ln_f(hidden)).argmax(-1).save()
+        return tokens
+
+    context.same(block)
+
+
+def scenario_scan_is_local(context: Context) -> None:
+    with context.remote.scan(PROMPT):
+        shape = tuple(context.remote.transformer.h[0].output.shape)
+        nnsight.save(shape)
+    assert shape[-1] == 64
+
+
+def scenario_scan_in_a_session(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            with model.scan(PROMPT):
+                width = model.transformer.h[0].output.shape[-1]
+            with model.trace(PROMPT):
+                half = model.transformer.h[0].output[..., : width // 2].save()
+        return half
+
+    context.same(block)
+
+
+# --- several inputs, several passes ------------------------------------------------------------------
+
+
+def scenario_several_invokes(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(remote=remote) as tracer:
+            with tracer.invoke(PROMPT):
+                first = model.transformer.h[1].output[:, -1].save()
+            with tracer.invoke([OTHER, PROMPT]):
+                later = model.transformer.h[2].output
+                later[:, -1] = first
+                second = model.lm_head.output[:, -1].save()
+            with tracer.invoke():
+                both = model.lm_head.output[:, -1].save()
+        return [first, second, both]
+
+    context.same(block)
+
+
+def scenario_barrier(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(remote=remote) as tracer:
+            barrier = tracer.barrier(2)
+            with tracer.invoke(PROMPT):
+                embedded = model.transformer.wte.output
+                barrier()
+            with tracer.invoke(PROMPT):
+                barrier()
+                model.transformer.wte.output = embedded * 2
+                logits = model.lm_head.output.save()
+        return logits
+
+    context.same(block)
+
+
+def scenario_generate_all(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.generate(PROMPT, max_new_tokens=4, do_sample=False, remote=remote) as tracer:
+            steps = [].save()
+            for step in tracer.all():
+                steps.append((step, model.lm_head.output[:, -1].argmax(-1)))
+            tokens = tracer.result.save()
+        return [steps, tokens]
+
+    steps, tokens = context.same(block)
+    assert len(steps) == 4
+    assert tokens.shape[0] == 1
+
+
+def scenario_generate_iter(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.generate(PROMPT, max_new_tokens=4, do_sample=False, remote=remote) as tracer:
+            later = [].save()
+            for _ in tracer.iter[1:3]:
+                model.transformer.h[2].output[:] *= 2
+                later.append(model.lm_head.output[:, -1])
+            tokens = model.generator.output.save()
+        return [later, tokens]
+
+    later, _ = context.same(block)
+    assert len(later) == 2
+
+
+def scenario_generate_with_an_iterated_block(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.generate(PROMPT, max_new_tokens=3, do_sample=False, remote=remote) as tracer:
+            steps = [].save()
+            with tracer.iter[:] as step:
+                steps.append((step, model.lm_head.output[:, -1]))
+        return steps
+
+    assert len(context.same(block)) == 3
+
+
+def scenario_06_generate_next(context: Context) -> None:
+    """nnsight 0.7.0 asks for a later iteration before it counts them, here as there: nothing is saved."""
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.generate(PROMPT, max_new_tokens=3, do_sample=False, remote=remote) as tracer:
+            first = model.lm_head.output[:, -1].save()
+            tracer.next()
+            second = model.lm_head.output[:, -1].save()
+            tracer.next()
+            third = model.lm_head.output[:, -1].save()
+        return [first, second, third]
+
+    first, second, _ = context.same(block)
+    assert not torch.equal(first, second)
+
+
+def scenario_session_of_traces(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            with model.trace(PROMPT):
+                hidden = model.transformer.h[0].output[:, -1].save()
+            with model.trace(OTHER):
+                model.transformer.h[0].output[:, -1] = hidden
+                patched = model.lm_head.output[:, -1].save()
+        return [hidden, patched]
+
+    context.same(block)
+
+
+def scenario_loop_in_a_session(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        prompts = [PROMPT, OTHER, PROMPT]
+        with model.session(remote=remote):
+            tops = [].save()
+            for prompt in prompts:
+                with model.trace(prompt):
+                    tops.append(model.lm_head.output[0, -1].topk(3).indices)
+        return tops
+
+    assert len(context.same(block)) == 3
+
+
+def traced(model: Any, prompt: str) -> torch.Tensor:
+    """A trace in a function of the user's script."""
+    with model.trace(prompt):
+        last = model.lm_head.output[:, -1].save()
+    return last
+
+
+def scenario_a_function_with_a_trace_in_a_session(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            last = traced(model, PROMPT).save()
+        return last
+
+    context.same(block)
+
+
+def scenario_06_a_function_with_a_trace_is_called_twice_in_a_session(context: Context) -> None:
+    """nnsight 0.7.0 takes such a trace for the outermost and forgets what was saved before, here too."""
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            one = traced(model, PROMPT).save()
+            two = traced(model, OTHER).save()
+        return [one, two]
+
+    context.same(block)
+
+
+# --- gradients, caches, edits -------------------------------------------------------------------------
+
+
+def scenario_gradients(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[1].output
+            hidden.requires_grad_(True)
+            logits = model.lm_head.output
+            with logits.sum().backward(retain_graph=True):
+                first = hidden.grad.clone().save()
+            with (logits * 2).sum().backward():
+                second = hidden.grad.clone().save()
+        return [first, second]
+
+    first, _ = context.same(block)
+    assert first.abs().sum() > 0
+
+
+def scenario_weights_keep_no_gradient(context: Context) -> None:
+    model = context.remote
+    with model.trace(PROMPT, remote=True):
+        model.lm_head.output.sum().backward()
+        has = (model.lm_head.weight.grad is not None).save()
+    with model.trace(PROMPT, remote=True):
+        kept = (model.lm_head.weight.grad is not None).save()
+    assert has
+    assert not kept
+
+
+def cached(model: Any, remote: bool) -> Any:
+    """The outputs of two modules, by a cache."""
+    with model.trace(PROMPT, remote=remote) as tracer:
+        cache = tracer.cache(modules=[model.transformer.h[0], model.transformer.h[2].mlp]).save()
+    return {path: entry.output for path, entry in cache.items()}
+
+
+def scenario_07_cache(context: Context) -> None:
+    assert len(context.same(cached)) == 2
+
+
+def scenario_06_cache_cannot_be_read_by_its_client(context: Context) -> None:
+    """nnsight 0.6.3 asks a cache for an attribute while it unpickles it, which asks again, …"""
+    raised(lambda: cached(context.remote, True), RecursionError)
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_edit_that_lasts(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.edit() as edited:
+            model.transformer.h[1].mlp.output[:] = 0
+        with edited.trace(PROMPT, remote=remote):
+            with_edit = edited.lm_head.output.save()
+        with model.trace(PROMPT, remote=remote):
+            without = model.lm_head.output.save()
+        return [with_edit, without]
+
+    with_edit, without = context.same(block)
+    assert not torch.equal(with_edit, without)
+
+
+def scenario_edit_in_a_session(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            with model.edit() as edited:
+                model.transformer.h[1].mlp.output[:] = 0
+            with edited.trace(PROMPT):
+                logits = edited.lm_head.output.save()
+        return logits
+
+    context.same(block)
+
+
+# --- code that travels ---------------------------------------------------------------------------------
+
+
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    """A function of the user's script."""
+    return value * 2
+
+
+class Probe:
+    """A class of the user's script, saved as a result."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def top(self) -> int:
+        """The index of the largest value."""
+        return int(self.values.argmax())
+
+
+def scenario_functions_travel_by_value(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        halved = lambda value: value / 2  # noqa: E731
+        with model.trace(PROMPT, remote=remote):
+
+            def shifted(value: torch.Tensor) -> torch.Tensor:
+                return value + 1
+
+            hidden = shifted(doubled(halved(model.transformer.h[0].output))).save()
+        return hidden
+
+    context.same(block)
+
+
+def scenario_a_users_module_travels(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = users_module.centred(model.transformer.h[0].output).save()
+        return hidden
+
+    context.same(block)
+
+
+def scenario_a_users_object_travels_both_ways(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        given = Probe(torch.arange(4))
+        with model.trace(PROMPT, remote=remote):
+            top = given.top().save()
+            probe = Probe(model.lm_head.output[0, -1].detach()).save()
+        assert isinstance(probe, Probe)
+        return [top, probe.values, probe.top()]
+
+    assert context.same(block)[0] == 3
+
+
+def scenario_a_view_is_not_sent_with_its_storage(context: Context) -> None:
+    backend = Recorder(context, blocking=False)
+    with context.remote.trace(PROMPT * 20, backend=backend):
+        row = context.remote.lm_head.output[0, -1].save()
+    row = polled(backend)["row"]
+    assert backend.came[1] < 8 * row.numel() * row.element_size()
+
+
+def scenario_an_edited_script_is_not_confused_with_the_last(context: Context) -> None:
+    """Two sources under one file name and line, as a script that is edited between runs."""
+    for factor in (2, 3):
+        source = (
+            "with model.session(remote=True):\n"
+            "    with model.trace(PROMPT):\n"
+            f"        hidden = (model.transformer.h[1].output * {factor}).save()\n"
+        )
+        # Another run of the script is another client.
+        Globals.cache.clear()
+        linecache.cache["script.py"] = (len(source), None, source.splitlines(True), "script.py")
+        scope: dict[str, Any] = {"model": context.remote, "PROMPT": PROMPT}
+        exec(compile(source, "script.py", "exec"), scope)
+        assert_equal(scope["hidden"], hidden_here(context) * factor)
+
+
+# --- how a job is waited for --------------------------------------------------------------------------
+
+
+def scenario_non_blocking(context: Context) -> None:
+    with context.remote.trace(PROMPT, remote=True, blocking=False) as tracer:
+        time.sleep(0.5)
+        hidden = context.remote.transformer.h[1].output.save()
+    backend = tracer.backend
+    assert backend.job_id
+    assert backend.job_status.value == "RECEIVED"
+    assert backend() is None
+    assert backend.job_status.value in ("RECEIVED", "QUEUED", "DISPATCHED", "RUNNING")
+    assert_equal(polled(backend), {"hidden": hidden_here(context)})
+    assert backend.job_status.value == "COMPLETED"
+    # Another process needs no more than the id, and may ask more than once.
+    for _ in range(2):
+        again = RemoteBackend(context.remote.to_model_key(), blocking=False, job_id=backend.job_id)
+        assert_equal(again(), {"hidden": hidden_here(context)})
+
+
+def scenario_non_blocking_session(context: Context) -> None:
+    with context.remote.session(remote=True, blocking=False) as tracer:
+        last = traced(context.remote, PROMPT).save()
+    assert_equal(polled(tracer.backend)["last"], traced(context.local, PROMPT))
+
+
+def scenario_non_blocking_error(context: Context) -> None:
+    with context.remote.trace(PROMPT, remote=True, blocking=False) as tracer:
+        context.remote.transformer.h[1].output.save()
+        {}["missing"]
+    message = error_of(lambda: polled(tracer.backend))
+    assert message.endswith("KeyError: 'missing'"), message
+
+
+def scenario_poll_of_an_unknown_job(context: Context) -> None:
+    backend = RemoteBackend(
+        context.remote.to_model_key(),
+        blocking=False,
+        job_id="00000000-0000-4000-8000-000000000000",
+    )
+    assert "Not Found" in str(raised(backend, Exception))
+
+
+@contextlib.contextmanager
+def entered() -> Iterator[None]:
+    """A client of 0.7.0 that finds an `async with`; the released one looks at its own code instead.
+
+    It takes the first frame above those named `__enter__` for the user's, and there is one named
+    `__aenter__` between. (Of 0.6.3 nothing is changed by this.)
+    """
+    entering = Tracer.__aenter__
+    code = entering.__code__
+    entering.__code__ = code.replace(co_name="__enter__")
+    try:
+        yield
+    finally:
+        entering.__code__ = code
+
+
+@entered()
+def scenario_asynchronous(context: Context) -> None:
+    """Sessions, each with a live channel of its own; `async with model.trace` fails in either client.
+
+    A trace forgets its model while its request is still to be made.
+    """
+    model = context.remote
+
+    async def one(factor: int) -> Any:
+        async with model.session(remote=True):
+            with model.trace(PROMPT):
+                hidden = (model.transformer.h[1].output * factor).save()
+        return hidden
+
+    async def several() -> Any:
+        return await asyncio.gather(*(one(factor) for factor in range(1, 4)))
+
+    for factor, hidden in enumerate(asyncio.run(several()), start=1):
+        assert_equal(hidden, hidden_here(context) * factor)
+
+
+@entered()
+def scenario_asynchronous_error(context: Context) -> None:
+    model = context.remote
+
+    async def run() -> None:
+        async with model.session(remote=True):
+            with model.trace(PROMPT):
+                {}["missing"]
+
+    # What is awaited does not pass where the client wraps its errors.
+    message = str(raised(lambda: asyncio.run(run()), RemoteException))
+    assert frames(message) == [place(run, "PROMPT"), place(run, "missing")], message
+
+
+@entered()
+def scenario_a_large_result_of_an_asynchronous_session(context: Context) -> None:
+    """By `async_get_result`."""
+    model = context.remote
+
+    async def run() -> Any:
+        async with model.session(remote=True):
+            with model.trace(PROMPT):
+                large = model.transformer.h[1].output.repeat(1, 20000, 1).save()
+        return large
+
+    assert_equal(asyncio.run(run()), hidden_here(context).repeat(1, 20000, 1))
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[str, list[str]]]:
+    """A web server of the user's: its address, and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+
+
+def wait_for(condition: Callable[[], bool], patience_s: float = 10) -> None:
+    """Return once it holds."""
+    deadline = time.monotonic() + patience_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+def query(path: str) -> dict[str, str]:
+    """What is asked for, below which path."""
+    return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(path).query))
+
+
+def scenario_callback(context: Context) -> None:
+    model = context.remote
+    with listening() as (url, asked):
+        done = Recorder(context, blocking=False, callback=f"{url}/done")
+        with model.trace(PROMPT, backend=done):
+            hidden = model.transformer.h[1].output.save()
+        wait_for(lambda: len(asked) == 1)
+        # The result was there before the call.
+        assert_equal(done()["hidden"], hidden_here(context))
+        failed = Recorder(context, blocking=False, callback=f"{url}/failed")
+        with model.trace(PROMPT, backend=failed):
+            model.transformer.h[1].output.save()
+            {}["missing"]
+        wait_for(lambda: len(asked) == 2)
+    assert [path.partition("?")[0] for path in asked] == ["/done", "/failed"]
+    assert query(asked[0]) == {"status": "COMPLETED", "id": done.job_id}
+    assert query(asked[1]) == {"status": "ERROR", "id": failed.job_id}
+
+
+def scenario_callback_with_a_query_of_its_own(context: Context) -> None:
+    with listening() as (url, asked):
+        backend = Recorder(context, callback=f"{url}/done?run=7")
+        with context.remote.trace(PROMPT, backend=backend):
+            hidden = context.remote.transformer.h[1].output.save()
+        wait_for(lambda: len(asked) == 1)
+    assert query(asked[0]) == {"run": "7", "status": "COMPLETED", "id": backend.job_id}
+
+
+def scenario_a_callback_that_fails_harms_nobody(context: Context) -> None:
+    backend = Recorder(context, callback="http://127.0.0.1:9/closed")
+    with context.remote.trace(PROMPT, backend=backend):
+        hidden = context.remote.transformer.h[1].output.save()
+    assert_equal(hidden, hidden_here(context))
+
+
+def scenario_statuses_in_order(context: Context) -> None:
+    backend = Recorder(context)
+    with context.remote.trace(PROMPT, backend=backend):
+        print("from the block")
+        hidden = context.remote.transformer.h[1].output.save()
+    expected = ["RECEIVED", "QUEUED", "DISPATCHED", "RUNNING", "LOG", "COMPLETED"]
+    assert backend.statuses == expected, backend.responses
+    assert backend.responses[4][1] == "from the block"
+    assert all(description for _, description in backend.responses)
+    assert backend.job_id
+    assert backend.job_status.value == "COMPLETED"
+    assert_equal(hidden, hidden_here(context))
+
+
+def scenario_the_address_of_the_server(context: Context) -> None:
+    """Given with a backend; `trace(backend="http://…")` calls the text in either client."""
+    host = CONFIG.API.HOST
+    CONFIG.API.HOST = "http://127.0.0.1:9"
+    try:
+        backend = Recorder(context, host=host, api_key="mine")
+        with context.remote.trace(PROMPT, backend=backend):
+            hidden = context.remote.transformer.h[1].output.save()
+    finally:
+        CONFIG.API.HOST = host
+    assert_equal(hidden, hidden_here(context))
+
+
+def scenario_what_the_user_sees(context: Context) -> None:
+    """The client's own display, one line a status; print, warnings and stderr of a block among them."""
+    shown = io.StringIO()
+    CONFIG.APP.REMOTE_LOGGING = True
+    try:
+        backend = RemoteBackend(context.remote.to_model_key(), verbose=True)
+    finally:
+        CONFIG.APP.REMOTE_LOGGING = False
+
+    def run() -> None:
+        with context.remote.trace(PROMPT, backend=backend):
+            print("the shape is", tuple(context.remote.lm_head.output.shape))
+            print("two\nlines")
+            print("for stderr", file=sys.stderr)
+            warnings.warn("careful", stacklevel=1)
+
+    with contextlib.redirect_stdout(shown):
+        run()
+    text = shown.getvalue()
+    assert "[RemoteBackend] Payload: " in text
+    lines = text.replace("\r\x1b[K", "\n").splitlines()
+    logs = [line.split("LOG", 1)[1].strip() for line in lines if "LOG" in line]
+    assert logs[0].startswith("the shape is (1, "), logs
+    assert logs[1:] == ["two", "lines", "for stderr", "UserWarning: careful"], logs
+    assert f"[{backend.job_id}] COMPLETED " in text
+    for status in ("RECEIVED", "QUEUED", "RUNNING"):
+        assert f"[{backend.job_id}] {status}" in text, text
+
+
+# --- how a result comes --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def uncompressed() -> Iterator[None]:
+    """As `CONFIG.API.COMPRESS = False` in the user's configuration."""
+    CONFIG.API.COMPRESS = False
+    try:
+        yield
+    finally:
+        CONFIG.API.COMPRESS = True
+
+
+def small_result(context: Context) -> None:
+    """A small result comes in the live channel."""
+    backend = Recorder(context)
+    with context.remote.trace(PROMPT, backend=backend):
+        hidden = context.remote.transformer.h[1].output.save()
+    assert isinstance(backend.came, dict), backend.came
+    assert_equal(hidden, hidden_here(context))
+
+
+def large_result(context: Context) -> None:
+    """A large one is fetched from an address, whose size is told with it."""
+    backend = Recorder(context)
+    with context.remote.trace(PROMPT, backend=backend):
+        large = context.remote.transformer.h[1].output.repeat(1, 20000, 1).save()
+    url, size = backend.came
+    assert large.numel() * large.element_size() > 2 * INLINE
+    assert_equal(large, hidden_here(context).repeat(1, 20000, 1))
+    content = httpx.get(url).content
+    assert len(content) == size
+    assert content.startswith(b"\x28\xb5\x2f\xfd" if backend.compress else b"PK")
+
+
+def scenario_a_small_result_comes_at_once(context: Context) -> None:
+    small_result(context)
+
+
+def scenario_a_large_result_is_fetched(context: Context) -> None:
+    large_result(context)
+
+
+def scenario_without_compression(context: Context) -> None:
+    with uncompressed():
+        small_result(context)
+        large_result(context)
+        scenario_non_blocking(context)
+
+
+# --- hybrid jobs --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mended() -> Iterator[None]:
+    """A client whose `tracer.local()` works; that of the released ones cannot.
+
+    They load the function that the server streams with `load(data, model)`, which evaluates
+    `model or {}`; an Envoy has no length, so that is a TypeError, and were it none, an Envoy is not the
+    mapping of persistent objects that is wanted. This is the one line that must be another.
+    """
+    load = serialization.load
+
+    def load_with_objects(data: bytes, model: Any) -> Any:
+        return load(data, {} if model is None else model._remoteable_persistent_objects())
+
+    remote_backend.load = load_with_objects
+    try:
+        yield
+    finally:
+        remote_backend.load = load
+        assert LocalTracer._send is None
+
+
+@mended()
+def scenario_hybrid_session(context: Context) -> None:
+    model = context.remote
+    with model.session(remote=True) as session:
+        with model.trace(PROMPT):
+            hidden = model.transformer.h[1].output
+        with session.local():
+            shifted = hidden + 1
+            where = os.getpid()
+            shifted.remote()
+            where.remote()
+        with model.trace(PROMPT):
+            back = (model.transformer.h[1].output - shifted).save()
+        ran_in = int(where).save()
+    assert ran_in == os.getpid()
+    assert_equal(back, hidden_here(context) - (hidden_here(context) + 1))
+
+
+@mended()
+def scenario_hybrid_trace(context: Context) -> None:
+    model = context.remote
+    backend = Recorder(context)
+    with model.trace(PROMPT, backend=backend) as tracer:
+        hidden = model.transformer.h[1].output
+        with tracer.local():
+            doubled_here = hidden * 2
+            where = os.getpid()
+            doubled_here.remote()
+            where.remote()
+        model.transformer.h[1].output = doubled_here
+        logits = model.lm_head.output.save()
+        ran_in = int(where).save()
+    with context.local.trace(PROMPT):
+        context.local.transformer.h[1].output = context.local.transformer.h[1].output * 2
+        expected = context.local.lm_head.output.save()
+    assert ran_in == os.getpid()
+    assert_equal(logits, expected)
+    assert backend.statuses[-2:] == ["STREAM", "COMPLETED"], backend.statuses
+
+
+@mended()
+def scenario_hybrid_with_large_values(context: Context) -> None:
+    """16 MiB each way: more than the 1 MB that Socket.IO takes by itself, and than an inline result."""
+    model = context.remote
+    with model.session(remote=True) as session:
+        numbers = torch.arange(1 << 21)
+        with session.local():
+            flipped = numbers.flip(0)
+            flipped.remote()
+        total = int((flipped * numbers).sum()).save()
+    numbers = torch.arange(1 << 21)
+    assert total == int((numbers.flip(0) * numbers).sum())
+
+
+@mended()
+def scenario_hybrid_whose_local_part_fails(context: Context) -> None:
+    """The error is the client's; the server, left waiting, is free at once."""
+    model = context.remote
+
+    def run() -> None:
+        with model.session(remote=True) as session:
+            values = torch.ones(2)
+            with session.local():
+                found = values[7]
+                found.remote()
+            total = found.sum().save()
+
+    raised(run, IndexError)
+    began = time.monotonic()
+    scenario_reads_of_layers_and_logits(context)
+    assert time.monotonic() - began < 5
+
+
+# --- errors -------------------------------------------------------------------------------------------
+
+
+def own_frames(message: str) -> list[tuple[str, int, str, str]]:
+    """The frames of a traceback, which shows nothing of the server's."""
+    assert message.startswith("Traceback (most recent call last):\n"), message
+    for secret in ("site-packages", "<nnsight", "ndif/", "nnsight/"):
+        assert secret not in message, message
+    return frames(message)
+
+
+def scenario_an_error_names_the_users_line(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output.save()
+
+            # a comment, and a mistake
+            found = {"a": 1}["b"]
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, '["b"]')], message
+    assert message.endswith("\nKeyError: 'b'"), message
+
+
+def scenario_an_error_of_torchs(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output
+            hidden @ torch.ones(3, 3)  # the user's mistake
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "torch.ones")], message
+    assert "\nRuntimeError: mat1 and mat2 shapes cannot be multiplied" in message
+
+
+def scenario_an_error_in_an_invoke(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(remote=True) as tracer:
+            with tracer.invoke(PROMPT):
+                model.lm_head.output.save()
+            with tracer.invoke(OTHER):
+                model.lm_head.output.save()
+                raise ValueError("in the second")
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "in the second")], message
+
+
+def scenario_an_error_in_a_loop_over_tokens(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.generate(PROMPT, max_new_tokens=3, remote=True) as tracer:
+            for step in tracer.iter[:]:
+                if step == 1:
+                    model.lm_head.output[:, :, 10**9]
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "10**9")], message
+
+
+def scenario_an_error_in_a_gradient(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output
+            hidden.requires_grad_(True)
+            with model.lm_head.output.sum().backward():
+                hidden.grad.view(1, 2, 3, 4)
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "view(1")], message
+
+
+def scenario_an_error_in_a_users_function(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            users_module.fails(model.transformer.h[0].output)
+
+    message = error_of(run)
+    expected = [place(run, "fails("), place(users_module.fails, "raise KeyError")]
+    assert own_frames(message) == expected, message
+    assert message.endswith("\nKeyError: 'no such probe'"), message
+
+
+def scenario_an_error_in_a_method(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        probe = Probe(torch.tensor([]))
+        with model.trace(PROMPT, remote=True):
+            model.transformer.h[0].output.save()
+            probe.top()
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "top()"), place(Probe.top, "argmax")], message
+
+
+def scenario_an_error_in_a_session(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.session(remote=True):
+            with model.trace(PROMPT):
+                model.transformer.h[0].output.save()
+            with model.trace(OTHER):
+                model.transformer.h[0].output.save()
+                {}["missing"]
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "OTHER"), place(run, "missing")], message
+    assert message.endswith("\nKeyError: 'missing'"), message
+
+
+def scenario_a_module_asked_for_too_late(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            later = model.transformer.h[2].output.save()
+            sooner = model.transformer.h[1].output.save()
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "sooner")], message
+    assert "Did you call an Envoy out of order?" in message
+
+
+def scenario_a_block_that_exits(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            model.transformer.h[0].output.save()
+            raise SystemExit(3)
+
+    message = error_of(run)
+    assert own_frames(message) == [place(run, "SystemExit")], message
+    assert message.endswith("\nSystemExit: 3"), message
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_a_session_that_exits(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.session(remote=True):
+            raise SystemExit(3)
+
+    assert "SystemExit: 3" in error_of(run)
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_a_segfault_costs_one_request(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            import ctypes
+
+            model.transformer.h[0].output.save()
+            ctypes.string_at(0)
+
+    began = time.monotonic()
+    assert "SIGSEGV" in error_of(run)
+    assert time.monotonic() - began < 2
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_a_process_that_ends_itself_costs_one_request(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            model.transformer.h[0].output.save()
+            os._exit(0)
+
+    assert "exit code 0" in error_of(run)
+    scenario_reads_of_layers_and_logits(context)
+
+
+def scenario_what_cannot_be_sent_is_said(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            lock = threading.Lock()
+            model.transformer.h[0].output.save()
+            nnsight.save(lock)
+
+    message = error_of(run)
+    assert "could not be sent" in message, message
+    assert "Save tensors" in message
+
+
+def scenario_a_model_the_server_lacks(context: Context) -> None:
+    backend = RemoteBackend(context.remote.to_model_key().replace("tiny-gpt2", "other"))
+
+    def run() -> None:
+        with context.remote.trace(PROMPT, backend=backend):
+            context.remote.transformer.h[0].output.save()
+
+    message = str(raised(run, ConnectionError))
+    assert "serves 'test-org/tiny-gpt2', not 'test-org/other'" in message, message
+
+
+def scenario_a_version_the_server_lacks(context: Context) -> None:
+    class Old(RemoteBackend):
+        def request(self, tracer: Any) -> Any:
+            data, headers = super().request(tracer)
+            return data, {**headers, "nnsight-version": "0.5.10"}
+
+    def run() -> None:
+        with context.remote.trace(PROMPT, backend=Old(context.remote.to_model_key())):
+            context.remote.transformer.h[0].output.save()
+
+    message = str(raised(run, ConnectionError))
+    assert "yours is 0.5.10" in message, message
+
+
+# --- what clients ask about the server ------------------------------------------------------------------
+
+
+def scenario_status(context: Context) -> None:
+    status = nnsight.status()
+    assert status.status.value == "UP"
+    entry = status[context.name]
+    assert entry["repo_id"] == context.name
+    assert entry["revision"] == "main"
+    assert entry["state"].value == "RUNNING"
+    assert entry["type"].value == "Dedicated"
+    assert context.name in str(status)
+    assert "Up" in str(status)
+    assert nnsight.ndif_status().keys() == status.keys()
+    assert nnsight.status(raw=True)["deployments"]
+    assert nnsight.is_model_running(context.name)
+    assert nnsight.is_model_running(context.name, revision="main")
+    assert not nnsight.is_model_running(context.name, revision="another")
+
+
+def scenario_comparison(context: Context) -> None:
+    """What it says of nnsight is not looked at: this client lies over another, whose version it says."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        nnsight.compare()
+    text = shown.getvalue()
+    assert f"Local:  {sys.version.split()[0]}" in text
+    assert f"Remote: {sys.version.split()[0]} ✓" in text
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
+    torch_row = next(row for row in rows if row[0] == "torch")
+    assert torch_row[1:] == [torch.__version__, torch.__version__, "✓"], torch_row

@@ -1,0 +1,991 @@
+"""Everything that can be wrong with what is sent to a server, sent to a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import pickle
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import socketio
+import torch
+import websocket
+import zstandard
+from tests.clients.harness import Client, LocalServer, scenarios
+from tests.conftest import NAME, client_environment
+
+import ndif
+
+NEW = "nnsight.modeling.transformers.TransformersModel"
+OLD = "nnsight.modeling.language.LanguageModel"
+VERSION = version("nnsight")
+UNKNOWN = "01234567-89ab-cdef-0123-456789abcdef"
+
+PATIENCE_S = 30
+TTL_S = 4
+MIB = 1 << 20
+GIB = 1 << 30
+
+OF_OURS = (
+    "Traceback",
+    "site-packages",
+    str(Path(ndif.__file__).parent),
+    str(Path(os.__file__).parent),
+)
+
+
+@pytest.fixture(scope="module")
+def strict(
+    server_environment: dict[str, str],
+    runtimes: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[LocalServer]:
+    """A server that allows little and does not serve nnsight 0.6."""
+    folder = tmp_path_factory.mktemp("runtimes")
+    (folder / "0.7").symlink_to(runtimes / "0.7")
+    environment = {
+        **server_environment,
+        "NDIF_RUNTIMES_DIR": str(folder),
+        "NDIF_MAX_REQUEST_BYTES": "1000000",
+        "NDIF_MAX_RESULT_BYTES": "2000000",
+        "NDIF_MAX_INLINE_RESULT_BYTES": "100000",
+        "NDIF_RESULT_TTL_S": str(TTL_S),
+    }
+    started = LocalServer(NAME, environment=environment)
+    try:
+        yield started.ready()
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def bare(
+    server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The address of a server with no runtime but its own, which refuses before its model is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **server_environment,
+        "NDIF_RUNTIMES_DIR": str(tmp_path_factory.mktemp("no-runtimes")),
+    }
+    started = LocalServer(NAME, "--port", str(port), environment=environment)
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while True:
+            with contextlib.suppress(httpx.ConnectError):
+                assert httpx.get(f"http://127.0.0.1:{port}/ping").json() == "pong"
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the client puts the payloads that it records."""
+    return tmp_path_factory.mktemp("recorded")
+
+
+@pytest.fixture(scope="module")
+def limited_client(
+    strict: LocalServer,
+    tiny_gpt2: Path,
+    recorded: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Client]:
+    """A client of the strict server."""
+    home = tmp_path_factory.mktemp("client-limits")
+    environment = {**client_environment(strict, home, None), "RECORDED": str(recorded)}
+    client = Client("scenarios_limits", NAME, tiny_gpt2, environment)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def payload(limited_client: Client, recorded: Path) -> bytes:
+    """A trace as a client sends it, which saves some 400 kB."""
+    limited_client.run("scenario_payloads_are_recorded")
+    return (recorded / "ends").read_bytes()
+
+
+# What is sent
+
+
+def key(
+    repo_id: object = NAME,
+    *,
+    path: str = NEW,
+    revision: object = None,
+    task: object = "text-generation",
+) -> str:
+    return f"{path}:{json.dumps({'repo_id': repo_id, 'revision': revision, 'task': task})}"
+
+
+def zstd(content: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(content)
+
+
+def envelope(**fields: object) -> str:
+    return json.dumps({"model_key": key(), "session_id": "", "compress": True, "env": {}, **fields})
+
+
+def send(
+    server: LocalServer,
+    data: str | bytes | None = None,
+    blob: bytes | None = b"",
+    nnsight: str | None = VERSION,
+) -> httpx.Response:
+    """A request in the form of nnsight 0.8."""
+    parts: dict[str, tuple[str | None, bytes | str]] = {}
+    parts["data"] = (None, envelope() if data is None else data)
+    if blob is not None:
+        parts["blob"] = ("request", blob or zstd(b"garbage"))
+    headers = {} if nnsight is None else {"nnsight-version": nnsight}
+    return httpx.post(f"{server.url}/request", files=parts, headers=headers, timeout=PATIENCE_S)
+
+
+def send_old(
+    server: LocalServer | str,
+    content: Any = None,
+    **headers: str | bytes | None,
+) -> httpx.Response:
+    """A request in the form of nnsight 0.7; a header that is None is left out."""
+    given: dict[str, str | bytes | None] = {
+        "nnsight_model_key": key(path=OLD, task=None),
+        "nnsight_compress": "True",
+        "nnsight_version": "0.7.0",
+        "ndif_callback": "",
+        "content_type": "application/octet-stream",
+        **headers,
+    }
+    url = server if isinstance(server, str) else server.url
+    return httpx.post(
+        f"{url}/request",
+        content=zstd(b"garbage") if content is None else content,
+        headers={
+            name.replace("_", "-").replace("session-id", "session_id"): value
+            for name, value in given.items()
+            if value is not None
+        },
+        timeout=PATIENCE_S,
+    )
+
+
+def raw(server: LocalServer, sent: bytes) -> bytes:
+    """What comes back for these bytes, when nothing follows them."""
+    with socket.create_connection(address(server), timeout=PATIENCE_S) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as answer:
+            return answer.read()
+
+
+def get_raw(server: LocalServer, target: str) -> tuple[int, dict[str, Any]]:
+    """GET of a target that no client tidies up first."""
+    connection = http.client.HTTPConnection(*address(server), timeout=PATIENCE_S)
+    try:
+        connection.request("GET", target)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    finally:
+        connection.close()
+    assert not any(each in text for each in OF_OURS), text
+    assert answer.headers["Content-Type"] == "application/json", text
+    return answer.status, json.loads(text)
+
+
+def address(server: LocalServer) -> tuple[str, int]:
+    url = httpx.URL(server.url)
+    assert url.port is not None
+    return url.host, url.port
+
+
+# What comes back
+
+
+def sentence(text: object) -> str:
+    """A text for a user: it begins and ends as one, and shows nothing of ours."""
+    assert isinstance(text, str)
+    assert re.match(r"[A-Za-z'\"0-9]", text), text
+    assert text.endswith((".", "?")), text
+    assert not any(each in text for each in OF_OURS), text
+    return text
+
+
+def refused(answer: httpx.Response, status: int = 400) -> str:
+    """The sentence of a refusal, which has this status and form."""
+    assert answer.status_code == status, (answer.status_code, answer.text)
+    assert answer.headers["Content-Type"] == "application/json", answer.text
+    body = answer.json()
+    assert list(body) == ["detail"], body
+    return sentence(body["detail"])
+
+
+def ended(server: LocalServer, accepted: httpx.Response) -> dict[str, Any]:
+    """The last response of a job that was accepted, by polling."""
+    assert accepted.status_code == 200, accepted.text
+    assert accepted.json()["status"] == "RECEIVED"
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        answer = httpx.get(f"{server.url}/response/{accepted.json()['id']}")
+        assert answer.status_code == 200, answer.text
+        response: dict[str, Any] = answer.json()
+        if response["status"] in ("COMPLETED", "ERROR"):
+            return response
+        time.sleep(0.01)
+    raise AssertionError(f"still {response}")
+
+
+def failed(server: LocalServer, accepted: httpx.Response) -> str:
+    """The sentence with which an accepted job ends as an ERROR."""
+    response = ended(server, accepted)
+    assert response["status"] == "ERROR", response
+    return sentence(response["description"])
+
+
+def peak_memory(server: LocalServer) -> int:
+    """The most memory that the server's own process ever held, in bytes."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) << 10
+
+
+# The model
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("", "is not a model key"),
+        ("gpt2", "is not a model key"),
+        (f"{NEW}:", "is not a model key"),
+        (f"{NEW}:[]", "is not a model key"),
+        (f"{NEW}:{{", "is not a model key"),
+        (f"{NEW}:{'[' * 100_000}", "is not a model key"),
+        (f"{NEW}:{'9' * 5000}", "is not a model key"),
+        (f"{NEW}:{{}}", "names no repo_id"),
+        (key(None), "names no repo_id"),
+        (key(["a"]), "names no repo_id"),
+        (key(revision=1), "must be text"),
+        (key(task={}), "must be text"),
+        (key("test-org/other"), f"serves '{NAME}', not 'test-org/other'"),
+        (key("a\ud800b"), "not 'a\\ud800b'"),
+        (key("<script>"), "not '<script>'"),
+        (key(revision="v2"), "at revision 'main', not 'v2'"),
+        (key(task="fill-mask"), "for the task 'text-generation', not 'fill-mask'"),
+    ],
+    ids=lambda value: ascii(value)[-40:],
+)
+def test_a_wrong_model_key_is_refused(server: LocalServer, wrong: str, said: str) -> None:
+    assert said in refused(send(server, envelope(model_key=wrong)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("", "is not a model key"),
+        (b"\xff\xfe", "is not a model key"),
+        (f"{OLD}:{{'repo_id': 'a'}}", "is not a model key"),
+        (f"{OLD}:{'[' * 30_000}", "is not a model key"),
+        (key("test-org/other", path=OLD), f"serves '{NAME}', not 'test-org/other'"),
+        (key(path=OLD, revision="v2"), "at revision 'main', not 'v2'"),
+    ],
+    ids=lambda value: ascii(value)[-40:],
+)
+def test_an_older_clients_wrong_model_key_is_refused(
+    server: LocalServer, wrong: str | bytes, said: str
+) -> None:
+    assert said in refused(send_old(server, nnsight_model_key=wrong))
+
+
+# Routes
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/", 404, "There is nothing at /."),
+        ("GET", "/requests", 404, "nnsight uses /request,"),
+        ("POST", "/v1/completions", 404, "There is nothing at /v1/completions."),
+        ("GET", "/response", 404, "There is nothing at"),
+        ("GET", "/response/a/b", 404, "There is nothing at"),
+        ("GET", "/" + "x" * 5000, 404, "There is nothing at"),
+        ("GET", "/request", 405, "GET is not possible at /request."),
+        ("PUT", "/request", 405, "PUT is not possible"),
+        ("DELETE", f"/results/{UNKNOWN}", 405, "DELETE is not possible"),
+        ("POST", "/status", 405, "POST is not possible"),
+        ("REPORT", "/status", 405, "REPORT is not possible"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_wrong_route_or_method_is_refused(
+    server: LocalServer, method: str, path: str, status: int, said: str
+) -> None:
+    text = refused(httpx.request(method, server.url + path), status)
+    assert said in text
+    assert len(text) < 1000
+
+
+def test_a_post_in_neither_form_is_refused(server: LocalServer) -> None:
+    for content_type in ("application/json", "application/x-www-form-urlencoded", "", "garbage"):
+        answer = httpx.post(
+            f"{server.url}/request", content=b"{}", headers={"Content-Type": content_type}
+        )
+        assert "neither a request of nnsight 0.8" in refused(answer)
+
+
+def test_what_is_not_http_costs_nobody_else_anything(server: LocalServer) -> None:
+    for sent in (
+        b"GARBAGE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(200),
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: \xb2\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        b"",
+    ):
+        answer = raw(server, sent)
+        assert not any(each.encode() in answer for each in OF_OURS)
+        assert b" 500 " not in answer
+    assert server.get("/ping") == (200, b'"pong"')
+
+
+# Versions
+
+
+@pytest.mark.parametrize("wrong", ["0.5", "0.5.3", "0.9.0", "1.2.3", "0.10.0"])
+@pytest.mark.parametrize("post", [send, send_old])
+def test_a_version_that_no_server_serves_is_told_what_to_install(
+    server: LocalServer, post: Callable[..., httpx.Response], wrong: str
+) -> None:
+    answer = (
+        send(server, nnsight=wrong) if post is send else send_old(server, nnsight_version=wrong)
+    )
+    text = refused(answer)
+    assert f"yours is {wrong}" in text
+    assert VERSION in text
+    assert re.search(r"\b0\.7\.\d", text)
+    assert re.search(r"\b0\.6\.\d", text)
+    assert "`pip install 'nnsight>=0.8,<0.9'`" in text
+    assert "runtime add" not in text
+
+
+@pytest.mark.parametrize("wrong", ["garbage", "0", "0.x", "../0.7", "0." + "9" * 5000, "0.8;rm"])
+def test_what_is_no_version_is_refused(server: LocalServer, wrong: str) -> None:
+    for answer in (send(server, nnsight=wrong), send_old(server, nnsight_version=wrong)):
+        text = refused(answer)
+        assert "is not a version" in text
+        assert VERSION in text
+        assert len(text) < 1000
+
+
+def test_a_version_of_bytes_is_refused(server: LocalServer) -> None:
+    assert "is not a version" in refused(send_old(server, nnsight_version=b"\xff\xfe"))
+
+
+def test_an_older_client_must_say_its_version(server: LocalServer) -> None:
+    for missing in (None, ""):
+        text = refused(send_old(server, nnsight_version=missing))
+        assert "nnsight-version" in text
+        assert VERSION in text
+
+
+def test_a_newer_client_from_a_source_tree_need_not(server: LocalServer, payload: bytes) -> None:
+    for missing in (None, ""):
+        assert ended(server, send(server, blob=payload, nnsight=missing))["status"] == "COMPLETED"
+
+
+def test_a_version_in_the_form_of_another_is_refused(server: LocalServer) -> None:
+    for answer in (send(server, nnsight="0.7.0"), send_old(server, nnsight_version=VERSION)):
+        assert "does not send requests of this form" in refused(answer)
+
+
+@pytest.mark.parametrize("generation", ["0.7", "0.6"])
+def test_a_version_that_is_not_installed_is_told_both_ways_out(bare: str, generation: str) -> None:
+    text = refused(send_old(bare, nnsight_version=f"{generation}.3"))
+    assert f"serves nnsight {VERSION}; yours is {generation}.3" in text
+    assert "`pip install 'nnsight>=0.8,<0.9'`" in text
+    assert f"`ndif runtime add {generation}`" in text
+
+
+def test_what_is_installed_is_named_and_no_more(strict: LocalServer) -> None:
+    text = refused(send_old(strict, nnsight_version="0.6.3"))
+    assert re.search(r"serves nnsight 0\.7\.\d, 0\.8\.\d; yours is 0\.6\.3\.", text)
+    assert "`ndif runtime add 0.6`" in text
+
+
+# The multipart body
+
+
+BOUNDARY = "0123456789abcdef"
+
+
+def part(name: str, content: bytes, extra: bytes = b"") -> bytes:
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n'.encode()
+    return head + extra + b"\r\n" + content + b"\r\n"
+
+
+END = f"--{BOUNDARY}--\r\n".encode()
+WHOLE = part("data", envelope().encode()) + part("blob", zstd(b"garbage" * 1000)) + END
+
+
+def post_multipart(
+    server: LocalServer, body: Any, content_type: str | None = None
+) -> httpx.Response:
+    content_type = content_type or f"multipart/form-data; boundary={BOUNDARY}"
+    headers = {"Content-Type": content_type, "nnsight-version": VERSION}
+    return httpx.post(f"{server.url}/request", content=body, headers=headers, timeout=PATIENCE_S)
+
+
+def test_the_multipart_body_that_others_are_made_of_is_accepted(server: LocalServer) -> None:
+    assert "trace" in failed(server, post_multipart(server, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (part("blob", b"1") + END, "lacks the part 'data'"),
+        (part("data", envelope().encode()) + END, "lacks the part 'blob'"),
+        (part("DATA", b"{}") + part("file", b"1") + END, "lacks the part 'data'"),
+        (WHOLE[: len(WHOLE) // 2], "ends before its last boundary"),
+        (WHOLE[:-8], "ends before its last boundary"),
+        (WHOLE[:20], "cannot be read"),
+        (b"", "cannot be read"),
+        (b"garbage", "cannot be read"),
+        (os.urandom(100_000), "cannot be read"),
+        (WHOLE.replace(BOUNDARY.encode(), b"another"), "cannot be read"),
+        (part("data", b"{}", b"X: " + b"y" * 20_000 + b"\r\n") + END, "cannot be read"),
+        (part("data", b"{}", b"X: y\r\n" * 50) + END, "cannot be read"),
+        (part("data", b"{}", b"\xff\xfe: y\r\n") + END, "cannot be read"),
+        (b"".join(part(f"part-{n}", b"") for n in range(1000)) + END, "cannot be read"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_a_damaged_multipart_body_is_refused(server: LocalServer, body: bytes, said: str) -> None:
+    text = refused(post_multipart(server, body))
+    assert said in text
+    assert len(text) < 1000
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/form-data",
+        "multipart/form-data;",
+        "multipart/form-data; boundary=",
+        'multipart/form-data; boundary=""',
+        f"multipart/form-data; boundary={'x' * 300}",
+        f"multipart/form-data; border={BOUNDARY}",
+        "multipart/form-data; boundary*=utf-8''%ff%fe",
+    ],
+    ids=lambda value: value[19:50],
+)
+def test_a_multipart_body_without_a_usable_boundary_is_refused(
+    server: LocalServer, content_type: str
+) -> None:
+    assert "multipart body cannot be read" in refused(post_multipart(server, WHOLE, content_type))
+
+
+def test_a_body_may_come_in_the_smallest_pieces(server: LocalServer) -> None:
+    def pieces() -> Iterator[bytes]:
+        for at in range(len(WHOLE)):
+            yield WHOLE[at : at + 1]
+
+    assert "trace" in failed(server, post_multipart(server, pieces()))
+
+
+def test_a_client_that_goes_away_in_mid_body_costs_nothing(server: LocalServer) -> None:
+    head = (
+        "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: "
+        f"{VERSION}\r\nContent-Length: {len(WHOLE) * 2}\r\n"
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n"
+    ).encode()
+    for sent in (head, head + WHOLE[:50], head + WHOLE):
+        assert b" 200 " not in raw(server, sent)
+    assert server.get("/ping") == (200, b'"pong"')
+
+
+# The envelope
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (b"", "data"),
+        (b"garbage", "data"),
+        (b"\xff\xfe\x00", "data"),
+        (b"[]", "data"),
+        (b"null", "data"),
+        (b'"text"', "data"),
+        (b"[" * 100_000, "data"),
+        (b'{"a":' * 100_000, "data"),
+        (b"{}", "model_key"),
+        (envelope(model_key=None), "model_key"),
+        (envelope(model_key=7), "model_key"),
+        (envelope(session_id=7), "session_id"),
+        (envelope(session_id=["a"]), "session_id"),
+        (envelope(compress="yes"), "compress"),
+        (envelope(compress=1), "compress"),
+        (envelope(env=[]), "env"),
+        (envelope(env="peft"), "env"),
+    ],
+    ids=lambda value: ascii(value)[-40:],
+)
+def test_a_wrong_envelope_is_refused(server: LocalServer, data: str | bytes, where: str) -> None:
+    text = refused(send(server, data))
+    assert f"envelope is not valid: {where}: " in text
+    assert len(text) < 1000
+
+
+def test_an_env_that_no_model_can_be_given_is_an_error(server: LocalServer, payload: bytes) -> None:
+    for env in ({"peft": 7}, {"peft": ["a"]}, {"peft": "no-such-org/adapter"}):
+        response = ended(server, send(server, envelope(env=env), payload))
+        assert response["status"] == "ERROR", env
+        # What follows is what a library says, which knows no sentences.
+        text = response["description"]
+        assert text.startswith("The model could not be prepared as the request asks (")
+        assert repr(env)[1:-1] in text
+        assert not any(each in text for each in OF_OURS), text
+    # The next request has none of it.
+    assert ended(server, send(server, blob=payload))["status"] == "COMPLETED"
+
+
+# The live channels
+
+
+@pytest.mark.parametrize("session", ["nobody", UNKNOWN, "0" * 32, "\0", "x" * 5000, "é"])
+def test_a_session_that_is_not_open_is_refused(server: LocalServer, session: str) -> None:
+    assert "blocking=False" in refused(send(server, envelope(session_id=session)), 409)
+
+
+@pytest.mark.parametrize("session", ["nobody", UNKNOWN, b"\xff\xfe"])
+def test_an_older_clients_unknown_session_is_refused(
+    server: LocalServer, session: str | bytes
+) -> None:
+    assert "is not open" in refused(send_old(server, ndif_session_id=session), 409)
+
+
+def test_a_session_ends_with_its_channel(server: LocalServer) -> None:
+    channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
+    session = json.loads(channel.recv())["session_id"]
+    assert send(server, envelope(session_id=session)).status_code == 200
+    channel.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while (answer := send(server, envelope(session_id=session))).status_code == 200:
+        assert time.monotonic() < deadline
+    refused(answer, 409)
+
+
+def test_what_a_client_says_on_its_channel_changes_nothing(server: LocalServer) -> None:
+    channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
+    session = json.loads(channel.recv())["session_id"]
+    for said in ("", "garbage", "[" * 10_000, '{"session_id": "another"}'):
+        channel.send(said)
+    channel.send_binary(os.urandom(100_000))
+    channel.ping(b"are you there")
+    assert send(server, envelope(session_id=session)).status_code == 200
+    statuses = [""]
+    while statuses[-1] != "ERROR":
+        response = json.loads(channel.recv())
+        statuses.append(response["status"])
+    assert "nnsight 0.8 trace" in sentence(response["description"])
+    channel.close()
+
+
+def test_a_message_that_is_too_long_costs_its_own_channel_alone(server: LocalServer) -> None:
+    url = f"ws{server.url[4:]}/subscribe"
+    loud, quiet = (websocket.create_connection(url, timeout=PATIENCE_S) for _ in range(2))
+    sessions = [json.loads(channel.recv())["session_id"] for channel in (loud, quiet)]
+    with pytest.raises((websocket.WebSocketException, OSError)):  # noqa: PT012
+        loud.send_binary(bytes(8 * MIB))
+        while loud.recv():
+            pass
+        raise websocket.WebSocketConnectionClosedException
+    refused(send(server, envelope(session_id=sessions[0])), 409)
+    assert send(server, envelope(session_id=sessions[1])).status_code == 200
+    assert json.loads(quiet.recv())["status"] == "QUEUED"
+    quiet.close()
+
+
+def test_there_is_no_other_websocket(server: LocalServer) -> None:
+    for path in ("/", "/subscribe/x", "/request", "/ping"):
+        with pytest.raises(websocket.WebSocketBadStatusException) as caught:
+            websocket.create_connection(f"ws{server.url[4:]}{path}", timeout=PATIENCE_S)
+        assert 400 <= caught.value.status_code < 500
+    assert server.get("/subscribe")[0] == 404
+
+
+def test_what_an_older_client_says_on_its_channel_changes_nothing(server: LocalServer) -> None:
+    with socketio.SimpleClient() as channel:
+        channel.connect(
+            server.url, socketio_path="/ws/socket.io", transports=["websocket"], wait_timeout=10
+        )
+        for upload in (None, 7, ["a"], (b"content", None), (b"content", UNKNOWN), (UNKNOWN, b"")):
+            channel.emit("stream_upload", upload)
+        channel.emit("no_such_event", {"a": [1, 2]})
+        assert send_old(server, ndif_session_id=channel.sid).status_code == 200
+        status = ""
+        while status != "ERROR":
+            event, content = channel.receive(timeout=PATIENCE_S)
+            assert event == "blocking_response"
+            response = torch.load(io.BytesIO(content), weights_only=False)
+            status = response["status"]
+        assert "nnsight 0.7 trace" in sentence(response["description"])
+
+
+# The headers of older clients
+
+
+@pytest.mark.parametrize("wrong", ["", "true", "1", "yes", "False ,True", b"\xff"])
+def test_a_wrong_compress_flag_is_refused(server: LocalServer, wrong: str | bytes) -> None:
+    assert "must be True or False" in refused(send_old(server, nnsight_compress=wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["garbage", "ftp://host/", "file:///etc/passwd", "javascript:alert(1)", b"\xff\xfe"]
+)
+def test_a_callback_that_is_no_address_of_the_web_is_refused(
+    server: LocalServer, wrong: str | bytes
+) -> None:
+    assert "must be an http or https URL" in refused(send_old(server, ndif_callback=wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["http://", "http://[", "http://127.0.0.1:1/", "https://no such host/", "http://\\"]
+)
+def test_a_callback_that_fails_costs_the_job_nothing(server: LocalServer, wrong: str) -> None:
+    assert "nnsight 0.7 trace" in failed(server, send_old(server, ndif_callback=wrong))
+
+
+# The payload
+
+
+def test_an_empty_payload_is_refused(server: LocalServer) -> None:
+    body = part("data", envelope().encode()) + part("blob", b"") + END
+    assert "no payload" in refused(post_multipart(server, body))
+    assert "no payload" in refused(send_old(server, b""))
+
+
+@pytest.mark.parametrize("content", [b"\x28", b"garbage", b"\x80\x04N.", b"\x1f\x8b\x08\x00gzip"])
+def test_a_payload_that_is_not_compressed_as_it_says_is_refused(
+    server: LocalServer, content: bytes
+) -> None:
+    assert "not zstd data" in refused(send(server, blob=content))
+    assert "not zstd data" in refused(send_old(server, content))
+
+
+def frame(*blocks: bytes, says: int | None) -> bytes:
+    """A zstd frame, by hand: `says` is the size it claims to have."""
+    if says is None:
+        return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks)
+    return b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", says) + b"".join(blocks)
+
+
+def zeros(count: int) -> bytes:
+    """Blocks of zeros, 128 KiB each: four bytes of the frame stand for as many."""
+    block = [((128 * 1024) << 3 | 1 << 1 | int(last)).to_bytes(3, "little") for last in (0, 1)]
+    return (block[0] + b"\0") * (count - 1) + block[1] + b"\0"
+
+
+def test_the_frames_by_hand_are_zstd() -> None:
+    decompressor = zstandard.ZstdDecompressor()
+    assert decompressor.decompress(frame(zeros(8), says=MIB)) == bytes(MIB)
+    assert decompressor.decompressobj().decompress(frame(zeros(8), says=None)) == bytes(MIB)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"garbage", "could not be read as an nnsight"),
+        (b"\0", "could not be read as an nnsight"),
+        (b".", "could not be read as an nnsight"),
+        (b"\x80", "could not be read as an nnsight"),
+        (pickle.dumps(7), "could not be read as an nnsight"),
+        (pickle.dumps((1, 2, 3)), "could not be read as an nnsight"),
+        (pickle.dumps({"a": [None]}), "could not be read as an nnsight"),
+        (b"cno_such_module\nf\n.", "uses the module 'no_such_module'"),
+        (b"cos\nno_such_name\n.", "could not be read as an nnsight"),
+        (b"(" * 200_000, "could not be read as an nnsight"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f", "could not be read as an nnsight"),
+        (b"", "could not be read as an nnsight"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_garbage_is_an_error_in_a_sentence(server: LocalServer, content: bytes, said: str) -> None:
+    assert said in failed(server, send(server, blob=zstd(content)))
+    assert said in failed(server, send_old(server, zstd(content)))
+
+
+def test_a_whole_payload_runs(server: LocalServer, payload: bytes) -> None:
+    response = ended(server, send(server, blob=payload))
+    assert response["status"] == "COMPLETED"
+    content = zstandard.ZstdDecompressor().decompress(httpx.get(response["data"]).content)
+    values = torch.load(io.BytesIO(content), weights_only=False)
+    assert torch.equal(values["large"], torch.arange(100_000.0))
+
+
+def test_garbage_that_says_it_is_not_compressed_is_an_error(server: LocalServer) -> None:
+    data = envelope(compress=False)
+    assert "could not be read" in failed(server, send(server, data, b"garbage"))
+    assert "could not be read" in failed(
+        server, send_old(server, b"garbage", nnsight_compress="False")
+    )
+
+
+def test_a_truncated_payload_is_an_error(server: LocalServer, payload: bytes) -> None:
+    for size in (5, 20, len(payload) // 2, len(payload) - 1):
+        text = failed(server, send(server, blob=payload[:size]))
+        assert "truncated or damaged" in text
+    damaged = bytearray(payload)
+    damaged[len(damaged) // 2] ^= 0xFF
+    assert "damaged" in failed(server, send(server, blob=bytes(damaged)))
+
+
+def test_a_pickle_cut_anywhere_is_an_error(server: LocalServer, payload: bytes) -> None:
+    whole = zstandard.ZstdDecompressor().decompress(payload)
+    for size in range(1, len(whole), len(whole) // 8):
+        text = failed(server, send(server, blob=zstd(whole[:size])))
+        assert "truncated or damaged" in text
+
+
+@pytest.mark.parametrize(
+    ("bomb", "said"),
+    [
+        (frame(zeros(1), says=50 * GIB), "53,687,091,200 bytes when decompressed"),
+        (frame(zeros(16), says=1 << 63), "bytes when decompressed"),
+        (frame(zeros(24_000), says=24_000 * 128 * 1024), "bytes when decompressed"),
+        (frame(zeros(24_000), says=100), "not whole zstd data"),
+        (frame(zeros(24_000), says=None), "zstd"),
+    ],
+    ids=["says 50 GiB", "says 8 EiB", "is 3 GiB", "is 3 GiB, says 100 B", "is 3 GiB, says nothing"],
+)
+def test_a_small_payload_that_unpacks_to_a_large_one_is_an_error(
+    server: LocalServer, payload: bytes, bomb: bytes, said: str
+) -> None:
+    assert len(bomb) < 100_000
+    usual = ended(server, send(server, blob=payload))["meta"]["peak_memory"]
+    response = ended(server, send(server, blob=bomb))
+    assert response["status"] == "ERROR"
+    text = sentence(response["description"])
+    assert said in text
+    # The number with which zstd says that it does not know.
+    assert "18,446,744,073,709,551,615" not in text
+    assert response["meta"]["peak_memory"] < usual + 256 * MIB
+    assert said in failed(server, send_old(server, bomb))
+
+
+# Sizes
+
+
+BODY = 64 * MIB
+
+
+def chunked(head: bytes = b"") -> Iterator[bytes]:
+    yield head
+    for _ in range(BODY // MIB):
+        yield bytes(MIB)
+
+
+@pytest.mark.parametrize(
+    "post",
+    [
+        lambda strict: send(strict, blob=bytes(BODY)),
+        lambda strict: send_old(strict, bytes(BODY)),
+        lambda strict: send_old(strict, chunked()),
+        lambda strict: post_multipart(strict, chunked(WHOLE[:-100])),
+    ],
+    ids=["0.8", "0.7", "0.7 chunked", "0.8 chunked"],
+)
+def test_a_request_over_the_limit_is_refused_as_it_comes(
+    strict: LocalServer, post: Callable[[LocalServer], httpx.Response]
+) -> None:
+    before = peak_memory(strict)
+    for _ in range(5):
+        text = refused(post(strict), 413)
+        assert "larger than 1,000,000 bytes" in text
+        assert "NDIF_MAX_REQUEST_BYTES" in text
+    assert peak_memory(strict) - before < BODY // 4
+    assert strict.get("/ping") == (200, b'"pong"')
+
+
+def test_a_length_is_refused_before_anything_is_sent(strict: LocalServer) -> None:
+    head = (
+        "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: 0.8.1\r\n"
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: {1 << 60}\r\n\r\n"
+    )
+    assert raw(strict, head.encode()).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_large_body_that_is_refused_for_another_reason_is_not_kept(strict: LocalServer) -> None:
+    before = peak_memory(strict)
+    for _ in range(3):
+        garbage = post_multipart(strict, chunked(b"garbage"))
+        assert "multipart body cannot be read" in refused(garbage)
+        assert "yours is 0.6.3" in refused(send_old(strict, chunked(), nnsight_version="0.6.3"))
+        refused(httpx.post(f"{strict.url}/no/such/route", content=chunked()), 404)
+    assert peak_memory(strict) - before < BODY // 4
+
+
+def test_a_request_at_the_limit_is_taken(strict: LocalServer) -> None:
+    for size, status in ((1_000_000, 200), (1_000_001, 413)):
+        assert send_old(strict, bytes(size), nnsight_compress="False").status_code == status
+        head = part("data", envelope(compress=False).encode())
+        blob = bytes(size - len(head + part("blob", b"") + END))
+        assert post_multipart(strict, head + part("blob", blob) + END).status_code == status
+
+
+@pytest.mark.parametrize("scenario", scenarios("scenarios_limits"))
+def test_a_real_client_of_a_strict_server(limited_client: Client, scenario: str) -> None:
+    limited_client.run(scenario)
+
+
+# Results and responses by their addresses
+
+
+PATHS = [
+    "..",
+    "../../etc/passwd",
+    "%2e%2e",
+    "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "..%5c..%5c",
+    "%2fetc%2fpasswd",
+    "//etc/passwd",
+    "%00",
+    f"{UNKNOWN}%00",
+    f"{UNKNOWN}%0a",
+    f"{UNKNOWN}.pt",
+    f"{UNKNOWN}/..",
+    f"%20{UNKNOWN}",
+    UNKNOWN.upper(),
+    UNKNOWN.replace("-", ""),
+    "%ff%fe",
+    "%",
+    "x" * 20_000,
+    "%d9%a0" * 32,
+]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:30])
+@pytest.mark.parametrize("route", ["results", "response"])
+def test_no_path_leads_out_of_the_store(server: LocalServer, route: str, path: str) -> None:
+    for query in ("", "?expires=9999999999&signature=0"):
+        status, body = get_raw(server, f"/{route}/{path}{query}")
+        assert status == 404
+        assert list(body) == ["detail"]
+        assert len(sentence(body["detail"])) < 1000
+
+
+def test_an_unknown_job_is_said_to_be(server: LocalServer) -> None:
+    text = refused(httpx.get(f"{server.url}/response/{UNKNOWN}"), 404)
+    assert f"No job {UNKNOWN} is known here" in text
+    assert "blocking=False" in text
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?expires=9999999999",
+        "?signature=0",
+        "?expires=&signature=",
+        "?expires=9999999999&signature=" + "0" * 64,
+        "?expires=-1&signature=0",
+        "?expires=inf&signature=0",
+        "?expires=" + "9" * 5000 + "&signature=0",
+        "?expires=%d9%a9&signature=0",
+        "?expires=9999999999&signature=%ff%fe",
+        "?expires=9999999999&expires=1&signature=0&signature=",
+        "?" + "&" * 10_000,
+    ],
+    ids=lambda query: query[:40],
+)
+def test_an_address_that_is_not_signed_is_refused(server: LocalServer, query: str) -> None:
+    text = refused(httpx.get(f"{server.url}/results/{UNKNOWN}{query}"), 403)
+    assert "not signed by this server" in text
+
+
+def test_an_address_is_good_for_its_own_result_while_it_lasts(
+    strict: LocalServer, payload: bytes
+) -> None:
+    answers = [ended(strict, send(strict, blob=payload)) for _ in range(2)]
+    urls = [httpx.URL(answer["data"]) for answer in answers]
+    expires, signature = (urls[0].params[name] for name in ("expires", "signature"))
+    assert httpx.get(urls[0]).status_code == 200
+    flipped = ("0" if signature[0] != "0" else "1") + signature[1:]
+    for wrong in (
+        urls[1].copy_with(query=urls[0].query),
+        urls[0].copy_set_param("signature", flipped),
+        urls[0].copy_set_param("signature", signature.upper()),
+        urls[0].copy_set_param("signature", signature[:-1]),
+        urls[0].copy_set_param("expires", str(int(expires) + 1)),
+        urls[0].copy_set_param("expires", f"{expires} "),
+    ):
+        refused(httpx.get(wrong), 403)
+    time.sleep(max(0.0, int(expires) + 1 - time.time()))
+    assert f"within {TTL_S} seconds" in refused(httpx.get(urls[0]), 403)
+    # The response that named it goes as well.
+    deadline = time.monotonic() + 2 * TTL_S
+    poll = f"{strict.url}/response/{answers[0]['id']}"
+    while (answer := httpx.get(poll)).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    refused(answer, 404)
+
+
+def test_a_result_is_answered_in_ranges(server: LocalServer, payload: bytes) -> None:
+    url = ended(server, send(server, blob=payload))["data"]
+    whole = httpx.get(url).content
+    part_of_it = httpx.get(url, headers={"Range": "bytes=5-9"})
+    assert (part_of_it.status_code, part_of_it.content) == (206, whole[5:10])
+    for wrong in ("bytes=9999999999-", "bytes=9-5", "bytes=" + "0-1," * 5000, "lines=1-2", "x"):
+        answer = httpx.get(url, headers={"Range": wrong})
+        assert answer.status_code < 500, wrong
+        assert not any(each.encode() in answer.content for each in OF_OURS)
+
+
+# After all of it
+
+
+def test_many_at_once_are_each_answered(server: LocalServer) -> None:
+    def trouble(number: int) -> int:
+        return send(server, blob=zstd(b"garbage") if number % 2 else b"garbage").status_code
+
+    with ThreadPoolExecutor(20) as threads:
+        assert list(threads.map(trouble, range(40))) == [400, 200] * 20
+
+
+def test_a_normal_trace_still_works(server: LocalServer, client_08: Client) -> None:
+    client_08.run("scenario_reads_of_layers_and_logits")
+    assert server.get("/connected") == (200, b"true")
+
+
+def test_every_model_process_is_still_there(server: LocalServer) -> None:
+    (deployment,) = json.loads(server.get("/status")[1])["deployments"].values()
+    assert deployment["runtimes"]["0.8"] == "RUNNING"
+    assert deployment["runtimes"]["0.7"] == "RUNNING"
+
+
+def test_the_strict_server_is_alive_as_well(strict: LocalServer, payload: bytes) -> None:
+    assert ended(strict, send(strict, blob=payload))["status"] == "COMPLETED"
+    assert not any("Traceback" in line for line in strict.output), "\n".join(strict.output)
+
+
+def test_neither_server_logged_a_traceback(server: LocalServer) -> None:
+    assert not any("Traceback" in line for line in server.output), "\n".join(server.output)

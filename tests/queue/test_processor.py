@@ -1,0 +1,645 @@
+"""The line of one model, with a real broker and store and a replica that does what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.on_loop import on_loop
+
+from ndif.cluster.controller import Controller
+from ndif.config import Settings
+from ndif.host.actor import ModelActor, ReplicaLostError
+from ndif.host.process import ModelProcessError
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.processor import Processor, ProcessorStatus
+from ndif.queue.responder import Responder
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response, StoredResult
+from ndif.schema.status import Status
+from ndif.stores.broker import Broker, MemoryBroker, Subscription
+from ndif.stores.objects import FileStore
+
+Respond = Callable[[Response], Awaitable[None]]
+Act = Callable[["Replica", Request, Respond], Awaitable[Response]]
+
+MODEL = ModelKey("a.B", "org/name")
+NEVER_S = 3600.0
+OFTEN_S = 0.02
+
+
+@dataclass
+class Replica:
+    """Stands in for `ModelActor`: its process is an event, and a request runs as `act` says."""
+
+    act: Act
+    reason: str | None
+    """Why it does not start."""
+    ran: list[str]
+    may_start: asyncio.Event | None = None
+    process: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(ended=asyncio.Event(), model={})
+    )
+    cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def start(self, progress: Callable[[int, int], None]) -> None:
+        if self.may_start is not None:
+            await self.may_start.wait()
+        if self.reason is not None:
+            raise ModelProcessError(self.reason)
+
+    async def stop(self) -> None:
+        self.process.ended.set()
+
+    async def __call__(self, request: Request, respond: Respond) -> Response:
+        self.ran.append(request.id)
+        await respond(Response(request.id, Status.RUNNING))
+        return await self.act(self, request, respond)
+
+    def cancel(self, reason: str) -> None:
+        self.cancelled.put_nowait(reason)
+
+    def lose(self) -> ReplicaLostError:
+        """End as a model process does."""
+        self.process.ended.set()
+        return ReplicaLostError("the model process ended")
+
+
+@dataclass
+class Line:
+    """A processor that runs, and what it runs on."""
+
+    processor: Processor
+    broker: Broker
+    store: FileStore
+    replicas: list[Replica]
+    ran: list[str]
+
+    async def join(self, *, polled: bool = False) -> Client:
+        """A client that sends one request and waits for it."""
+        channel = None if polled else self.broker.subscribe()
+        request = Request(
+            model=MODEL,
+            generation="0.8",
+            wire=Wire.ENVELOPE,
+            payload=b"opaque",
+            compress=False,
+            base_url="http://here",
+            session=channel.session if channel else None,
+        )
+        await self.broker.submit(request)
+        claimed = await self.broker.claim()
+        await self.processor.enqueue(claimed)
+        return Client(request, channel, self.store)
+
+
+@dataclass
+class Client:
+    request: Request
+    channel: Subscription | None
+    store: FileStore
+    told: list[Response] = field(default_factory=list)
+
+    @property
+    def statuses(self) -> list[str]:
+        return [response.status.value for response in self.told]
+
+    async def hears(self, status: Status) -> Response:
+        """Listen up to the next update of that status."""
+        assert self.channel is not None
+        while True:
+            _, response = await self.channel.next()
+            self.told.append(response)
+            if response.status is status:
+                return response
+            assert not response.status.terminal, response
+
+    def leave(self) -> None:
+        assert self.channel is not None
+        self.channel.close()
+
+    async def polls(self) -> dict[str, Any]:
+        content = await self.store.get(f"responses/{self.request.id}.json")
+        assert content is not None
+        fields: dict[str, Any] = json.loads(content)
+        return fields
+
+
+async def complete(replica: Replica, request: Request, respond: Respond) -> Response:
+    return Response(request.id, Status.COMPLETED, "Done.")
+
+
+@contextlib.asynccontextmanager
+async def a_line(
+    folder: Path,
+    act: Act = complete,
+    *,
+    reasons: list[str] | None = None,
+    may_start: asyncio.Event | None = None,
+    reply_freq_s: float = NEVER_S,
+    store: FileStore | None = None,
+) -> AsyncIterator[Line]:
+    """A line whose replicas `act`; `reasons` are those for which the first of them do not start."""
+    broker, store = MemoryBroker(), store or FileStore(folder, 3600)
+    replicas: list[Replica] = []
+    ran: list[str] = []
+
+    def make(config: DeploymentConfig, generation: str) -> ModelActor:
+        replicas.append(Replica(act, reasons.pop(0) if reasons else None, ran, may_start))
+        return cast(ModelActor, replicas[-1])
+
+    controller = Controller(DeploymentConfig("org/name", "org/name"), make)
+    responder = Responder(broker, store)
+    processor = Processor("0.8", controller, broker, responder, reply_freq_s)
+    running = asyncio.create_task(processor.run())
+    try:
+        yield Line(processor, broker, store, replicas, ran)
+        assert not running.done(), "the line came to a halt"
+    finally:
+        running.cancel()
+        await asyncio.wait({running}, timeout=2)
+        assert running.done(), "the line does not end"
+
+
+@dataclass
+class Gate:
+    """An `act` that says when it begins, and ends when it is let."""
+
+    began: asyncio.Queue[Request] = field(default_factory=asyncio.Queue)
+    may_end: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    async def __call__(self, replica: Replica, request: Request, respond: Respond) -> Response:
+        await self.began.put(request)
+        await self.may_end.acquire()
+        return Response(request.id, Status.COMPLETED, "Done.")
+
+    def let_end(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.may_end.release()
+
+
+def position(response: Response) -> int:
+    found = re.fullmatch(
+        r"Your job is number (\d+) in the line for org/name\.", response.description
+    )
+    assert found, response
+    return int(found[1])
+
+
+# The usual way
+
+
+@on_loop
+async def test_the_first_request_hears_every_step_in_order(tmp_path: Path) -> None:
+    async with a_line(tmp_path) as line:
+        client = await line.join()
+        await client.hears(Status.COMPLETED)
+    assert client.statuses == [
+        "QUEUED",
+        "PROVISIONING",
+        "DEPLOYING",
+        "DISPATCHED",
+        "RUNNING",
+        "COMPLETED",
+    ]
+    assert all(response.id == client.request.id for response in client.told)
+    assert "nnsight 0.8" in client.told[2].description
+
+
+@on_loop
+async def test_a_replica_that_is_ready_needs_no_deploying(tmp_path: Path) -> None:
+    async with a_line(tmp_path) as line:
+        await (await line.join()).hears(Status.COMPLETED)
+        client = await line.join()
+        await client.hears(Status.COMPLETED)
+        assert client.statuses == ["QUEUED", "DISPATCHED", "RUNNING", "COMPLETED"]
+        assert len(line.replicas) == 1
+
+
+@on_loop
+async def test_requests_run_one_at_a_time_in_the_order_they_came(tmp_path: Path) -> None:
+    at_once = most = 0
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001)
+        at_once -= 1
+        return await complete(replica, request, respond)
+
+    async with a_line(tmp_path, act) as line:
+        clients = [await line.join() for _ in range(12)]
+        for client in clients:
+            await client.hears(Status.COMPLETED)
+        assert line.ran == [client.request.id for client in clients]
+        assert most == 1
+
+
+@on_loop
+async def test_everyone_is_told_the_position(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        first = await line.join()
+        assert position(await first.hears(Status.QUEUED)) == 1
+        await gate.began.get()
+        # What runs still counts: two are ahead of the third.
+        for expected in (2, 3, 4):
+            client = await line.join()
+            assert position(await client.hears(Status.QUEUED)) == expected
+
+
+@on_loop
+async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate, reply_freq_s=OFTEN_S) as line:
+        first, second, third = [await line.join() for _ in range(3)]
+        await gate.began.get()
+        heard = [position(await third.hears(Status.QUEUED))]
+        gate.let_end()
+        await first.hears(Status.COMPLETED)
+        await gate.began.get()
+        while heard[-1] != 2:
+            heard.append(position(await third.hears(Status.QUEUED)))
+        assert heard == sorted(heard, reverse=True)
+        assert heard[0] == 3
+        gate.let_end(2)
+        await second.hears(Status.COMPLETED)
+        await third.hears(Status.COMPLETED)
+
+
+@on_loop
+async def test_nothing_follows_the_last_word(tmp_path: Path) -> None:
+    async with a_line(tmp_path, reply_freq_s=OFTEN_S) as line:
+        client = await line.join()
+        await client.hears(Status.COMPLETED)
+        following = asyncio.create_task(client.hears(Status.COMPLETED))
+        await (await line.join()).hears(Status.COMPLETED)
+        await asyncio.sleep(5 * OFTEN_S)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        assert client.statuses[-1] == "COMPLETED"
+        assert client.statuses.count("COMPLETED") == 1
+
+
+@on_loop
+async def test_what_a_replica_says_reaches_the_user_in_between(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        await respond(Response(request.id, Status.LOG, "printed"))
+        await respond(Response(request.id, Status.STREAM, data=b"streamed"))
+        return Response(request.id, Status.ERROR, "ZeroDivisionError", meta={"peak_memory": 1})
+
+    async with a_line(tmp_path, act) as line:
+        client = await line.join()
+        last = await client.hears(Status.ERROR)
+    assert client.statuses[-4:] == ["RUNNING", "LOG", "STREAM", "ERROR"]
+    assert client.told[-2].data == b"streamed"
+    assert (last.description, last.meta) == ("ZeroDivisionError", {"peak_memory": 1})
+
+
+# Jobs that are polled
+
+
+@on_loop
+async def test_a_polled_job_finds_its_last_state_stored(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        first, second = [await line.join(polled=True) for _ in range(2)]
+        await gate.began.get()
+        assert (await first.polls())["status"] == "RUNNING"
+        waiting = await second.polls()
+        assert (waiting["id"], waiting["status"]) == (second.request.id, "DEPLOYING")
+        third = await line.join(polled=True)
+        assert (await third.polls())["status"] == "QUEUED"
+        gate.let_end(3)
+        await gate.began.get()
+        assert (await first.polls())["status"] == "COMPLETED"
+
+
+@on_loop
+async def test_a_log_does_not_hide_a_polled_jobs_state(tmp_path: Path) -> None:
+    logged, may_end = asyncio.Event(), asyncio.Event()
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        await respond(Response(request.id, Status.LOG, "printed"))
+        logged.set()
+        await may_end.wait()
+        stored = StoredResult("http://here/results/x", 12)
+        return Response(request.id, Status.COMPLETED, "Done.", stored, {"peak_memory": 1})
+
+    async with a_line(tmp_path, act) as line:
+        client = await line.join(polled=True)
+        await logged.wait()
+        assert (await client.polls())["status"] == "RUNNING"
+        may_end.set()
+        await (await line.join()).hears(Status.COMPLETED)
+        assert await client.polls() == {
+            "id": client.request.id,
+            "status": "COMPLETED",
+            "description": "Done.",
+            "data": "http://here/results/x",
+            "meta": {"peak_memory": 1},
+        }
+
+
+class SlowStore(FileStore):
+    """Takes a while to store a position, as one at the other end of a network may."""
+
+    async def put(self, key: str, content: bytes) -> None:
+        if b"QUEUED" in content:
+            await asyncio.sleep(10 * OFTEN_S)
+        await super().put(key, content)
+
+
+@on_loop
+async def test_a_position_stored_late_does_not_hide_how_a_job_ended(tmp_path: Path) -> None:
+    gate, store = Gate(), SlowStore(tmp_path, 3600)
+    async with a_line(tmp_path, gate, store=store, reply_freq_s=OFTEN_S) as line:
+        clients = [await line.join(polled=True) for _ in range(3)]
+        # By now someone who waits is being told so, and before that is stored everything is over.
+        gate.let_end(4)
+        await (await line.join()).hears(Status.COMPLETED)
+        await asyncio.sleep(40 * OFTEN_S)
+        assert [(await client.polls())["status"] for client in clients] == ["COMPLETED"] * 3
+
+
+# Replicas that end
+
+
+@on_loop
+async def test_a_request_that_lost_its_replica_runs_again_before_all_others(
+    tmp_path: Path,
+) -> None:
+    gate = Gate()
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        response = await gate(replica, request, respond)
+        if len(line.replicas) == 1:
+            raise replica.lose()
+        return response
+
+    async with a_line(tmp_path, act) as line:
+        first = await line.join()
+        await gate.began.get()
+        second = await line.join()
+        gate.let_end(3)
+        await first.hears(Status.COMPLETED)
+        await second.hears(Status.COMPLETED)
+        assert line.ran == [first.request.id, first.request.id, second.request.id]
+        assert len(line.replicas) == 2
+        # Its user sees it wait for a replica again, and the one behind it does, too.
+        assert first.statuses.count("DEPLOYING") == 2
+        assert second.statuses.count("DEPLOYING") == 1
+
+
+@on_loop
+async def test_a_request_that_loses_every_replica_ends_as_an_error(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if request.id == deadly.request.id:
+            raise replica.lose()
+        return await complete(replica, request, respond)
+
+    async with a_line(tmp_path, act) as line:
+        deadly, harmless = await line.join(), await line.join()
+        error = await deadly.hears(Status.ERROR)
+        assert "lost 2 times" in error.description
+        assert error.description.endswith(".")
+        await harmless.hears(Status.COMPLETED)
+        assert line.ran == [deadly.request.id] * 2 + [harmless.request.id]
+        assert len(line.replicas) == 3
+
+
+@on_loop
+async def test_a_lost_replica_is_not_held_against_the_next_request(tmp_path: Path) -> None:
+    lost: set[str] = set()
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if request.id not in lost:
+            lost.add(request.id)
+            raise replica.lose()
+        return await complete(replica, request, respond)
+
+    async with a_line(tmp_path, act) as line:
+        for client in [await line.join() for _ in range(3)]:
+            await client.hears(Status.COMPLETED)
+        assert len(line.ran) == 6
+
+
+@on_loop
+async def test_a_model_that_cannot_be_loaded_is_told_to_everyone_in_line(tmp_path: Path) -> None:
+    async with a_line(tmp_path, reasons=["the checkpoint is corrupt"]) as line:
+        clients = [await line.join() for _ in range(3)]
+        polling = await line.join(polled=True)
+        for client in clients:
+            error = await client.hears(Status.ERROR)
+            assert "'org/name' could not be loaded for nnsight 0.8" in error.description
+            assert "the checkpoint is corrupt" in error.description
+        assert (await polling.polls())["status"] == "ERROR"
+        assert line.ran == []
+        # The next request tries anew.
+        await (await line.join()).hears(Status.COMPLETED)
+        assert len(line.replicas) == 2
+
+
+@on_loop
+async def test_a_replica_that_is_not_to_be_had_again_is_told_to_who_lost_it(
+    tmp_path: Path,
+) -> None:
+    reasons: list[str] = []
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        reasons.append("no memory left")
+        raise replica.lose()
+
+    async with a_line(tmp_path, act, reasons=reasons) as line:
+        client = await line.join()
+        assert "no memory left" in (await client.hears(Status.ERROR)).description
+
+
+@on_loop
+async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if len(line.ran) == 1:
+            raise KeyError("a secret of ours")
+        return await complete(replica, request, respond)
+
+    async with a_line(tmp_path, act) as line:
+        unlucky, lucky = await line.join(), await line.join()
+        error = await unlucky.hears(Status.ERROR)
+        assert "secret" not in error.description
+        assert "KeyError" not in error.description
+        await lucky.hears(Status.COMPLETED)
+        assert len(line.replicas) == 1
+
+
+# Clients that leave, and jobs that are cancelled
+
+
+@on_loop
+async def test_a_client_that_left_while_it_waited_is_skipped(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        first, gone, third = [await line.join() for _ in range(3)]
+        await gate.began.get()
+        gone.leave()
+        gate.let_end(3)
+        await first.hears(Status.COMPLETED)
+        await third.hears(Status.COMPLETED)
+        assert line.ran == [first.request.id, third.request.id]
+        assert all(replica.cancelled.empty() for replica in line.replicas)
+
+
+@on_loop
+async def test_a_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if request.id == gone.request.id:
+            began.set()
+            return Response(request.id, Status.ERROR, await replica.cancelled.get())
+        return await complete(replica, request, respond)
+
+    began = asyncio.Event()
+    async with a_line(tmp_path, act) as line:
+        gone, waiting = await line.join(), await line.join()
+        await began.wait()
+        gone.leave()
+        await waiting.hears(Status.COMPLETED)
+        assert line.ran == [gone.request.id, waiting.request.id]
+
+
+@on_loop
+async def test_leaving_after_the_end_cancels_nobody_elses_job(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        first, second = await line.join(), await line.join()
+        gate.let_end()
+        await first.hears(Status.COMPLETED)
+        await gate.began.get()
+        await gate.began.get()
+        first.leave()
+        await asyncio.sleep(OFTEN_S)
+        assert line.replicas[0].cancelled.empty()
+        gate.let_end()
+        await second.hears(Status.COMPLETED)
+
+
+@on_loop
+async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        began.set()
+        return Response(request.id, Status.ERROR, await replica.cancelled.get())
+
+    began = asyncio.Event()
+    async with a_line(tmp_path, act) as line:
+        running, waiting = await line.join(), await line.join()
+        await began.wait()
+        assert await line.processor.cancel(waiting.request.id, "Changed my mind.")
+        assert (await waiting.hears(Status.ERROR)).description == "Changed my mind."
+        assert await line.processor.cancel(running.request.id, "Not this one either.")
+        assert (await running.hears(Status.ERROR)).description == "Not this one either."
+        for unknown in (waiting.request.id, "no such job", ""):
+            assert not await line.processor.cancel(unknown, "Why?")
+        assert line.ran == [running.request.id]
+
+
+@on_loop
+async def test_a_job_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> None:
+    may_start = asyncio.Event()
+    async with a_line(tmp_path, may_start=may_start) as line:
+        client = await line.join()
+        await client.hears(Status.DEPLOYING)
+        assert await line.processor.cancel(client.request.id, "Changed my mind.")
+        await client.hears(Status.ERROR)
+        may_start.set()
+        await asyncio.sleep(OFTEN_S)
+        await (await line.join()).hears(Status.COMPLETED)
+        assert client.request.id not in line.ran
+
+
+# The processor itself
+
+
+@on_loop
+async def test_a_processor_says_what_it_is_doing(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        assert line.processor.status is ProcessorStatus.UNINITIALIZED
+        client = await line.join()
+        await gate.began.get()
+        assert line.processor.status is ProcessorStatus.BUSY
+        gate.let_end()
+        await client.hears(Status.COMPLETED)
+        await asyncio.sleep(OFTEN_S)
+        assert line.processor.status is ProcessorStatus.READY
+    assert line.processor.status is ProcessorStatus.CANCELLED
+
+
+@on_loop
+async def test_a_processor_without_its_replica_is_not_ready(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        raise replica.lose()
+
+    async with a_line(tmp_path, act) as line:
+        client = await line.join()
+        await client.hears(Status.ERROR)
+        await asyncio.sleep(OFTEN_S)
+        assert line.processor.status is ProcessorStatus.UNINITIALIZED
+
+
+@pytest.mark.parametrize("turns", range(12))
+@on_loop
+async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, turns: int) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        client = await line.join()
+        await gate.began.get()
+        gate.let_end()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        # Leaving the line cancels it, and it is waited for.
+    assert line.processor.status is ProcessorStatus.CANCELLED
+    assert client.request.id in line.ran
+
+
+# The dispatcher
+
+
+@on_loop
+async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
+    gate = Gate()
+
+    def make(config: DeploymentConfig, generation: str) -> ModelActor:
+        return cast(ModelActor, Replica(gate if generation == "0.8" else complete, None, []))
+
+    broker, store = MemoryBroker(), FileStore(tmp_path, 3600)
+    controller = Controller(DeploymentConfig("org/name", "org/name"), make)
+    dispatcher = Dispatcher(controller, broker, Responder(broker, store), Settings())
+    dispatcher.start()
+    try:
+        channel = broker.subscribe()
+        requests = [
+            Request(MODEL, generation, Wire.ENVELOPE, b"", False, "", session=channel.session)
+            for generation in ("0.8", "0.7", "0.8")
+        ]
+        for request in requests:
+            await broker.submit(request)
+        assert await gate.began.get() == requests[0]
+        # The first holds up its own line, and no other.
+        ended = Client(requests[1], channel, store)
+        assert (await ended.hears(Status.COMPLETED)).id == requests[1].id
+        assert gate.began.empty()
+        assert sorted(dispatcher.processors) == ["0.7", "0.8"]
+    finally:
+        await dispatcher.stop()
+    assert {processor.status for processor in dispatcher.processors.values()} == {
+        ProcessorStatus.CANCELLED
+    }

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from accelerate.hooks import AlignDevicesHook
+from torch.multiprocessing.reductions import reduce_tensor
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+
+from ndif.runtime.generations import adapter
+from ndif.runtime.generations.loading import on_cuda
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights import Exported, Placement, WeightsError, check, collect, install
+from tests.tiny_models import make_gpt2, make_llama
+
+PROMPT = "The Eiffel Tower is in"
+ON_CPU = Placement("cpu", None, {})
+
+
+def make_tied_llama(folder: Path) -> Path:
+    """A Llama whose head is its embedding, with settings of its own for generation."""
+    make_llama(folder)
+    config = AutoConfig.from_pretrained(folder)
+    config.tie_word_embeddings = True
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(config)
+    model.generation_config.do_sample = True
+    model.generation_config.top_k = 7
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[make_gpt2, make_llama, make_tied_llama])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make: Callable[[Path], Path] = request.param
+    return make(tmp_path_factory.mktemp("model") / make.__name__)
+
+
+def load(checkpoint: Path, placement: Placement | None = None) -> Any:
+    """The wrapper of a checkpoint; with `placement`, built without weights."""
+    generation = adapter("0.8")
+    spec = ModelSpec(str(checkpoint), "0.8", task="text-generation", device="cpu")
+    if placement is None:
+        generation.load(spec)
+    else:
+        generation.load_meta(spec, placement)
+    return generation.model
+
+
+def moved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As they come to another process, but for where their memory is."""
+    exported: Exported = pickle.loads(pickle.dumps(Exported.of(tensors, reduce_tensor)))
+    return exported.tensors()
+
+
+def test_a_model_built_without_weights_is_as_the_loaded_one_but_for_them(checkpoint: Path) -> None:
+    loaded, built = load(checkpoint), load(checkpoint, ON_CPU)
+    assert all(tensor.is_meta for tensor in collect(built._module).values())
+    check(built._module, collect(loaded._module))
+    assert built.dispatched
+    assert built.pipeline.device == torch.device("cpu")
+    assert built.pipeline.model is built._module
+    assert built._module.training == loaded._module.training is False
+    assert built._module.config.to_dict() == loaded._module.config.to_dict()
+    assert built._module.generation_config.to_dict() == loaded._module.generation_config.to_dict()
+    assert built.tokenizer.padding_side == loaded.tokenizer.padding_side
+    assert built.tokenizer(PROMPT) == loaded.tokenizer(PROMPT)
+    names = [envoy.path for envoy in loaded.modules()]
+    assert [envoy.path for envoy in built.modules()] == names
+
+
+def test_with_its_weights_it_computes_the_same(checkpoint: Path) -> None:
+    loaded, built = load(checkpoint), load(checkpoint, ON_CPU)
+    install(built._module, moved(collect(loaded._module)))
+    assert built.device == torch.device("cpu")
+    *expected, expected_text = results(loaded)
+    *tensors, text = results(built)
+    assert all(map(torch.equal, tensors, expected))
+    assert text == expected_text
+
+
+def results(model: Any) -> list[Any]:
+    """What it computes, plainly and in the ways that lean on more than its weights."""
+    torch.manual_seed(0)
+    tokens = model.tokenizer(PROMPT, return_tensors="pt")
+    plain = model._module(**tokens).logits
+    ids = model._module.generate(**tokens, max_new_tokens=3)
+    text = model.pipeline(PROMPT, max_new_tokens=3)
+    return [plain, ids, text]
+
+
+def test_every_tensor_comes_and_is_what_it_was(checkpoint: Path) -> None:
+    loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
+    install(built, moved(collect(loaded)))
+    before, after = collect(loaded), collect(built)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert type(after[name]) is type(tensor), name
+        assert after[name].requires_grad == tensor.requires_grad, name
+        assert after[name].dtype == tensor.dtype, name
+        assert torch.equal(after[name], tensor), name
+    persistent = loaded.state_dict().keys()
+    assert persistent == built.state_dict().keys()
+    if "model.rotary_emb.inv_freq" in before:
+        assert "model.rotary_emb.inv_freq" not in persistent
+
+
+def test_what_is_tied_stays_tied(checkpoint: Path) -> None:
+    loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
+    install(built, moved(collect(loaded)))
+    tied = loaded.lm_head.weight is loaded.get_input_embeddings().weight
+    assert tied == loaded.config.tie_word_embeddings
+    assert (built.lm_head.weight is built.get_input_embeddings().weight) == tied
+    assert len(list(built.parameters())) == len(list(loaded.parameters()))
+
+
+def test_without_another_process_between_nothing_is_copied(checkpoint: Path) -> None:
+    loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
+    install(built, Exported.of(collect(loaded), reduce_tensor).tensors())
+    for name, tensor in collect(loaded).items():
+        assert collect(built)[name].data_ptr() == tensor.data_ptr(), name
+
+
+def test_a_tensor_is_shared_once_however_many_names_it_has(tmp_path: Path) -> None:
+    module = load(make_gpt2(tmp_path / "gpt2"))._module
+    shared: list[torch.Tensor] = []
+
+    def export(tensor: torch.Tensor) -> Any:
+        shared.append(tensor)
+        return reduce_tensor(tensor)
+
+    exported = Exported.of(collect(module), export)
+    assert len(exported.names) == len(exported.handles) + 1
+    assert len({id(tensor) for tensor in shared}) == len(shared)
+    assert exported.names["lm_head.weight"] == exported.names["transformer.wte.weight"]
+
+
+class TestRefusals:
+    """What cannot be shared is said when the model is loaded, not when it runs."""
+
+    def test_another_kind_of_model(self) -> None:
+        two, three = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False)
+        with pytest.raises(WeightsError, match=r"other tensors.*: bias"):
+            install(three, collect(two))
+        with pytest.raises(WeightsError, match="bias"):
+            install(two, collect(three))
+
+    def test_weights_that_found_no_room(self) -> None:
+        with pytest.raises(WeightsError, match="weight was left out"):
+            Exported.of(collect(torch.nn.Linear(2, 2, device="meta")), reduce_tensor)
+
+    def test_tensors_that_are_more_than_memory(self) -> None:
+        class Packed(torch.nn.Parameter):
+            pass
+
+        module = torch.nn.Linear(2, 2)
+        module.weight = Packed(module.weight.data)
+        with pytest.raises(WeightsError, match="weight is a Packed"):
+            Exported.of(collect(module), reduce_tensor)
+
+
+def test_values_are_moved_as_where_the_weights_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model spread by accelerate, told of in another process, moves the same at the same places."""
+    folder = make_llama(tmp_path / "llama")
+    spread = AutoModelForCausalLM.from_pretrained(folder)
+    # Two devices on a machine that has one: weights cannot move between them, values can.
+    monkeypatch.setattr(AlignDevicesHook, "init_hook", lambda hook, module: module)
+    device_map = {
+        "model.embed_tokens": "cpu:0",
+        "model.layers.0": "cpu:0",
+        "model.layers.1": "cpu:0",
+        "model.layers.2": "cpu:1",
+        "model.layers.3": "cpu:1",
+        "model.norm": "cpu:1",
+        "model.rotary_emb": "cpu:1",
+        "lm_head": "cpu:1",
+    }
+    dispatch_model(
+        spread, device_map, main_device="cpu:0", skip_keys=spread._skip_keys_device_placement
+    )
+    placement: Placement = pickle.loads(pickle.dumps(Placement.of(spread)))
+
+    built = load(folder, placement)
+    tensors = collect(spread)
+    install(built._module, tensors)
+    assert built._module.hf_device_map == device_map
+    for name, part in spread.named_modules():
+        ours = built._module.get_submodule(name)
+        assert hasattr(ours, "_hf_hook") == hasattr(part, "_hf_hook"), name
+        if hasattr(part, "_hf_hook"):
+            assert vars(ours._hf_hook).items() >= hook_arguments(part).items(), name
+    # What nnsight put in front is still in front, and behind it each hook runs once.
+    assert all(type(part.forward).__name__ == "Controller" for part in built._module.modules())
+    calls: list[str] = []
+    hook = built._module.model.layers[2]._hf_hook
+    pre_forward = hook.pre_forward
+    hook.pre_forward = lambda *args, **kwargs: calls.append("") or pre_forward(*args, **kwargs)
+    tokens = built.tokenizer(PROMPT, return_tensors="pt")
+    result = built._module(**tokens).logits
+    assert calls == [""]
+    assert torch.equal(result, load(folder)._module(**tokens).logits)
+    for name, tensor in tensors.items():
+        assert collect(built._module)[name] is tensor, name
+
+
+def hook_arguments(part: Any) -> dict[str, Any]:
+    hook = part._hf_hook
+    return {name: vars(hook)[name] for name in ("execution_device", "io_same_device", "skip_keys")}
+
+
+class TestOnCuda:
+    """Which models go to GPUs, where there are two of them, or none."""
+
+    @pytest.fixture(autouse=True)
+    def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
+        monkeypatch.setattr("torch.cuda._cached_device_count", None)
+
+    @pytest.fixture
+    def two_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+
+    @pytest.fixture
+    def broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> bool:
+            raise RuntimeError("the driver is too old")
+
+        monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
+        monkeypatch.setattr("torch.cuda.is_available", fail)
+
+    @pytest.mark.usefixtures("two_gpus")
+    @pytest.mark.parametrize("device", ["cuda", "cuda:1", "auto", None])
+    def test_these_do(self, device: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert on_cuda(ModelSpec("gpt2", "0.8", device=device))
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+        assert torch.cuda._cached_device_count == 2
+
+    @pytest.mark.usefixtures("two_gpus")
+    @pytest.mark.parametrize("device", ["cpu", "mps"])
+    def test_these_do_not_and_see_none(self, device: str) -> None:
+        assert not on_cuda(ModelSpec("gpt2", "0.8", device=device))
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+    @pytest.mark.usefixtures("broken")
+    @pytest.mark.parametrize("device", ["auto", None])
+    def test_without_a_gpu_that_works_none_does(self, device: str | None) -> None:
+        assert not on_cuda(ModelSpec("gpt2", "0.8", device=device))
+
+    @pytest.mark.usefixtures("broken")
+    def test_who_insists_is_told(self) -> None:
+        with pytest.raises(ValueError, match=r"to be on cuda:1, but .* no CUDA device"):
+            on_cuda(ModelSpec("gpt2", "0.8", device="cuda:1"))
+
+
+_WITHOUT_CUDA = """
+import sys
+import nnsight, peft, torch, transformers.pipelines  # with CUDA's build these import other things
+from transformers.models.gpt2 import modeling_gpt2
+from transformers.utils import import_utils
+
+for value in vars(import_utils).values():
+    if hasattr(value, "cache_clear"):
+        value.cache_clear()
+
+def start(*_):
+    raise RuntimeError("CUDA was started")
+
+torch.cuda._is_compiled = lambda: True
+torch.cuda._lazy_init = start
+torch._C._cuda_getDeviceCount = start
+torch.backends.cuda.is_built = lambda: True
+
+from ndif.runtime.generations import adapter, loading
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights import Placement
+
+loading._count_devices = lambda: 1
+spec = ModelSpec(sys.argv[1], "0.8", task="text-generation", device="cuda:0")
+assert loading.on_cuda(spec)
+assert torch.cuda.is_available()
+generation = adapter("0.8")
+generation.load_meta(spec, Placement("cuda:0", None, {}))
+assert generation.model.pipeline.device == torch.device("cuda:0")
+"""
+
+
+def test_building_a_model_for_gpus_starts_no_cuda(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path / "gpt2")
+    run = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_CUDA, folder], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,454 @@
+"""`ndif local start` as a user has it: what it refuses, what it says, what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import websocket
+import zstandard
+from transformers import GPT2LMHeadModel
+
+from ndif.local import LocalError, listen
+from tests.clients.harness import NDIF, Client, LocalServer
+from tests.conftest import NAME, client_environment
+
+ABSENT = "no-such-org/no-such-model"
+PATIENCE_S = 60
+ENDS_WITHIN_S = 10
+MARK = "NDIF_TEST_MARK"
+
+
+@dataclass
+class Place:
+    """Where a server runs: its temporary files, and a mark that every process of its inherits."""
+
+    mark: str
+    tmp: Path
+    environment: dict[str, str]
+
+    def processes(self) -> list[str]:
+        """The command lines of all that is left of it, whatever session they are in."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def gone_within(self, seconds: float) -> bool:
+        """Whether nothing is left, by then at the latest."""
+        return within(seconds, lambda: not self.processes())
+
+    def temporary(self) -> list[str]:
+        """What lies in the folder for temporary files, but for what torch keeps there for later."""
+        return sorted(path.name for path in self.tmp.iterdir() if "torch" not in path.name)
+
+
+@pytest.fixture
+def place(server_environment: dict[str, str], tmp_path: Path) -> Place:
+    return a_place(server_environment, tmp_path)
+
+
+def a_place(environment: dict[str, str], folder: Path) -> Place:
+    mark, tmp = uuid.uuid4().hex, folder / "tmp"
+    tmp.mkdir()
+    return Place(mark, tmp, {**environment, MARK: mark, "TMPDIR": str(tmp)})
+
+
+@pytest.fixture(scope="session")
+def half(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as a folder of bfloat16 weights."""
+    folder = tmp_path_factory.mktemp("models") / "half"
+    shutil.copytree(tiny_gpt2, folder)
+    GPT2LMHeadModel.from_pretrained(tiny_gpt2, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def within(seconds: float, happens: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def says(server: LocalServer, text: str) -> bool:
+    return any(text in line for line in server.output)
+
+
+def start(place: Place, *arguments: str | Path, **variables: str) -> tuple[int, str]:
+    """Start a server that must not start; its exit code and what it said."""
+    done = subprocess.run(
+        [NDIF, "local", "start", *arguments],
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **place.environment, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert place.gone_within(1), place.processes()
+    assert place.temporary() == []
+    assert "Traceback" not in done.stdout, done.stdout
+    return done.returncode, done.stdout.strip()
+
+
+# What is wrong from the beginning. Nothing was loaded where a model that is not to be had is not said
+# to be missing.
+
+
+def test_a_port_that_is_taken_is_said_to_be(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert start(place, ABSENT, "--port", str(port)) == (
+            1,
+            f"Error: Port {port} is in use. Choose another with --port, or leave it out to have a free "
+            "one found.",
+        )
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("no-such-host.invalid", "[Nn]ame|[Rr]esolution"),
+        ("192.0.2.1", "Cannot assign requested address"),
+        ("garbage garbage", "[Nn]ame|[Rr]esolution"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_said_to_be_so(place: Place, host: str, why: str) -> None:
+    code, said = start(place, ABSENT, "--host", host)
+    assert code == 1
+    assert re.fullmatch(rf"Error: Cannot listen on {host}:8289: .*({why}).*\.", said), said
+
+
+def test_a_folder_needs_a_name(place: Place, tiny_gpt2: Path) -> None:
+    assert start(place, tiny_gpt2) == (
+        1,
+        f"Error: {tiny_gpt2} is a folder, and clients ask for a model by name: add --name ORG/NAME.",
+    )
+
+
+@pytest.mark.parametrize("missing", ["./missing", "/missing", "../missing/", "~/missing"])
+def test_a_folder_that_is_missing_is_said_to_be(place: Place, missing: str) -> None:
+    code, said = start(place, missing, "--name", "a/b")
+    assert code == 1
+    assert re.fullmatch(r"Error: There is no folder \S*missing\.", said), said
+
+
+def test_a_folder_must_be_a_checkpoints(place: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    expected = f"Error: {folder} holds no config.json: it is not a checkpoint's folder."
+    for name in ([], ["--name", "a/b"]):
+        assert start(place, folder, *name) == (1, expected)
+
+
+def test_a_repository_has_a_name_already(place: Place) -> None:
+    code, said = start(place, ABSENT, "--name", "a/b")
+    assert code == 1
+    assert said == "Error: --name is for a folder; a repository is asked for by its own id."
+
+
+@pytest.mark.parametrize("folder", ["/proc/results", "/dev/null/results", "/dev/null"])
+def test_results_must_have_a_place(place: Place, folder: str) -> None:
+    code, said = start(place, ABSENT, "--results-dir", folder)
+    assert code in (1, 2)
+    assert re.search(rf"Error: .*{folder}.*\.$", said), said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NDIF_MAX_REQUEST_BYTES", "much"),
+        ("NDIF_MAX_RESULT_BYTES", "-1"),
+        ("NDIF_RESULT_TTL_S", ""),
+        ("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "often"),
+    ],
+)
+def test_a_variable_that_is_not_valid_is_named(place: Place, variable: str, value: str) -> None:
+    code, said = start(place, ABSENT, **{variable: value})
+    assert code == 1
+    assert re.fullmatch(rf"Error: The variable {variable} is not valid: .*\.", said), said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["a/b", "c/d"], ["a/b", "--port", "0"], ["a/b", "--threads", "none"], ["--no"]],
+)
+def test_a_command_that_is_not_one_shows_how_it_goes(place: Place, arguments: list[str]) -> None:
+    code, said = start(place, *arguments)
+    assert code == 2
+    assert said.startswith("Usage: ndif local start [OPTIONS] CHECKPOINT")
+
+
+# What turns out to be wrong when it is loaded
+
+
+def test_a_repository_that_the_hub_does_not_have(place: Place) -> None:
+    code, said = start(place, ABSENT)
+    assert code == 1
+    assert f"Error: '{ABSENT}' could not be loaded for nnsight 0.8: " in said
+    assert "not a valid model identifier" in said or "serves" in said, said
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "missing"])
+def test_a_checkpoint_that_is_damaged(
+    place: Place, tiny_gpt2: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_gpt2, tmp_path / "damaged"))
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    if damage != "missing":
+        weights.write_bytes(b"garbage" * 100 if damage == "garbage" else content[:-1000])
+    code, said = start(place, folder, "--name", "a/b")
+    assert code == 1
+    assert "Error: 'a/b' could not be loaded for nnsight 0.8: " in said
+    reason = "model.safetensors" if damage == "missing" else "(?i)safetensor"
+    assert re.search(reason, said), said
+    assert "Serving at" not in said
+
+
+# The port
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    with contextlib.ExitStack() as held:
+        first = held.enter_context(listen("127.0.0.1", None))
+        second = held.enter_context(listen("127.0.0.1", None))
+        ports = [each.getsockname()[1] for each in (first, second)]
+        assert 8289 <= ports[0] < ports[1] < 8289 + 100
+        with pytest.raises(LocalError, match=f"Port {ports[0]} is in use"):
+            listen("127.0.0.1", ports[0])
+
+
+# How it ends
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A server that was interrupted while it had nothing to do, and what it was like before."""
+
+    code: int
+    output: str
+    url: str
+    processes: list[str]
+    temporary: list[str]
+    stored: list[str]
+    place: Place
+
+
+@pytest.fixture(scope="module")
+def ended(
+    half: Path, server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Ended:
+    """Served a folder of bfloat16 as float32, while port 8289 was taken; then Ctrl-C."""
+    place = a_place(server_environment, tmp_path_factory.mktemp("ended"))
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # by somebody else, then
+            stack.enter_context(socket.create_server(("127.0.0.1", 8289)))
+        server = LocalServer(
+            str(half),
+            "--name",
+            "test-org/half",
+            "--dtype",
+            "float32",
+            environment=place.environment,
+        )
+        try:
+            server.ready()
+            key = 'a.B:{"repo_id": "test-org/half", "revision": null}'
+            polled = httpx.post(
+                f"{server.url}/request",
+                files={
+                    "data": (None, json.dumps({"model_key": key})),
+                    "blob": ("request", b"garbage"),
+                },
+            )
+            assert polled.status_code == 200, polled.text
+            processes, temporary = place.processes(), place.temporary()
+            stored = [path.name for path in place.tmp.rglob("*.json")]
+        finally:
+            code = server.stop()
+    output = "\n".join(server.output)
+    return Ended(code, output, server.url, processes, temporary, stored, place)
+
+
+def test_the_first_free_port_is_taken(ended: Ended) -> None:
+    port = httpx.URL(ended.url).port
+    assert port is not None
+    assert port > 8289
+
+
+def test_the_dtype_is_as_asked_for(ended: Ended) -> None:
+    assert re.search(r"Loaded test-org/half: .* parameters, float32 on cpu,", ended.output)
+
+
+def test_a_client_is_told_what_to_do(ended: Ended) -> None:
+    assert f"export NDIF_HOST={ended.url}\n" in ended.output
+    assert f"export HF_ENDPOINT={ended.url}/hub " in ended.output
+    assert 'TransformersModel("test-org/half")' in ended.output
+    assert "Warning" not in ended.output
+
+
+def test_ctrl_c_ends_it_and_all_of_its_processes(ended: Ended) -> None:
+    assert ended.code == 0
+    assert len(ended.processes) >= 3, "the server, its model process and a runner"
+    assert ended.place.gone_within(0), ended.place.processes()
+    assert ended.output.endswith("Stopped.")
+    assert "Traceback" not in ended.output
+
+
+def test_the_temporary_folder_of_results_goes_with_it(ended: Ended) -> None:
+    assert [name.startswith("ndif-results-") for name in ended.temporary] == [True]
+    assert len(ended.stored) == 1
+    assert ended.place.temporary() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_while_it_loads(place: Place, number: signal.Signals) -> None:
+    server = LocalServer(NAME, environment=place.environment)
+    try:
+        # Half way: the model process is there, and importing torch takes it longer than this.
+        assert within(PATIENCE_S, lambda: len(place.processes()) >= 2)
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert server.stop(number) == 0
+        assert time.monotonic() - began < ENDS_WITHIN_S
+    finally:
+        server.process.kill()
+    assert place.gone_within(1), place.processes()
+    assert place.temporary() == []
+    assert not server.url
+    assert says(server, "Stopped.")
+    assert not says(server, "Traceback")
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Payloads of a client, for any server of the same model."""
+    folder, home = tmp_path_factory.mktemp("recorded"), tmp_path_factory.mktemp("client")
+    environment = {**client_environment(server, home, None), "RECORDED": str(folder)}
+    client = Client("scenarios_limits", NAME, tiny_gpt2, environment)
+    try:
+        client.run("scenario_payloads_are_recorded")
+    finally:
+        client.close()
+    return folder
+
+
+def submit(server: LocalServer, payload: Path, session: str = "") -> str:
+    """Send a recorded payload; the id of its job."""
+    key = f'a.B:{{"repo_id": "{NAME}", "revision": null}}'
+    envelope = {"model_key": key, "compress": True, "session_id": session}
+    answer = httpx.post(
+        f"{server.url}/request",
+        files={"data": (None, json.dumps(envelope)), "blob": ("request", payload.read_bytes())},
+    )
+    assert answer.status_code == 200, answer.text
+    job: str = answer.json()["id"]
+    return job
+
+
+@contextlib.contextmanager
+def running_job(server: LocalServer, payload: Path) -> Iterator[websocket.WebSocket]:
+    """The live channel of a job that runs, and does not end by itself."""
+    channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
+    try:
+        submit(server, payload, json.loads(channel.recv())["session_id"])
+        while json.loads(channel.recv())["status"] != "RUNNING":
+            pass
+        time.sleep(0.3)
+        yield channel
+    finally:
+        channel.close()
+
+
+def test_it_ends_while_a_job_runs_and_keeps_its_results(
+    place: Place, recorded: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "kept" / "results of mine"
+    server = LocalServer(NAME, "--results-dir", str(results), environment=place.environment)
+    try:
+        server.ready()
+        job = submit(server, recorded / "ends")
+        poll = f"{server.url}/response/{job}"
+        assert within(PATIENCE_S, lambda: httpx.get(poll).json()["status"] == "COMPLETED")
+        with running_job(server, recorded / "never ends") as channel:
+            began = time.monotonic()
+            code = server.stop(signal.SIGTERM)
+            took = time.monotonic() - began
+            # Who waits for the job is not left waiting.
+            with pytest.raises((websocket.WebSocketException, OSError)):  # noqa: PT012
+                while channel.recv():
+                    pass
+                raise websocket.WebSocketConnectionClosedException
+    finally:
+        server.process.kill()
+    assert code == 0
+    assert took < ENDS_WITHIN_S
+    assert place.gone_within(0), place.processes()
+    assert not says(server, "Traceback")
+    assert place.temporary() == []
+    (kept,) = results.glob("results/*.pt")
+    content = zstandard.ZstdDecompressor().decompress(kept.read_bytes())
+    values = torch.load(io.BytesIO(content), weights_only=False)
+    assert torch.equal(values["large"], torch.arange(100_000.0))
+    # Nothing half written is kept.
+    assert {path.name for path in results.iterdir()} == {"results", "responses"}
+
+
+@pytest.mark.parametrize("moment", ["idle", "running", "loading"])
+def test_killed_it_leaves_no_process_behind(
+    place: Place, half: Path, recorded: Path, moment: str
+) -> None:
+    server = LocalServer(
+        str(half) if moment == "idle" else NAME,
+        *(["--name", "test-org/half"] if moment == "idle" else []),
+        environment=place.environment,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.process.kill)
+        if moment == "loading":
+            assert within(PATIENCE_S, lambda: len(place.processes()) >= 2)
+            time.sleep(0.3)
+        else:
+            server.ready()
+            assert len(place.processes()) >= 3
+        if moment == "running":
+            stack.enter_context(running_job(server, recorded / "never ends"))
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        assert place.gone_within(2), place.processes()
+    if moment == "idle":
+        # The checkpoint's own dtype, where none was asked for.
+        assert says(server, "bfloat16 on cpu")
+
+
+def test_listening_to_others_is_warned_of(place: Place) -> None:
+    server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.environment)
+    try:
+        assert within(PATIENCE_S, lambda: says(server, "local mode trusts its user"))
+        assert says(server, "Warning: 0.0.0.0 is not this machine alone.")
+    finally:
+        server.stop()
+    assert place.gone_within(1), place.processes()
+    assert place.temporary() == []
+    assert not says(server, "Traceback")
