@@ -57,6 +57,10 @@ def result_key() -> str:
     return f"results/{uuid.uuid4()}.pt"
 
 
+def response_key() -> str:
+    return f"responses/{uuid.uuid4()}.json"
+
+
 # Every form
 
 
@@ -212,17 +216,18 @@ async def test_objects_are_deleted_after_their_time(opening: Opening, tmp_path: 
     async with opening(tmp_path, 0.4) as opened:
         await opened.store.start()
         try:
-            keys = [result_key(), "responses/x.json"]
+            new = response_key()
+            keys = [result_key(), response_key()]
             for key in keys:
                 await opened.store.put(key, b"1")
             await asyncio.sleep(0.2)
-            await opened.store.put("responses/new.json", b"2")
+            await opened.store.put(new, b"2")
             for key in keys:
                 assert await opened.store.get(key) == b"1"
             await asyncio.sleep(0.3)
             for key in keys:
                 assert await opened.store.get(key) is None
-            assert await opened.store.get("responses/new.json") == b"2"
+            assert await opened.store.get(new) == b"2"
         finally:
             await opened.store.stop()
 
@@ -310,34 +315,39 @@ def test_results_are_their_users_own(tmp_path: Path) -> None:
 
 def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) -> None:
     store = FileStore(tmp_path, LONG_S)
-    for key in ("results/old.pt", "results/new.pt", "responses/old.json"):
+    old_result, new_result, old_response = result_key(), result_key(), response_key()
+    for key in (old_result, new_result, old_response):
         asyncio.run(store.put(key, b"1"))
     abandoned, running = store.create(), store.create()
     assert len(files_in(tmp_path)) == 5
     old = time.time() - LONG_S - 1
-    for path in (tmp_path / "results/old.pt", tmp_path / "responses/old.json"):
+    for path in (tmp_path / old_result, tmp_path / old_response):
         os.utime(path, (old, old))
     os.utime(abandoned.fileno(), (old, old))
     store.sweep()
     left = files_in(tmp_path)
     assert len(left) == 2
-    assert "results/new.pt" in left
+    assert new_result in left
     running.discard()
     abandoned.discard()
 
 
 def test_a_sweep_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
     """`--results-dir` may name a folder that has something else in it."""
-    foreign = [tmp_path / "thesis.tex", tmp_path / "data" / "results" / "table.csv"]
+    foreign = [
+        tmp_path / "thesis.tex",
+        tmp_path / "data" / "results" / "table.csv",
+        tmp_path / "results" / "probe.pt",
+    ]
     for path in foreign:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"years of work")
-    asyncio.run(FileStore(tmp_path, LONG_S).put("results/old.pt", b"1"))
+    asyncio.run(FileStore(tmp_path, LONG_S).put(f"results/{uuid.UUID(int=7)}.pt", b"1"))
     old = time.time() - 100 * LONG_S
-    for path in (*foreign, tmp_path / "results" / "old.pt"):
+    for path in (*foreign, tmp_path / "results" / f"{uuid.UUID(int=7)}.pt"):
         os.utime(path, (old, old))
     FileStore(tmp_path, LONG_S).sweep()
-    assert not (tmp_path / "results" / "old.pt").exists()
+    assert not (tmp_path / "results" / f"{uuid.UUID(int=7)}.pt").exists()
     assert all(path.read_bytes() == b"years of work" for path in foreign)
 
 

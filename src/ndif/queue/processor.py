@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter, deque
 from enum import Enum
@@ -95,6 +94,8 @@ class Processor:
                 request = self._line.popleft()
                 await self._finish(request, Response(request.id, Status.ERROR, str(error)))
             return
+        if not self._line:
+            return  # who waited for it was cancelled meanwhile
         request = self._line.popleft()
         if request.session is not None and not self._broker.present(request.session):
             logger.info("request %s: its client left while it waited", request.id)
@@ -106,7 +107,8 @@ class Processor:
             await self._execute(request, replica)
         finally:
             self._current = None
-            self.status = ProcessorStatus.READY
+            if self.status is ProcessorStatus.BUSY:
+                self.status = ProcessorStatus.READY
 
     async def _ready_replica(self) -> ModelActor:
         if not self._controller.ready(self.generation):
@@ -146,8 +148,6 @@ class Processor:
         finally:
             if leaving is not None:
                 leaving.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await leaving
         await self._finish(request, response)
 
     async def _cancel_when_gone(self, session: str, replica: ModelActor) -> None:
@@ -188,7 +188,11 @@ class Processor:
 
     async def _tell_position(self, request: Request, position: int) -> None:
         text = f"Your job is number {position} in the line for {request.model.repo_id}."
-        await self._responder.respond(request, Response(request.id, Status.QUEUED, text))
+        await self._responder.respond(
+            request,
+            Response(request.id, Status.QUEUED, text),
+            unless=lambda: request not in self._line,
+        )
 
     async def _tell_all(self, status: Status, text: str) -> None:
         for request in list(self._line):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from ndif.schema import wires
 from ndif.schema.request import Request
@@ -25,14 +27,25 @@ class Responder:
         self._broker = broker
         self._objects = objects
         self._callbacks: set[asyncio.Task[None]] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def respond(self, request: Request, response: Response) -> None:
-        """Deliver one update. After a terminal one nothing may follow."""
-        if request.session is not None:
-            await self._broker.publish(request, response)
-        elif response.status not in (Status.LOG, Status.STREAM):
-            content = json.dumps(wires.fields(request, response)).encode()
-            await self._objects.put(f"responses/{request.id}.json", content)
+    async def respond(
+        self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Deliver one update, in the order of calls, unless `unless` when its turn comes.
+
+        After a terminal one nothing may follow.
+        """
+        # A store is slow: two updates under way at once might land the wrong way round.
+        turn = self._turns.setdefault(request.id, asyncio.Lock())
+        async with turn:
+            if unless():
+                return
+            if request.session is not None:
+                await self._broker.publish(request, response)
+            elif response.status not in (Status.LOG, Status.STREAM):
+                content = json.dumps(wires.fields(request, response)).encode()
+                await self._objects.put(f"responses/{request.id}.json", content)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
             task = asyncio.create_task(_call_back(request, response))

@@ -25,7 +25,7 @@ class ModelKey:
         import_path, colon, suffix = text.partition(":")
         try:
             fields = json.loads(suffix) if colon else None
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         if not import_path or not isinstance(fields, dict):
             raise ValueError(

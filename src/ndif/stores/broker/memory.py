@@ -69,7 +69,8 @@ class MemoryBroker:
 
     def forget(self, subscription: MemorySubscription) -> None:
         """Drop a closed channel."""
-        self._subscriptions.pop(subscription.session, None)
+        if self._subscriptions.get(subscription.session) is subscription:
+            del self._subscriptions[subscription.session]
 
     async def publish(self, request: Request, response: Response) -> None:
         """See `Broker.publish`."""

@@ -7,12 +7,19 @@ import contextlib
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import time
 from pathlib import Path
 from tempfile import mkstemp
 
 _SWEEPS_PER_LIFETIME = 10
+_KEY = re.compile(r"(results|responses)/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_UUID = "[0-9a-f]" * 8 + ("-" + "[0-9a-f]" * 4) * 3 + "-" + "[0-9a-f]" * 12
+_PART = ".ndif-part-"
+_OURS = (f"results/{_UUID}.pt", f"responses/{_UUID}.json", f"{_PART}*")
+"""What a sweep may delete: the folder may be one that its owner keeps other things in."""
+_MAX_DIGITS = 12
 
 
 class FileUpload:
@@ -20,7 +27,7 @@ class FileUpload:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._fd, self._part = mkstemp(prefix=".part-", dir=root)
+        self._fd, self._part = mkstemp(prefix=_PART, dir=root)
 
     def fileno(self) -> int:
         """See `Upload.fileno`."""
@@ -29,8 +36,10 @@ class FileUpload:
     async def commit(self, key: str) -> int:
         """See `Upload.commit`."""
         size = os.fstat(self._fd).st_size
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key[:100]!r} is no key of an object")
         target = self._root / key
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(exist_ok=True)
         os.replace(self._part, target)  # noqa: PTH105 - one system call, no blocking to speak of
         os.close(self._fd)
         self._fd = -1
@@ -88,14 +97,14 @@ class FileStore:
             return None
 
     def path(self, key: str) -> Path:
-        """Where `key` lies. Callers validate ids; this refuses what would leave the folder.
+        """Where `key` lies.
 
         Raises:
-            FileNotFoundError: for a key outside the store.
+            FileNotFoundError: for what is no key, and for what leads outside the store.
         """
-        path = (self.root / key).resolve()
-        if not path.is_relative_to(self.root):
-            raise FileNotFoundError(key)
+        path = self.root / key
+        if not _KEY.fullmatch(key) or not path.resolve().is_relative_to(self.root):
+            raise FileNotFoundError(key[:100])
         return path
 
     def url(self, key: str, base_url: str) -> str:
@@ -106,9 +115,12 @@ class FileStore:
 
     def verify(self, key: str, expires: str, signature: str) -> bool:
         """Whether `signature` is ours for this key and its time has not passed."""
-        if not (expires.isascii() and expires.isdigit()) or int(expires) < time.time():
+        if not (expires.isascii() and expires.isdigit() and len(expires) <= _MAX_DIGITS):
             return False
-        return hmac.compare_digest(self._sign(key, int(expires)).encode(), signature.encode())
+        if int(expires) < time.time():
+            return False
+        given = signature.encode(errors="replace")
+        return hmac.compare_digest(self._sign(key, int(expires)).encode(), given)
 
     def _sign(self, key: str, expires: int) -> str:
         return hmac.new(self._secret, f"{key}\n{expires}".encode(), hashlib.sha256).hexdigest()
@@ -121,7 +133,8 @@ class FileStore:
     def sweep(self) -> None:
         """Delete every object older than its time, and uploads that nobody finished."""
         oldest = time.time() - self.ttl_s
-        for path in self.root.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                if path.is_file() and path.stat().st_mtime < oldest:
-                    path.unlink()
+        for pattern in _OURS:
+            for path in self.root.glob(pattern):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.lstat().st_mtime < oldest:
+                        path.unlink()
