@@ -22,6 +22,7 @@ from ndif.runtime import progress
 from ndif.runtime.frames import Channel
 from ndif.runtime.generations import Generation
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.tracebacks import sentence
 from ndif.runtime.weights import Export, Exported, Placement, collect
 from ndif.runtime.zygote import describe
 
@@ -56,7 +57,7 @@ def own(channel: Channel, spec: ModelSpec, generation: Generation, export: Expor
         owned = Owned(describe(generation.model, spec), load_s, Placement.of(module), weights)
     except Exception as error:
         traceback.print_exc()
-        channel.send({"kind": "failed"}, f"{type(error).__name__}: {error}".encode())
+        channel.send({"kind": "failed"}, sentence(error).encode())
         return
     channel.send({"kind": "owned"}, pickle.dumps(owned))
     with contextlib.suppress(EOFError, ConnectionError):

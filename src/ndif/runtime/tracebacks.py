@@ -35,6 +35,18 @@ def explain(error: BaseException, tb: TracebackType | None, internal: str) -> st
     return f"Traceback (most recent call last):\n{lines}\n{last}"
 
 
+def sentence(error: BaseException) -> str:
+    """Why something failed, in one line where that can be.
+
+    A pipeline of transformers puts the tracebacks of every class that it tried into its message; the
+    last line of the last of them is the reason.
+    """
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:
+        return next(line for line in reversed(text.splitlines()) if line.strip())
+    return f"{type(error).__name__}: {text}"
+
+
 def _walk(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
     while tb is not None:
         yield tb.tb_frame, tb.tb_lineno

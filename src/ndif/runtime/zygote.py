@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ndif.runtime.frames import Channel
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.tracebacks import sentence
 
 if TYPE_CHECKING:
     from ndif.runtime.owner import Owned
@@ -33,6 +34,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(fd: int, kind: type[Zygote] | None = None) -> None:
     """Load what the host asks for, then fork runners until it hangs up."""
+    end_with_parent()
     control = Channel(socket.socket(fileno=fd))
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
@@ -40,9 +42,14 @@ def main(fd: int, kind: type[Zygote] | None = None) -> None:
         zygote = (kind or Zygote)(control, spec)
     except Exception as error:
         traceback.print_exc()
-        control.send({"kind": "failed"}, f"{type(error).__name__}: {error}".encode())
+        control.send({"kind": "failed"}, sentence(error).encode())
         return
     zygote.serve()
+
+
+def end_with_parent() -> None:
+    """Have this process not outlive the one that started it, whatever it is doing."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Zygote:
@@ -178,8 +185,7 @@ class Zygote:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # A child does not outlive its zygote, whatever it is doing.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with_parent()
             self._control.socket.close()
             run()
             status = 0
