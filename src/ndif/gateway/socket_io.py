@@ -40,10 +40,11 @@ class SocketIo:
             subscription.close()
             forwarding.cancel()
 
-    async def _upload(self, sid: str, content: Any, request_id: Any) -> None:
-        """What a hybrid job's client computed for it."""
-        if isinstance(content, bytes) and isinstance(request_id, str):
-            await self._broker.upload(request_id, sid, content)
+    async def _upload(self, sid: str, *said: Any) -> None:
+        """What a hybrid job's client computed for it: the bytes, and the job's id."""
+        match said:
+            case (bytes() as content, str() as request_id):
+                await self._broker.upload(request_id, sid, content)
 
     async def _forward(self, subscription: Subscription) -> None:
         while True:

@@ -12,6 +12,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ndif.schema import wires
 from ndif.stores.broker import Broker, Subscription
 
+_MAX_MESSAGE = 1 << 20
+_TOO_BIG = 1009
+"""The code of RFC 6455, section 7.4.1."""
+
 
 class Subscribe:
     """The live channel of the envelope wire."""
@@ -31,8 +35,11 @@ class Subscribe:
         try:
             await websocket.send_text(json.dumps({"session_id": subscription.session}))
             forwarding = asyncio.create_task(_forward(subscription, websocket))
-            while (await websocket.receive())["type"] != "websocket.disconnect":
-                pass
+            while (message := await websocket.receive())["type"] != "websocket.disconnect":
+                # A client has nothing to say here.
+                if len(message.get("bytes") or message.get("text") or "") > _MAX_MESSAGE:
+                    await websocket.close(_TOO_BIG)
+                    break
         finally:
             subscription.close()
             if forwarding is not None:

@@ -176,6 +176,10 @@ class Runner:
 def _decompress(payload: bytes, max_bytes: int) -> bytes:
     try:
         size = zstandard.get_frame_parameters(payload).content_size
+        if size == zstandard.CONTENTSIZE_UNKNOWN:
+            raise PayloadError(
+                "The request is zstd data that does not say its size, which no nnsight client sends."
+            )
         if size > max_bytes:
             raise PayloadError(
                 f"The request is {size:,} bytes when decompressed; this server takes at most "
