@@ -753,9 +753,6 @@ def test_a_truncated_payload_is_an_error(server: LocalServer, payload: bytes) ->
     for size in (5, 20, len(payload) // 2, len(payload) - 1):
         text = failed(server, send(server, blob=payload[:size]))
         assert "truncated or damaged" in text
-    damaged = bytearray(payload)
-    damaged[len(damaged) // 2] ^= 0xFF
-    assert "damaged" in failed(server, send(server, blob=bytes(damaged)))
 
 
 def test_a_pickle_cut_anywhere_is_an_error(server: LocalServer, payload: bytes) -> None:
