@@ -12,7 +12,7 @@ from starlette.types import Lifespan
 
 from ndif.gateway.hub import Hub
 from ndif.gateway.origin import SameOrigin
-from ndif.gateway.refusal import Refusal, answer, answer_unknown
+from ndif.gateway.refusal import Refusal, answer, answer_failure, answer_unknown
 from ndif.gateway.socket_io import SocketIo
 
 
@@ -32,6 +32,10 @@ def gateway(
             Mount("/ws", app=socket_io.app),
         ],
         middleware=[Middleware(SameOrigin, loopback=loopback)],
-        exception_handlers={Refusal: answer, HTTPException: answer_unknown},
+        exception_handlers={
+            Refusal: answer,
+            HTTPException: answer_unknown,
+            Exception: answer_failure,
+        },
         lifespan=lifespan,
     )

@@ -40,3 +40,8 @@ async def answer_unknown(request: Request, error: Exception) -> Response:
     else:
         detail = f"{request.method} is not possible at {path}."
     return JSONResponse({"detail": detail}, error.status_code, error.headers)
+
+
+async def answer_failure(_: Request, __: Exception) -> Response:
+    """What nobody foresaw; the log has it."""
+    return JSONResponse({"detail": "The server failed at this request; its log says why."}, 500)

@@ -85,8 +85,10 @@ class ModelActor:
         Raises:
             ReplicaLostError: if the model process ended.
         """
-        runner = await self._take_runner()
         self._cancelled = ""
+        runner = await self._take_runner()
+        if self._cancelled:  # while there was nothing to end
+            return Response(request.id, Status.ERROR, self._cancelled)
         upload: Upload | None = None
         limit = self._settings.execution_timeout_seconds
         timer = asyncio.get_running_loop().call_later(
@@ -114,10 +116,12 @@ class ModelActor:
                         content = await runner.unless_ended(self._broker.uploaded(request))
                         if content is None:
                             break
-                        await runner.send({"kind": "upload"}, content)
+                        with contextlib.suppress(OSError):  # its frames end at once
+                            await runner.send({"kind": "upload"}, content)
                     case "spill":
                         upload = self._objects.create()
-                        await runner.send({"kind": "file"}, fds=[upload.fileno()])
+                        with contextlib.suppress(OSError):
+                            await runner.send({"kind": "file"}, fds=[upload.fileno()])
                     case "result":
                         return await self._inline(request, header, body)
                     case "spilled" if upload is not None:
@@ -138,8 +142,8 @@ class ModelActor:
 
     def cancel(self, reason: str) -> None:
         """End what is running now; its request becomes an ERROR with `reason`."""
+        self._cancelled = reason
         if self._runner is not None:
-            self._cancelled = reason
             self._runner.kill()
 
     async def _take_runner(self) -> Runner:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from ndif.cluster.controller import Controller
 from ndif.config import Settings
@@ -33,9 +32,7 @@ class Dispatcher:
         """Stop dispatching; what runs is abandoned."""
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _dispatch_forever(self) -> None:
         while True:
