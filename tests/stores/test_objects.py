@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from tests.on_loop import on_loop
 
@@ -306,6 +308,57 @@ def test_a_signature_is_verified_by_the_store_that_signed_it(tmp_path: Path) -> 
     for hostile in ("", "\0", "é", "\udcff", "-1", "9" * 5000, "0x10", "1_000"):
         assert not store.verify("results/x.pt", hostile, signature)
         assert not store.verify("results/x.pt", expires, hostile)
+
+
+@contextlib.asynccontextmanager
+async def serving(store: FileStore) -> AsyncIterator[str]:
+    app = Starlette(routes=Results(store).routes(), exception_handlers={Refusal: answer})
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    task = asyncio.create_task(server.serve([listening]))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def gone(store: FileStore, key: str) -> None:
+    while await store.get(key) is not None:  # noqa: ASYNC110 - nothing tells of a file's end
+        await asyncio.sleep(0.05)
+
+
+@on_loop
+async def test_what_is_fetched_once_goes_when_it_has_been(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, LONG_S)
+    key, content = result_key(), os.urandom(16 << 20)
+    await store.put(key, content)
+    async with serving(store) as base, httpx.AsyncClient() as http:
+        url = store.url(key, base, once=True)
+        part = await http.get(url, headers={"Range": "bytes=0-9"})
+        assert part.content == content[:10]
+        async with http.stream("GET", url) as leaving:
+            await anext(leaving.aiter_raw(1000))
+        # Longer than a fetched one is kept: neither a part nor a broken download counts.
+        await asyncio.sleep(2.5)
+        assert (await http.get(url)).content == content
+        await asyncio.wait_for(gone(store, key), 10)
+        assert (await http.get(url)).status_code == 404
+
+
+@on_loop
+async def test_what_may_be_fetched_again_stays(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, LONG_S)
+    key = result_key()
+    await store.put(key, b"content")
+    async with serving(store) as base, httpx.AsyncClient() as http:
+        once, often = store.url(key, base, once=True), store.url(key, base)
+        # Neither address can be made into the other.
+        assert (await http.get(once.removesuffix("&once=1"))).status_code == 403
+        assert (await http.get(f"{often}&once=1")).status_code == 403
+        assert (await http.get(often)).content == b"content"
+        await asyncio.sleep(2.5)
+        assert (await http.get(often)).content == b"content"
 
 
 def test_results_are_their_users_own(tmp_path: Path) -> None:

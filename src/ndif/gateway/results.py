@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Message, Receive, Scope, Send
 
 from ndif.gateway.refusal import Refusal
 from ndif.stores.objects import FileStore
 
+_BYTES = "application/octet-stream"
+_OK = 200
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class _ResultFile(FileResponse):
     chunk_size = 1 << 20
+
+
+class _ResultFileOnce(_ResultFile):
+    """Says so when all of it has been sent."""
+
+    def __init__(self, path: Path, sent: Callable[[], None]) -> None:
+        super().__init__(path, media_type=_BYTES)
+        self._sent = sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `FileResponse`."""
+        status, whole = 0, False
+
+        async def watch(message: Message) -> None:
+            nonlocal status, whole
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not message.get("more_body"):
+                # Whoever is gone by now has not got the last piece.
+                whole = status == _OK and not await Request(scope, receive).is_disconnected()
+            await send(message)
+
+        await super().__call__(scope, receive, watch)
+        if whole:
+            self._sent()
 
 
 class Results:
@@ -35,7 +65,9 @@ class Results:
         """A result's bytes; ranges are answered."""
         key = f"results/{_checked(http)}.pt"
         query = http.query_params
-        if not self._store.verify(key, query.get("expires", ""), query.get("signature", "")):
+        once = "once" in query
+        expires, signature = query.get("expires", ""), query.get("signature", "")
+        if not self._store.verify(key, expires, signature, once=once):
             raise Refusal(
                 403,
                 "This address of a result is not signed by this server, or its time is over: use it as "
@@ -44,9 +76,13 @@ class Results:
         path = self._store.path(key)
         if not path.is_file():
             raise Refusal(
-                404, f"There is no result here: results are kept {self._store.ttl_s:g} s."
+                404,
+                f"There is no result here: results are kept {self._store.ttl_s:g} s, and those of a live "
+                "channel until they have been fetched.",
             )
-        return _ResultFile(path, media_type="application/octet-stream")
+        if once:
+            return _ResultFileOnce(path, lambda: self._store.fetched(key))
+        return _ResultFile(path, media_type=_BYTES)
 
     async def response(self, http: Request) -> Response:
         """The last response of a job that nobody waits for on a live channel."""

@@ -196,7 +196,9 @@ class ModelActor:
     ) -> Response:
         key = f"results/{request.id}.pt"
         size = await upload.commit(key)
-        stored = StoredResult(self._objects.url(key, request.base_url), size)
+        # A live client fetches its result once; a polled one may be asked for as often as one likes.
+        url = self._objects.url(key, request.base_url, once=request.session is not None)
+        stored = StoredResult(url, size)
         return Response(request.id, Status.COMPLETED, _DONE, stored, header["meta"])
 
     async def _ended(self, request: Request, runner: Runner) -> Response:

@@ -20,6 +20,8 @@ _PART = ".ndif-part-"
 _OURS = (f"results/{_UUID}.pt", f"responses/{_UUID}.json", f"{_PART}*")
 """What a sweep may delete: the folder may be one that its owner keeps other things in."""
 _MAX_DIGITS = 12
+_REGRET_S = 2.0
+"""How long what was fetched can be fetched again, by a proxy that lost its connection, say."""
 
 
 class FileUpload:
@@ -107,23 +109,35 @@ class FileStore:
             raise FileNotFoundError(key[:100])
         return path
 
-    def url(self, key: str, base_url: str) -> str:
+    def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """See `ObjectStore.url`. `results/{id}.pt` is answered at `/results/{id}`."""
         expires = int(time.time() + self.ttl_s)
-        path, signature = key.removesuffix(".pt"), self._sign(key, expires)
-        return f"{base_url}/{path}?expires={expires}&signature={signature}"
+        path, signature = key.removesuffix(".pt"), self._sign(key, expires, once=once)
+        address = f"{base_url}/{path}?expires={expires}&signature={signature}"
+        return f"{address}&once=1" if once else address
 
-    def verify(self, key: str, expires: str, signature: str) -> bool:
+    def verify(self, key: str, expires: str, signature: str, *, once: bool = False) -> bool:
         """Whether `signature` is ours for this key and its time has not passed."""
         if not (expires.isascii() and expires.isdigit() and len(expires) <= _MAX_DIGITS):
             return False
         if int(expires) < time.time():
             return False
         given = signature.encode(errors="replace")
-        return hmac.compare_digest(self._sign(key, int(expires)).encode(), given)
+        return hmac.compare_digest(self._sign(key, int(expires), once=once).encode(), given)
 
-    def _sign(self, key: str, expires: int) -> str:
-        return hmac.new(self._secret, f"{key}\n{expires}".encode(), hashlib.sha256).hexdigest()
+    def fetched(self, key: str) -> None:
+        """Delete in a moment what was signed to be fetched once, and has been.
+
+        Memory that a file took is free again before the disk had to write it: four clients that each
+        fetch 256 MB a second would otherwise fill the page cache with what nobody will ask for.
+        """
+        path = self.path(key)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_REGRET_S, lambda: path.unlink(missing_ok=True))
+
+    def _sign(self, key: str, expires: int, *, once: bool) -> str:
+        text = f"{key}\n{expires}\n{once}".encode()
+        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 
     async def _sweep_forever(self) -> None:
         while True:

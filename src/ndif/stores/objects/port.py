@@ -44,6 +44,9 @@ class ObjectStore(Protocol):
         """The content of `key`, or None where there is none."""
         ...
 
-    def url(self, key: str, base_url: str) -> str:
-        """A signed address of `key` that expires with it."""
+    def url(self, key: str, base_url: str, *, once: bool = False) -> str:
+        """A signed address of `key` that expires with it.
+
+        `once`: whoever gets it fetches it one time, so a store may delete the object soon after.
+        """
         ...
