@@ -205,7 +205,7 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
                 growth = watch.stop()
             raw[generation] = report
             small = report["small"]
-            share = (small["server"] - small["local"] - small["instant"]) * 1e3
+            share = report["share"] * 1e3
             how = (
                 f"remote {small['server'] * 1e3:.1f} - in process {small['local'] * 1e3:.1f} "
                 f"- client floor {small['instant'] * 1e3:.1f} ms"
