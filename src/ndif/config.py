@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -58,6 +59,36 @@ class Settings(BaseSettings):
         default=60,
         validation_alias="SOCKETIO_PING_TIMEOUT",
         description="Seconds of silence after which a Socket.IO client counts as gone.",
+    )
+
+    sandbox: Literal["require", "best-effort", "off"] = Field(
+        default="require",
+        description="Whether untrusted code runs without the kernel's whole confinement: never, with "
+        "what this kernel has, or with none.",
+    )
+    protector: Literal["on", "off"] = Field(
+        default="on", description="The language policy for untrusted code, above the kernel's."
+    )
+    whitelist: Path | None = Field(
+        default=None, description="A YAML file of further modules that untrusted code may import."
+    )
+    runner_pool: int = Field(
+        default=2, ge=1, description="Runners that wait for untrusted requests, for each model."
+    )
+    runner_memory_bytes: int = Field(
+        default=8 * GiB, gt=0, description="Memory that one untrusted request may take."
+    )
+    runner_max_threads: int = Field(
+        default=256, gt=0, description="Threads that one untrusted request may have."
+    )
+    max_log_bytes: int = Field(
+        default=8 * MiB, gt=0, description="What one request may print altogether."
+    )
+    max_log_lines_per_s: float = Field(
+        default=1000, gt=0, description="Lines that one request may print a second, averaged over ten."
+    )
+    max_streamed_bytes: int = Field(
+        default=1 * GiB, gt=0, description="What one hybrid request may send its client altogether."
     )
 
     @property
