@@ -85,11 +85,18 @@ class Settings(BaseSettings):
         default=8 * MiB, gt=0, description="What one request may print altogether."
     )
     max_log_lines_per_s: float = Field(
-        default=1000, gt=0, description="Lines that one request may print a second, averaged over ten."
+        default=1000,
+        gt=0,
+        description="Lines that one request may print a second, averaged over ten.",
     )
     max_streamed_bytes: int = Field(
         default=1 * GiB, gt=0, description="What one hybrid request may send its client altogether."
     )
+
+    @property
+    def adapters(self) -> Path:
+        """Cache of the adapters that untrusted requests name."""
+        return (self.session_root / "adapters").expanduser().absolute()
 
     @property
     def runtimes(self) -> Path:

@@ -52,6 +52,8 @@ class Local:
     threads: int
     results: Path | None
     share_weights: bool
+    sandbox: bool
+    execution_timeout_s: float | None
     verbose: bool
 
     def run(self) -> None:
@@ -81,6 +83,7 @@ class Local:
                     options,
                     results,
                     loopback=is_loopback(self.host),
+                    trusted=not self.sandbox,
                     share_weights=self.share_weights,
                 )
                 uvloop.run(self._serve(server, listening, console))
@@ -127,6 +130,7 @@ class Local:
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
+            execution_timeout_s=self.execution_timeout_s,
         )
 
     async def _serve(self, server: Server, listening: socket.socket, console: Console) -> None:

@@ -41,6 +41,7 @@ class Server:
         results: Path,
         *,
         loopback: bool,
+        trusted: bool = True,
         share_weights: bool = False,
     ) -> None:
         self._settings = settings
@@ -51,12 +52,19 @@ class Server:
         self.controller = Controller(
             config,
             lambda config, generation: ModelActor(
-                config, runtimes.installed()[generation], settings, broker, self._objects
+                config,
+                runtimes.installed()[generation],
+                settings,
+                broker,
+                self._objects,
+                untrusted=not trusted,
             ),
         )
         self._dispatcher = Dispatcher(self.controller, broker, responder, settings)
         self._hub = Hub(share_weights=share_weights)
-        submit = Submit(settings, broker, responder, runtimes, lambda: self.controller.config)
+        submit = Submit(
+            settings, broker, responder, runtimes, lambda: self.controller.config, trusted=trusted
+        )
         routes = [
             *submit.routes(),
             *Subscribe(broker).routes(),

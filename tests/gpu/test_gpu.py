@@ -120,9 +120,9 @@ def test_runners_share_the_weights(tmp_path: Path) -> None:
             assert model.model["dtype"] == "bfloat16"
             loaded = free()
             assert before - loaded > size * 0.95
-            await ready(await model.fork())
+            await ready(await model.fork(fresh=False))
             first = free()
-            second_runner = await ready(await model.fork())
+            second_runner = await ready(await model.fork(fresh=False))
             second = free()
             # What a runner takes, CUDA's own state and its first token, is not what weights take.
             print(f"weights {size:,}; runners {loaded - first:,} and {first - second:,} bytes")
@@ -145,11 +145,11 @@ def test_many_runners_one_after_the_other(tiny_gpt2: Path) -> None:
     async def body() -> None:
         async with process(tiny_gpt2, None) as model:
             assert model.model["device"] == "cuda:0"
-            (await ready(await model.fork())).kill()
+            (await ready(await model.fork(fresh=False))).kill()
             await asyncio.sleep(1)
             before, counters = free(), len(os.listdir("/dev/shm"))  # noqa: PTH208
             for _ in range(8):
-                runner = await ready(await model.fork())
+                runner = await ready(await model.fork(fresh=False))
                 runner.kill()
                 await runner.exit_code(PATIENCE_S)
             await asyncio.sleep(1)
@@ -163,7 +163,7 @@ def test_a_model_that_is_to_be_on_the_cpu_is_there(tiny_gpt2: Path) -> None:
     async def body() -> None:
         async with process(tiny_gpt2, "cpu") as model:
             assert model.model["device"] == "cpu"
-            await ready(await model.fork())
+            await ready(await model.fork(fresh=False))
 
     asyncio.run(body())
 
@@ -173,7 +173,7 @@ def test_a_model_stays_on_the_gpu_it_is_to_be_on(tiny_gpt2: Path) -> None:
     async def body() -> None:
         async with process(tiny_gpt2, "cuda:1") as model:
             assert model.model["device"] == "cuda:1"
-            await ready(await model.fork())
+            await ready(await model.fork(fresh=False))
 
     asyncio.run(body())
 

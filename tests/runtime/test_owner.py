@@ -102,7 +102,14 @@ class Served:
 
     async def run(self, payload: bytes) -> Response:
         request = Request(
-            self.actor_key, "0.8", Wire.ENVELOPE, payload, False, "http://here", session="me"
+            self.actor_key,
+            "0.8",
+            Wire.ENVELOPE,
+            payload,
+            False,
+            "http://here",
+            session="me",
+            trusted=True,
         )
 
         async def respond(response: Response) -> None:
@@ -153,7 +160,9 @@ async def until(condition: Callable[[], bool]) -> None:
 @contextlib.asynccontextmanager
 async def serve(checkpoint: Path, runtime: Runtime) -> AsyncIterator[Served]:
     config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
-    actor = ModelActor(config, runtime, Settings(), cast(Broker, None), cast(ObjectStore, None))
+    actor = ModelActor(
+        config, runtime, Settings(), cast(Broker, None), cast(ObjectStore, None), untrusted=False
+    )
     served = Served(actor)
     await actor.start(lambda done, total: served.progress.append((done, total)))
     try:
@@ -258,6 +267,8 @@ async def test_cuda_where_there_is_none(tiny_gpt2: Path) -> None:
         pytest.skip("there is CUDA")
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
     config = DeploymentConfig("test/model", str(tiny_gpt2), device="cuda:0")
-    actor = ModelActor(config, runtime, Settings(), cast(Broker, None), cast(ObjectStore, None))
+    actor = ModelActor(
+        config, runtime, Settings(), cast(Broker, None), cast(ObjectStore, None), untrusted=False
+    )
     with pytest.raises(ModelProcessError, match=r"^ValueError: The model is to be on cuda:0, but"):
         await actor.start(lambda done, total: None)

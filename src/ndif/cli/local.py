@@ -35,6 +35,14 @@ def command() -> None:
 )
 @click.option("--share-weights", is_flag=True, help="Let clients download the weights, too.")
 @click.option(
+    "--sandbox", is_flag=True, help="Trust nobody: every request in a confined process of its own."
+)
+@click.option(
+    "--execution-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a request may run; default: NDIF_EXECUTION_TIMEOUT_SECONDS.",
+)
+@click.option(
     "-v", "--verbose", is_flag=True, help="Show what the server and the model process log."
 )
 def start(
@@ -49,6 +57,8 @@ def start(
     threads: int | None,
     results_dir: Path | None,
     share_weights: bool,
+    sandbox: bool,
+    execution_timeout: float | None,
     verbose: bool,
 ) -> None:
     """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
@@ -67,6 +77,8 @@ def start(
             threads=threads or 0,
             results=results_dir,
             share_weights=share_weights,
+            sandbox=sandbox,
+            execution_timeout_s=execution_timeout,
             verbose=verbose,
         ).run()
     except LocalError as error:

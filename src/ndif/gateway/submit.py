@@ -53,6 +53,8 @@ class Submit:
         responder: Responder,
         runtimes: Runtimes,
         config: Callable[[], DeploymentConfig],
+        *,
+        trusted: bool,
     ) -> None:
         self._settings = settings
         self._broker = broker
@@ -60,6 +62,7 @@ class Submit:
         self._runtimes = runtimes
         self._installed = runtimes.installed()
         self._config = config
+        self._trusted = trusted
 
     def routes(self) -> list[BaseRoute]:
         """Where it answers."""
@@ -122,6 +125,7 @@ class Submit:
             nearby=http.client is not None and is_loopback(http.client.host),
             session=envelope.session_id or None,
             env=envelope.env,
+            trusted=self._trusted,
         )
 
     async def _from_headers(self, http: HttpRequest) -> Request:
@@ -151,6 +155,7 @@ class Submit:
             nearby=http.client is not None and is_loopback(http.client.host),
             session=headers.get("ndif-session_id") or None,
             callback=callback,
+            trusted=self._trusted,
         )
 
     async def _body(self, http: HttpRequest) -> AsyncIterator[bytes]:

@@ -10,10 +10,13 @@ from typing import Any
 
 from ndif.config import Settings
 from ndif.host.channel import ProtocolError
+from ndif.host.dialogue import Dialogue, LimitError, Limits, meta_of
+from ndif.host.pool import Fresh, Kept, Runners
 from ndif.host.process import ModelProcess, ModelProcessError, describe_exit
-from ndif.host.runner import Runner
+from ndif.host.runner import Runner, RunnerError
 from ndif.host.runtimes import Runtime
-from ndif.runtime.spec import ModelSpec
+from ndif.host.watch import Watch
+from ndif.runtime.spec import ModelSpec, Untrusted
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
@@ -36,7 +39,7 @@ class ReplicaLostError(Exception):
 
 
 class ModelActor:
-    """Runs requests one at a time on a *kept* runner, with another forked ahead of need."""
+    """Runs requests one at a time: trusted ones on a *kept* runner, others each on a *fresh* one."""
 
     def __init__(
         self,
@@ -45,7 +48,10 @@ class ModelActor:
         settings: Settings,
         broker: Broker,
         objects: ObjectStore,
+        *,
+        untrusted: bool,
     ) -> None:
+        """`untrusted`: whether requests may come that are not trusted."""
         spec = ModelSpec(
             checkpoint=config.checkpoint,
             generation=runtime.generation,
@@ -54,26 +60,35 @@ class ModelActor:
             dtype=config.dtype,
             device=config.device,
             threads=config.threads,
+            untrusted=_untrusted(settings) if untrusted else None,
         )
         self.process = ModelProcess(spec, runtime)
         self._settings = settings
+        self._timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         self._broker = broker
         self._objects = objects
+        self._kept = Kept(lambda: self.process.fork(fresh=False))
+        self._fresh = Fresh(lambda: self.process.fork(fresh=True), settings.runner_pool)
+        self._first: Runners = self._fresh if untrusted else self._kept
+        self._limits = Limits(
+            settings.max_log_bytes, settings.max_log_lines_per_s, settings.max_streamed_bytes
+        )
+        self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: Runner | None = None
-        self._spare: Runner | None = None
         self._cancelled = ""
 
     async def start(self, progress: Callable[[int, int], None]) -> None:
         """Load the model and have runners ready.
 
         Raises:
-            ModelProcessError: if the model cannot be loaded.
+            ModelProcessError: if the model cannot be loaded, or untrusted code cannot be confined.
         """
         await self.process.start(self._settings.model_start_timeout_s, progress)
-        self._runner = await self.process.fork()
-        # Two runners that warm up at once are each twice as long at it.
-        await self._runner.ready()
-        self._spare = await self.process.fork()
+        try:
+            await self._first.start()
+        except RunnerError as error:
+            await self.process.stop()
+            raise ModelProcessError(str(error)) from error
 
     async def stop(self) -> None:
         """End the model process."""
@@ -86,22 +101,47 @@ class ModelActor:
             ReplicaLostError: if the model process ended.
         """
         self._cancelled = ""
-        runner = await self._take_runner()
-        if self._cancelled:  # while there was nothing to end
-            return Response(request.id, Status.ERROR, self._cancelled)
-        upload: Upload | None = None
-        limit = self._settings.execution_timeout_seconds
+        runners: Runners = self._kept if request.trusted else self._fresh
+        try:
+            runner = self._runner = await runners.take()
+        except (ModelProcessError, RunnerError) as error:
+            raise ReplicaLostError(str(error)) from error
+        watching = None
+        if not request.trusted and runner.pid is not None:
+            watching = asyncio.create_task(self._watch.over(runner.pid, self.cancel))
         timer = asyncio.get_running_loop().call_later(
-            limit,
+            self._timeout_s,
             self.cancel,
-            f"The job ran longer than {limit:g} seconds, the most that this server allows "
+            f"The job ran longer than {self._timeout_s:g} seconds, the most that this server allows "
             "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
         )
+        try:
+            if self._cancelled:  # while there was nothing to end
+                return Response(request.id, Status.ERROR, self._cancelled)
+            return await self._run(request, runner, respond)
+        except ProtocolError as error:
+            runner.kill()
+            return Response(
+                request.id, Status.ERROR, f"The runner broke its protocol and was ended: {error}."
+            )
+        except LimitError as error:
+            runner.kill()
+            return Response(request.id, Status.ERROR, str(error))
+        finally:
+            timer.cancel()
+            if watching is not None:
+                watching.cancel()
+            self._runner = None
+            runners.give_back(runner)
+
+    async def _run(self, request: Request, runner: Runner, respond: Respond) -> Response:
+        upload: Upload | None = None
+        dialogue = Dialogue(self._limits)
         try:
             with contextlib.suppress(OSError):  # a runner that died idle: its frames end at once
                 await runner.send(self._instructions(request), request.payload)
             async for header, body in runner.frames(self._max_body()):
-                match header["kind"]:
+                match dialogue.hear(header, body):
                     case "running":
                         await respond(
                             Response(request.id, Status.RUNNING, "Your job has started running.")
@@ -125,18 +165,16 @@ class ModelActor:
                     case "result":
                         return await self._inline(request, header, body)
                     case "spilled" if upload is not None:
+                        if not request.trusted:
+                            # What it can still write to must not be what its user gets.
+                            runner.kill()
+                            await runner.exit_code(_EXIT_PATIENCE_S)
                         return await self._stored(request, header, upload)
                     case "error":
                         text = body.decode(errors="replace")
-                        return Response(request.id, Status.ERROR, text, meta=header.get("meta"))
+                        return Response(request.id, Status.ERROR, text, meta=meta_of(header))
             return await self._ended(request, runner)
-        except ProtocolError as error:
-            runner.kill()
-            return Response(
-                request.id, Status.ERROR, f"The runner broke its protocol and was ended: {error}"
-            )
         finally:
-            timer.cancel()
             if upload is not None:
                 upload.discard()
 
@@ -145,19 +183,6 @@ class ModelActor:
         self._cancelled = reason
         if self._runner is not None:
             self._runner.kill()
-
-    async def _take_runner(self) -> Runner:
-        """The kept runner, or where it has ended the one forked ahead."""
-        try:
-            if self._runner is None or not self._runner.alive:
-                self._runner, self._spare = self._spare, None
-            if self._runner is None or not self._runner.alive:
-                self._runner = await self.process.fork()
-            if self._spare is None or not self._spare.alive:
-                self._spare = await self.process.fork()
-        except ModelProcessError as error:
-            raise ReplicaLostError(str(error)) from error
-        return self._runner
 
     def _instructions(self, request: Request) -> dict[str, Any]:
         # What is loaded straight out of a frame is not decompressed on that wire.
@@ -184,12 +209,12 @@ class ModelActor:
     async def _inline(self, request: Request, header: Mapping[str, Any], body: bytes) -> Response:
         """A result that came in the frame: it goes on in one, or into the store if it is polled."""
         if request.session is not None:
-            result = InlineResult(body, bool(header["compressed"]))
-            return Response(request.id, Status.COMPLETED, _DONE, result, header["meta"])
+            result = InlineResult(body, header.get("compressed") is True)
+            return Response(request.id, Status.COMPLETED, _DONE, result, meta_of(header))
         key = f"results/{request.id}.pt"
         await self._objects.put(key, body)
         stored = StoredResult(self._objects.url(key, request.base_url), len(body))
-        return Response(request.id, Status.COMPLETED, _DONE, stored, header["meta"])
+        return Response(request.id, Status.COMPLETED, _DONE, stored, meta_of(header))
 
     async def _stored(
         self, request: Request, header: Mapping[str, Any], upload: Upload
@@ -199,7 +224,7 @@ class ModelActor:
         # A live client fetches its result once; a polled one may be asked for as often as one likes.
         url = self._objects.url(key, request.base_url, once=request.session is not None)
         stored = StoredResult(url, size)
-        return Response(request.id, Status.COMPLETED, _DONE, stored, header["meta"])
+        return Response(request.id, Status.COMPLETED, _DONE, stored, meta_of(header))
 
     async def _ended(self, request: Request, runner: Runner) -> Response:
         """What to tell the user of a request whose runner is gone."""
@@ -210,6 +235,20 @@ class ModelActor:
             raise ReplicaLostError("the model process ended")
         logger.warning("request %s: its runner ended (%s)", request.id, describe_exit(code))
         return Response(request.id, Status.ERROR, _crash(code))
+
+
+def _untrusted(settings: Settings) -> Untrusted:
+    # zstd of what it cannot squeeze is a little larger than that.
+    largest = settings.max_result_bytes + settings.max_result_bytes // 1000 + _SLACK
+    return Untrusted(
+        sandbox=settings.sandbox,
+        protector=settings.protector == "on",
+        whitelist=str(settings.whitelist.absolute()) if settings.whitelist else None,
+        memory_bytes=settings.runner_memory_bytes,
+        result_bytes=largest,
+        max_threads=settings.runner_max_threads,
+        adapters=str(settings.adapters),
+    )
 
 
 def _crash(code: int | None) -> str:

@@ -7,8 +7,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from ndif.runtime.frames import LENGTHS, MAX_HEADER, Header, pack, unpack_header
+from ndif.runtime.frames import LENGTHS, Header, pack, unpack_header
 
+_MAX_HEADER = 1 << 16
 _SMALL = 1 << 16
 """A body up to this many bytes is cheaper to copy than to send by itself."""
 
@@ -60,11 +61,11 @@ class Channel:
             ProtocolError: when a length or the header is not what may come.
         """
         header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))
-        if header_size > MAX_HEADER or body_size > max_body:
+        if header_size > _MAX_HEADER or body_size > max_body:
             raise ProtocolError(f"a frame of {header_size} + {body_size} bytes is over the limit")
         try:
             header = unpack_header(bytes(await self._exactly(header_size)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(str(error)) from error
         return header, bytes(await self._exactly(body_size)) if body_size else b""
 

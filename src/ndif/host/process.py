@@ -96,8 +96,8 @@ class ModelProcess:
                     self.loaded_at = float(header["loaded_at"])
                     return
 
-    async def fork(self) -> Runner:
-        """A new runner.
+    async def fork(self, *, fresh: bool) -> Runner:
+        """A new runner: a fresh one is confined and runs one request.
 
         Raises:
             ModelProcessError: if the process is gone.
@@ -110,7 +110,7 @@ class ModelProcess:
         try:
             with theirs:
                 await self._control.send(
-                    {"kind": "fork", "runner": runner.id}, fds=[theirs.fileno()]
+                    {"kind": "fork", "runner": runner.id, "fresh": fresh}, fds=[theirs.fileno()]
                 )
         except OSError as error:
             raise ModelProcessError(self._why_it_ended()) from error
@@ -155,7 +155,13 @@ class ModelProcess:
     async def _keep_output(self) -> None:
         assert self._process is not None  # noqa: S101 - started before this task
         assert self._process.stdout is not None  # noqa: S101
-        async for line in self._process.stdout:
+        while True:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:
+                continue  # a line longer than anybody reads: what came of it is dropped
+            if not line:
+                return
             text = line.decode(errors="replace").rstrip()
             self._stderr.append(text)
             logger.info("model process %s: %s", self.spec.checkpoint, text)

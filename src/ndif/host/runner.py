@@ -14,6 +14,13 @@ from ndif.host.channel import Channel
 T = TypeVar("T")
 
 
+_MAX_REASON = 1 << 16
+
+
+class RunnerError(Exception):
+    """A runner could not start; the message says why."""
+
+
 class Runner:
     """One process that runs requests."""
 
@@ -57,11 +64,23 @@ class Runner:
         finally:
             task.cancel()
 
+    @property
+    def pid(self) -> int | None:
+        """Its process, once the zygote has named it."""
+        return self._pid
+
     async def ready(self) -> None:
-        """Return once it waits for a request, or has ended."""
-        async for header, _ in self.frames(0):
+        """Return once it waits for a request.
+
+        Raises:
+            RunnerError: if it cannot be what it must, or has ended.
+        """
+        async for header, body in self.frames(_MAX_REASON):
+            if header["kind"] == "failed":
+                raise RunnerError(body.decode(errors="replace"))
             if header["kind"] == "idle":
                 return
+        raise RunnerError("a runner ended before it was ready")
 
     async def send(
         self, header: dict[str, Any], body: bytes | bytearray = b"", fds: Sequence[int] = ()

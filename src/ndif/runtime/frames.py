@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LENGTHS = struct.Struct("!IQ")
-MAX_HEADER = 1 << 20
 
 Header = Mapping[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import torch
@@ -22,7 +23,5 @@ def peak_bytes() -> int:
     """Peak bytes since `reset_peak`: device memory on CUDA, else resident memory of this process."""
     if torch.cuda.is_initialized():
         return max(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * _KIB
-    return 0
+    # Not from /proc, which a confined process cannot read.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB

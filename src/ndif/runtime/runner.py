@@ -1,7 +1,8 @@
-"""A runner: a fork of the zygote that runs requests one at a time until its host closes the channel."""
+"""A runner: a fork of the zygote that runs one request, or one after the other until its host hangs up."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -11,7 +12,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import zstandard
@@ -23,8 +24,15 @@ from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 from ndif.runtime.warming import warm_up
 
+if TYPE_CHECKING:
+    from ndif.runtime.stranger import Stranger
+
 _IDLE_S = 0.05
 """How long nothing must come before the runner tidies up, so that tidying delays nobody."""
+
+
+_OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc", "Cannot allocate memory")
+"""How Python, torch and the C library say it."""
 
 
 class LogStream(io.TextIOBase):
@@ -63,18 +71,28 @@ def show_warning(message: Warning | str, category: type[Warning], *_: object, **
 class Runner:
     """The loop that serves one channel."""
 
-    def __init__(self, channel: Channel, generation: Generation, threads: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        generation: Generation,
+        threads: int,
+        stranger: Stranger | None = None,
+    ) -> None:
         self._channel = channel
         self._generation = generation
         self._threads = threads or os.cpu_count() or 1
+        self._stranger = stranger
+
+    def serve_once(self) -> None:
+        """Run one request; the end of this process is what cleans up after it."""
+        self._prepare()
+        with contextlib.suppress(EOFError, ConnectionError):
+            header, payload, _ = self._channel.receive()
+            self._run(header, bytes(payload))
 
     def serve(self) -> None:
         """Run what comes until the host hangs up."""
-        # The zygote keeps one thread, so that a fork loses none; the pool is this process's own.
-        torch.set_num_threads(self._threads)
-        warnings.showwarning = show_warning
-        warm_up(self._generation.model)
-        self._channel.send({"kind": "idle"})
+        self._prepare()
         while True:
             self._tidy_when_idle()
             try:
@@ -85,9 +103,17 @@ class Runner:
             del payload
             self._reset()
 
+    def _prepare(self) -> None:
+        # The zygote keeps one thread, so that a fork loses none; the pool is this process's own.
+        torch.set_num_threads(self._threads)
+        warnings.showwarning = show_warning
+        warm_up(self._generation.model)
+        self._channel.send({"kind": "idle"})
+
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
         self._channel.send({"kind": "running"})
-        memory.reset_peak()
+        if self._stranger is None:
+            memory.reset_peak()
         started = time.perf_counter()
         logs = LogStream(self._channel)
 
@@ -112,7 +138,7 @@ class Runner:
             )
             self._deliver(result, header, cost)
         except BlockError as error:
-            self._fail(error.traceback, meta())
+            self._fail(error.traceback + self._why_no_memory(error.traceback), meta())
         except (PayloadError, ResultTooLargeError) as error:
             self._fail(str(error), meta())
         except (EOFError, ConnectionError):
@@ -134,6 +160,8 @@ class Runner:
             return
         self._channel.send({"kind": "spill", "size": result.size})
         _, _, fds = self._channel.receive()
+        if self._stranger is not None:
+            self._stranger.confinement.permit_file()
         try:
             if header["compress_stored"]:
                 level = STORE_LEVEL if header["nearby"] else result.worthwhile_level()
@@ -147,6 +175,15 @@ class Runner:
     def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
         self._channel.send(
             {"kind": "error", "meta": meta}, text.encode(errors="replace")[: 1 << 20]
+        )
+
+    def _why_no_memory(self, text: str) -> str:
+        """What a limit has to do with an error that says nothing of one."""
+        if self._stranger is None or not any(sign in text for sign in _OUT_OF_MEMORY):
+            return ""
+        return (
+            f"\nA request may take {self._stranger.confinement.memory_bytes:,} bytes of memory on this "
+            "server (NDIF_RUNNER_MEMORY_BYTES)."
         )
 
     def _conversation(self) -> Conversation:

@@ -6,6 +6,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ndif.sandbox.confinement import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Untrusted:
+    """How code that nobody vouches for is run: each request in a process of its own, confined."""
+
+    sandbox: Mode
+    protector: bool
+    whitelist: str | None
+    """A file of further modules that such code may import."""
+    memory_bytes: int
+    result_bytes: int
+    max_threads: int
+    adapters: str
+    """The cache of the adapters that such code may ask for."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -23,6 +40,8 @@ class ModelSpec:
     """A torch device, "auto" to spread over GPUs, None for CUDA where there is one."""
     threads: int = 0
     """Threads of a runner's tensor operations; 0: one a core."""
+    untrusted: Untrusted | None = None
+    """None: whoever reaches this model is trusted."""
 
     def header(self) -> dict[str, Any]:
         """As a frame header's value."""
@@ -31,4 +50,5 @@ class ModelSpec:
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> ModelSpec:
         """Back from a frame header's value."""
-        return cls(**header)
+        untrusted = header["untrusted"]
+        return cls(**{**header, "untrusted": untrusted and Untrusted(**untrusted)})

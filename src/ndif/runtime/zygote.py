@@ -27,6 +27,7 @@ from ndif.runtime.tracebacks import sentence
 
 if TYPE_CHECKING:
     from ndif.runtime.owner import Owned
+    from ndif.runtime.stranger import Stranger
     from ndif.runtime.weights import Export
 
 _PR_SET_PDEATHSIG = 1
@@ -66,10 +67,16 @@ class Zygote:
         self._runners: dict[int, str] = {}
         self._owner: int | None = None
         self._owned: Owned | None = None
+        self._stranger: Stranger | None = None
         # First, because what comes next may ask torch for its devices.
         export = self._export()
         self._generation = adapter(spec.generation)
         ready = self._load() if export is None else self._load_in_owner(export)
+        if spec.untrusted is not None:
+            from ndif.runtime.stranger import Stranger
+
+            folder = Path(ready["model"]["folder"])
+            self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned)
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
@@ -170,12 +177,12 @@ class Zygote:
                             header, _, fds = self._control.receive()
                         except (EOFError, ConnectionError):
                             self._end()
-                        self._fork(header["runner"], fds[0])
+                        self._fork(header["runner"], fds[0], fresh=header["fresh"])
 
-    def _fork(self, runner: str, fd: int) -> None:
+    def _fork(self, runner: str, fd: int, *, fresh: bool) -> None:
         pid = os.fork()
         if pid == 0:
-            self._be_child(lambda: self._run(fd))
+            self._be_child(lambda: self._run_fresh(fd) if fresh else self._run_kept(fd))
         os.close(fd)
         self._runners[pid] = runner
         self._control.send({"kind": "forked", "runner": runner, "pid": pid})
@@ -195,17 +202,35 @@ class Zygote:
             sys.stderr.flush()
             os._exit(status)
 
-    def _run(self, fd: int) -> None:
-        """Be a runner."""
+    def _run_kept(self, fd: int) -> None:
+        """Be a runner that serves on."""
         from ndif.runtime.runner import Runner
 
+        self._install()
+        Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads).serve()
+
+    def _run_fresh(self, fd: int) -> None:
+        """Be a runner of one request, confined before it reads a byte of it."""
+        from ndif.runtime.runner import Runner
+
+        stranger = self._stranger
+        assert stranger is not None  # noqa: S101 - the host asks for one only where it said so
+        channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
+        try:
+            stranger.enter(self._install if self._owned is not None else None)
+        except Exception as error:
+            channel.send({"kind": "failed"}, sentence(error).encode())
+            raise
+        Runner(channel, self._generation, self._spec.threads, stranger).serve_once()
+
+    def _install(self) -> None:
+        """Have the weights, where they are in an owner."""
         if self._owned is not None:
             from ndif.runtime.weights import install
 
             self._channel.socket.close()
             self._owned.placement.enter()
             install(self._generation.model._module, self._owned.weights.tensors())
-        Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads).serve()
 
     def _reap(self) -> None:
         while True:

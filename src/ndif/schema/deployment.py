@@ -35,6 +35,8 @@ class DeploymentConfig:
     dtype: str = "auto"
     device: str | None = None
     threads: int = 0
+    execution_timeout_s: float | None = None
+    """None: what the server gives every model."""
 
     @property
     def key(self) -> ModelKey:

@@ -1,0 +1,106 @@
+"""What a runner may say, in which order and how much of it: it may be in a stranger's hands."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ndif.host.channel import ProtocolError
+
+_BEFORE = frozenset({"idle", "running"})
+_DURING = frozenset({"log", "stream", "await upload", "spill", "result", "error"})
+_SPILLING = frozenset({"spilled", "error"})
+_BURST_S = 10
+_FRAME_COST = 256
+"""Bytes that a streamed frame counts for beside its content: empty ones are not free either."""
+
+
+class LimitError(Exception):
+    """A request went over a limit; the message is for its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may send its user before it is done."""
+
+    log_bytes: int
+    log_lines_per_s: float
+    streamed_bytes: int
+
+
+class Dialogue:
+    """One request's frames, checked as they come."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._expected = _BEFORE
+        self._logged = self._streamed = 0
+        self._lines = limits.log_lines_per_s * _BURST_S
+        self._counted = clock()
+
+    def hear(self, header: Mapping[str, Any], body: bytes) -> str:
+        """The kind of a frame that may come now.
+
+        Raises:
+            ProtocolError: if it may not.
+            LimitError: if it is one too many.
+        """
+        kind = str(header["kind"])
+        if kind not in self._expected:
+            raise ProtocolError(f"{kind[:20]!r} may not come here")
+        match kind:
+            case "running":
+                self._expected = _DURING
+            case "spill":
+                self._expected = _SPILLING
+            case "log":
+                self._count_log(body)
+            case "stream":
+                self._count_stream(body)
+        return kind
+
+    def _count_log(self, body: bytes) -> None:
+        self._logged += len(body)
+        if self._logged > self._limits.log_bytes:
+            raise LimitError(
+                f"The block printed more than {self._limits.log_bytes:,} bytes, the most that this server "
+                "passes on (NDIF_MAX_LOG_BYTES), and was ended. Save what you want to see, or print less."
+            )
+        now, rate = self._clock(), self._limits.log_lines_per_s
+        most = rate * _BURST_S
+        self._lines = min(most, self._lines + (now - self._counted) * rate)
+        self._lines -= 1 + body.count(b"\n")
+        self._counted = now
+        if self._lines < 0:
+            raise LimitError(
+                f"The block printed more than {rate:g} lines a second, the most that this server passes on "
+                "(NDIF_MAX_LOG_LINES_PER_S), and was ended. Collect lines and print them at once."
+            )
+
+    def _count_stream(self, body: bytes) -> None:
+        self._streamed += len(body) + _FRAME_COST
+        if self._streamed > self._limits.streamed_bytes:
+            raise LimitError(
+                f"The block sent its client more than {self._limits.streamed_bytes:,} bytes while it ran, "
+                "the most that this server passes on (NDIF_MAX_STREAMED_BYTES), and was ended. Return "
+                "large values with .save()."
+            )
+
+
+def meta_of(header: Mapping[str, Any]) -> dict[str, float]:
+    """What a run cost, if that is what the header says: seconds and bytes.
+
+    Raises:
+        ProtocolError: if it says anything else.
+    """
+    meta = header.get("meta")
+    if not isinstance(meta, dict) or meta.keys() != {"execution_time", "peak_memory"}:
+        raise ProtocolError("what the run cost is missing")
+    for value in meta.values():
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise ProtocolError("what the run cost is no number")
+    return dict(meta)

@@ -1,0 +1,105 @@
+"""Where the runner of a request comes from: one that is kept, or one of those that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ndif.host.runner import Runner
+
+Fork = Callable[[], Awaitable[Runner]]
+"""A new runner. Raises `ModelProcessError` where the model's process is gone."""
+
+
+class Runners(Protocol):
+    """A supply of runners."""
+
+    async def start(self) -> None:
+        """Have the first ones ready.
+
+        Raises:
+            RunnerError: if they cannot be.
+        """
+        ...
+
+    async def take(self) -> Runner:
+        """A runner for one request."""
+        ...
+
+    def give_back(self, runner: Runner) -> None:
+        """The request is over."""
+        ...
+
+
+class Kept:
+    """For trusted code: one runner that serves on until it fails, and another forked ahead of need."""
+
+    def __init__(self, fork: Fork) -> None:
+        self._fork = fork
+        self._runner: Runner | None = None
+        self._spare: Runner | None = None
+
+    async def start(self) -> None:
+        """See `Runners.start`."""
+        self._runner = await self._fork()
+        # Two runners that warm up at once are each twice as long at it.
+        await self._runner.ready()
+        self._spare = await self._fork()
+
+    async def take(self) -> Runner:
+        """See `Runners.take`."""
+        if self._runner is None or not self._runner.alive:
+            self._runner, self._spare = self._spare, None
+        if self._runner is None or not self._runner.alive:
+            self._runner = await self._fork()
+        if self._spare is None or not self._spare.alive:
+            self._spare = await self._fork()
+        return self._runner
+
+    def give_back(self, runner: Runner) -> None:
+        """See `Runners.give_back`. It stays."""
+
+
+class Fresh:
+    """For untrusted code: every request has a process of its own, which waits for it confined."""
+
+    def __init__(self, fork: Fork, size: int) -> None:
+        self._fork = fork
+        self._size = size
+        self._waiting: deque[Runner] = deque()
+        self._refilling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """See `Runners.start`."""
+        while len(self._waiting) < self._size:
+            self._waiting.append(await self._new())
+
+    async def take(self) -> Runner:
+        """See `Runners.take`."""
+        while self._waiting:
+            runner = self._waiting.popleft()
+            if runner.alive:
+                return runner
+        return await self._new()
+
+    def give_back(self, runner: Runner) -> None:
+        """See `Runners.give_back`. It ends, and another takes its place in the line.
+
+        Not before: who warms up beside a request that runs takes its cores.
+        """
+        runner.kill()
+        if self._refilling is None or self._refilling.done():
+            self._refilling = asyncio.create_task(self._refill(), name="runner pool")
+
+    async def _refill(self) -> None:
+        # A process that is gone says so to the next request; nobody waits for this.
+        with contextlib.suppress(Exception):
+            await self.start()
+
+    async def _new(self) -> Runner:
+        runner = await self._fork()
+        await runner.ready()
+        return runner

@@ -1,0 +1,74 @@
+"""What a runner of untrusted code does before it reads a byte of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub import constants
+
+from ndif.runtime.spec import Untrusted
+from ndif.sandbox.confinement import Confinement, of_checkpoint, verify
+
+if TYPE_CHECKING:
+    from ndif.runtime.owner import Owned
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch keeps its counters, by name
+_COUNTER = b"/torch_"
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """The two layers around the code of somebody unknown, made once and entered by each runner."""
+
+    confinement: Confinement
+    adapters: str
+
+    @classmethod
+    def prepare(cls, untrusted: Untrusted, model: Path, owned: Owned | None) -> Stranger:
+        """Make both; what they import and read is then here for every fork.
+
+        Raises:
+            ConfinementError: if this machine cannot hold what it must.
+            ValueError: if the operator's whitelist cannot be read.
+        """
+        verify(untrusted.sandbox)
+        adapters = Path(untrusted.adapters)
+        adapters.mkdir(parents=True, exist_ok=True)
+        confinement = Confinement(
+            mode=untrusted.sandbox,
+            readable=(*of_checkpoint(model), adapters.resolve()),
+            memory_bytes=untrusted.memory_bytes,
+            result_bytes=untrusted.result_bytes,
+            max_threads=untrusted.max_threads,
+            shared_memory=tuple(_counters(owned)) if owned is not None else (),
+            gpu=owned is not None,
+        )
+        return cls(confinement, untrusted.adapters)
+
+    def enter(self, install: Callable[[], None] | None) -> None:
+        """Confine this process; `install` maps weights that are on GPUs.
+
+        Raises:
+            ConfinementError: if this machine cannot, and must.
+        """
+        # What it could not fetch it shall not try to: an adapter is here, or is not to be had.
+        constants.HF_HUB_OFFLINE = True
+        constants.HF_HUB_CACHE = self.adapters
+        self.confinement.enter()
+        if install is not None:
+            install()
+            self.confinement.finish()
+
+
+def _counters(owned: Owned) -> list[Path]:
+    """The files in which torch counts who uses a tensor of another process."""
+    names = {
+        argument.decode().removeprefix("/")
+        for _, arguments in owned.weights.handles
+        for argument in arguments
+        if isinstance(argument, bytes) and argument.startswith(_COUNTER)
+    }
+    return [_SHARED_MEMORY / name for name in sorted(names)]

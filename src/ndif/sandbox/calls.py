@@ -1,0 +1,101 @@
+"""seccomp: the system calls that a confined process may make (seccomp(2), by libseccomp).
+
+An allow-list: what a later kernel adds is refused until somebody has looked at it. What is not here fails
+with EPERM. Calls of another architecture's table (32-bit, x32) end the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+import pyseccomp as seccomp
+
+_MEMORY = """brk madvise mmap mprotect mremap msync munmap membarrier get_mempolicy"""
+_THREADS = """futex futex_requeue futex_wait futex_waitv futex_wake futex_time64 get_robust_list getcpu
+    gettid restart_syscall rseq sched_get_priority_max sched_get_priority_min sched_getaffinity sched_yield
+    set_robust_list set_tid_address exit exit_group"""
+_SIGNALS = """rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait
+    sigaltstack pause"""
+_TIME = """clock_getres clock_gettime clock_nanosleep gettimeofday nanosleep time times getrusage"""
+_FILES = """access close close_range dup dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_pwait
+    epoll_pwait2 epoll_wait eventfd eventfd2 faccessat faccessat2 fadvise64 fstat fstatfs getcwd getdents
+    getdents64 lseek lstat newfstatat open openat openat2 pipe pipe2 poll ppoll pread64 preadv pselect6
+    pwrite64 pwritev read readlink readlinkat readv select stat statfs statx write writev"""
+_SELF = """arch_prctl getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority getrandom
+    getresgid getresuid getsid getuid sysinfo uname umask"""
+
+_ALLOWED = " ".join((_MEMORY, _THREADS, _SIGNALS, _TIME, _FILES, _SELF)).split()
+
+_CLONE_VM, _CLONE_THREAD = 0x100, 0x10000
+_THREAD = _CLONE_VM | _CLONE_THREAD
+
+_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA = 15, 16, 0x53564D41
+_IS_TERMINAL = 0x5401  # TCGETS: what every open of a text file asks
+_NO_BLOCKING, _NOT_INHERITED = 0x5421, 0x5451  # FIONBIO, FIOCLEX
+
+_OF_DESCRIPTORS = (
+    fcntl.F_DUPFD,
+    fcntl.F_DUPFD_CLOEXEC,
+    fcntl.F_GETFD,
+    fcntl.F_SETFD,
+    fcntl.F_GETFL,
+    fcntl.F_SETFL,
+)
+"""No owners: a descriptor can be made to send its owner any signal."""
+
+
+def available() -> bool:
+    """Whether this kernel and libseccomp can filter."""
+    try:
+        return bool(seccomp.get_api() > 0)
+    except OSError:
+        return False
+
+
+def restrict(*, devices: bool) -> None:
+    """Leave this process, with all its threads, the calls that a trace needs.
+
+    `devices`: whether it drives a GPU, which is done by ioctl; which device files it may open is
+    another layer's (see `files`).
+
+    Raises:
+        OSError: if this kernel cannot.
+    """
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
+    rules.set_attr(seccomp.Attr.CTL_TSYNC, 1)
+    for name in _ALLOWED:
+        _allow(rules, name)
+    own = seccomp.Arg(0, seccomp.EQ, os.getpid())
+    # A thread, never a process. What clone3 is asked for no filter can read: glibc falls back to clone.
+    _allow(rules, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _THREAD, _THREAD))
+    rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
+    _allow(rules, "kill", own)
+    _allow(rules, "tgkill", own)
+    _allow(rules, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))
+    for option in (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA):
+        _allow(rules, "prctl", seccomp.Arg(0, seccomp.EQ, option))
+    for command in _OF_DESCRIPTORS:
+        _allow(rules, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+    # The channel to the host is open; nothing else can be connected, bound or sent to by address.
+    _allow(rules, "recvfrom")
+    _allow(rules, "recvmsg")
+    _allow(rules, "sendto", seccomp.Arg(4, seccomp.EQ, 0))
+    if devices:
+        _allow(rules, "ioctl")
+        _allow(rules, "mlock")
+        _allow(rules, "munlock")
+    else:
+        for request in (_IS_TERMINAL, _NO_BLOCKING, _NOT_INHERITED):
+            _allow(rules, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
+    rules.load()
+
+
+def _allow(rules: seccomp.SyscallFilter, name: str, *conditions: seccomp.Arg) -> None:
+    try:
+        rules.add_rule(seccomp.ALLOW, name, *conditions)
+    except OSError as error:
+        # A name that this machine's architecture, or its libseccomp, has no number for.
+        if error.errno not in (errno.EDOM, errno.EINVAL, errno.EFAULT):
+            raise

@@ -1,0 +1,95 @@
+"""Landlock: which files a process may still open, and whom it may still reach (landlock(7))."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from landlock import FSAccess, LandlockError
+from landlock.plumbing import (
+    CREATE_RULESET_VERSION,
+    PathBeneathAttr,
+    RulesetAttr,
+    get_add_rule,
+    get_create_ruleset,
+    get_restrict_self,
+)
+
+_NET = 1 << 0 | 1 << 1
+"""Binding and connecting TCP: nothing is allowed, so no port is."""
+
+_SCOPES = 1 << 0 | 1 << 1
+"""Abstract sockets of others, and signals to others."""
+
+_NET_ABI, _SCOPE_ABI = 4, 6
+_RULE_PATH_BENEATH = 1
+_READ = FSAccess.READ_FILE | FSAccess.READ_DIR
+_WRITE = FSAccess.READ_FILE | FSAccess.WRITE_FILE
+
+
+class _Attributes(ctypes.Structure):
+    """`struct landlock_ruleset_attr` with what came after the file system."""
+
+    _fields_ = [
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    ]
+
+
+def abi() -> int:
+    """The version of Landlock that this kernel has; 0 where it has none."""
+    ctypes.set_errno(0)
+    try:
+        return int(get_create_ruleset()(None, 0, CREATE_RULESET_VERSION))
+    except (LandlockError, OSError):
+        return 0
+
+
+def restrict(readable: Iterable[Path], writable: Iterable[Path] = ()) -> None:
+    """Leave this thread, and those it starts, `readable` to read and `writable` to open for writing.
+
+    Nothing can be executed, made, renamed or removed anywhere. What does not exist is left out.
+
+    Raises:
+        OSError: if this kernel cannot.
+    """
+    version = abi()
+    attributes = _Attributes(int(FSAccess.all()))
+    if version >= _NET_ABI:
+        attributes.handled_access_net = _NET
+    if version >= _SCOPE_ABI:
+        attributes.scoped = _SCOPES
+    ctypes.set_errno(0)
+    rules = get_create_ruleset()(
+        ctypes.cast(ctypes.pointer(attributes), ctypes.POINTER(RulesetAttr)),
+        ctypes.sizeof(attributes),
+        0,
+    )
+    try:
+        for paths, access in ((readable, _READ), (writable, _WRITE | _device_access(version))):
+            for path in paths:
+                _allow(rules, path, access)
+        get_restrict_self()(rules, 0)
+    finally:
+        os.close(rules)
+
+
+def _device_access(version: int) -> FSAccess:
+    return FSAccess.IOCTL_DEV if version >= 5 else FSAccess(0)
+
+
+def _allow(rules: int, path: Path, access: FSAccess) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not path.is_dir():
+            access &= FSAccess.all_file()
+        rule = PathBeneathAttr(access, fd)
+        get_add_rule()(rules, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,118 @@
+"""Which layers of the confinement this machine has, and whether they are enough."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+_FS_ABI, _TRUNCATE_ABI, _NET_ABI, _DEVICE_ABI, _SCOPE_ABI = 1, 3, 4, 5, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One thing that the kernel can hold back."""
+
+    name: str
+    present: bool
+    required: bool
+    """Whether untrusted code may not run without it."""
+    detail: str
+    """What it holds, or what to do to have it."""
+
+
+def layers() -> list[Layer]:
+    """Every layer, as this machine has it."""
+    return [*_landlock(), _seccomp(), *_always()]
+
+
+def missing(found: list[Layer]) -> list[Layer]:
+    """What untrusted code may not run without."""
+    return [layer for layer in found if layer.required and not layer.present]
+
+
+def _landlock() -> list[Layer]:
+    try:
+        from ndif.sandbox.files import abi
+
+        version = abi()
+    except ImportError as error:
+        return [Layer("Landlock", False, True, f"pip install landlock ({error})")]
+    kernel = platform.release()
+    if version < _FS_ABI:
+        listed = _listed_modules()
+        advice = (
+            f"kernel {kernel}; needs 5.13 or later"
+            if listed is None
+            else f"kernel {kernel} runs {listed}; add landlock to its lsm= parameter"
+        )
+        return [Layer("Landlock: files", False, True, advice)]
+
+    def since(abi: int, name: str, kernel_needed: str, otherwise: str) -> Layer:
+        there = version >= abi
+        detail = f"ABI {version}" if there else f"kernel {kernel_needed}; here {otherwise} holds it"
+        return Layer(f"Landlock: {name}", there, False, detail)
+
+    return [
+        Layer("Landlock: files", True, True, f"ABI {version}, kernel {kernel}"),
+        since(_TRUNCATE_ABI, "truncation", "6.2", "seccomp"),
+        since(_NET_ABI, "TCP", "6.7", "seccomp"),
+        since(_DEVICE_ABI, "device ioctls", "6.10", "nothing (matters on GPUs)"),
+        since(_SCOPE_ABI, "signals and abstract sockets", "6.12", "seccomp"),
+    ]
+
+
+def _listed_modules() -> str | None:
+    try:
+        return Path("/sys/kernel/security/lsm").read_text().strip()
+    except OSError:
+        return None
+
+
+def _seccomp() -> Layer:
+    try:
+        from ndif.sandbox.calls import available
+    except (ImportError, RuntimeError, OSError):
+        return Layer(
+            "seccomp: system calls",
+            False,
+            True,
+            "libseccomp is missing: apt install libseccomp2 (Debian, Ubuntu), or conda install libseccomp",
+        )
+    there = available()
+    return Layer(
+        "seccomp: system calls", there, True, "an allow-list" if there else "not in this kernel"
+    )
+
+
+def _always() -> list[Layer]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    counted = os.getuid() != 0
+    threads = (
+        "the kernel counts, and the watcher"
+        if counted
+        else "the watcher counts (root has no limit)"
+    )
+    unlimited = resource.RLIM_INFINITY in (soft, hard)
+    return [
+        Layer("no new privileges, no capabilities", True, True, "prctl, capset"),
+        Layer("limits: memory, files, core", True, True, "setrlimit, and the watcher"),
+        Layer("limits: threads", True, False, threads + ("" if unlimited else f"; yours: {soft}")),
+        _ptrace(),
+    ]
+
+
+def _ptrace() -> Layer:
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        scope = "0"
+    detail = (
+        f"yama ptrace_scope {scope}" if scope != "0" else "no Yama; seccomp and Landlock hold it"
+    )
+    return Layer("other processes' memory, beyond Landlock", scope != "0", False, detail)

@@ -1,0 +1,72 @@
+"""What a confined process may take of the machine (setrlimit(2))."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+_FILES = 256
+_KIB = 1024
+
+_NONE = (
+    resource.RLIMIT_CORE,
+    resource.RLIMIT_MSGQUEUE,
+    resource.RLIMIT_NICE,
+    resource.RLIMIT_RTPRIO,
+    resource.RLIMIT_MEMLOCK,
+)
+
+
+def restrict(memory_bytes: int | None, result_bytes: int, max_threads: int) -> None:
+    """Limit what this process takes from here on.
+
+    `memory_bytes`: beyond what it holds now; None leaves it to whoever watches the process, as where a
+    GPU's driver maps what it likes. `result_bytes`: the largest file it can be allowed to write, by
+    `permit_file`; until then it is 0.
+    """
+    for limit in _NONE:
+        resource.setrlimit(limit, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (_FILES, _FILES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, result_bytes))
+    if memory_bytes is not None:
+        most = _writable_bytes() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    most_tasks = _tasks_of_this_user() + max_threads
+    resource.setrlimit(resource.RLIMIT_NPROC, (most_tasks, most_tasks))
+
+
+def permit_file() -> None:
+    """Let this process write to the file that it was handed."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def _writable_bytes() -> int:
+    """Private writable memory, as RLIMIT_DATA counts it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * _KIB
+    raise OSError("/proc/self/status does not tell the memory of this process")
+
+
+def _tasks_of_this_user() -> int:
+    """Threads of every process of this user, which is what RLIMIT_NPROC counts.
+
+    The system's own bound for the machine is far above; where /proc hides others, this is too little
+    by those, and threads are counted by the watcher alone.
+    """
+    return sum(_threads(process) for process in Path("/proc").iterdir() if process.name.isdigit())
+
+
+def _threads(process: Path) -> int:
+    try:
+        status = (process / "status").read_text()
+    except OSError:
+        return 0
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    mine = fields["Uid"].split()[0] == str(_USER)
+    return int(fields["Threads"]) if mine else 0
+
+
+_USER = Path("/proc/self").stat().st_uid
