@@ -22,7 +22,7 @@ from ndif.runtime.frames import Channel
 from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
-from ndif.runtime.warming import warm_up
+from ndif.runtime.warming import start_threads, warm_up
 
 if TYPE_CHECKING:
     from ndif.runtime.stranger import Stranger
@@ -80,7 +80,7 @@ class Runner:
     ) -> None:
         self._channel = channel
         self._generation = generation
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = start_threads(threads)
         self._stranger = stranger
 
     def serve_once(self) -> None:
@@ -104,10 +104,10 @@ class Runner:
             self._reset()
 
     def _prepare(self) -> None:
-        # The zygote keeps one thread, so that a fork loses none; the pool is this process's own.
-        torch.set_num_threads(self._threads)
         warnings.showwarning = show_warning
-        warm_up(self._generation.model)
+        # A pass of its own costs a runner of one request as much as it would save.
+        if self._stranger is None or self._stranger.pages is None:
+            warm_up(self._generation.model)
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
+from ndif.runtime.forking import Pages, inherit
 from ndif.runtime.spec import Untrusted
-from ndif.sandbox.confinement import Confinement, of_checkpoint, verify
+from ndif.sandbox.confinement import Confinement, of_checkpoint
 
 if TYPE_CHECKING:
     from ndif.runtime.owner import Owned
@@ -25,28 +26,38 @@ class Stranger:
 
     confinement: Confinement
     adapters: str
+    pages: Pages | None
+    """What a forward pass writes to; None where it runs elsewhere, on a GPU."""
 
     @classmethod
-    def prepare(cls, untrusted: Untrusted, model: Path, owned: Owned | None) -> Stranger:
-        """Make both; what they import and read is then here for every fork.
+    def prepare(
+        cls, untrusted: Untrusted, folder: Path, owned: Owned | None, first_pass: Callable[[], None]
+    ) -> Stranger:
+        """Make both, and have what they import and read here for every fork.
+
+        `folder` is the model's; `first_pass` runs it with as many threads as a runner does.
 
         Raises:
             ConfinementError: if this machine cannot hold what it must.
             ValueError: if the operator's whitelist cannot be read.
         """
-        verify(untrusted.sandbox)
         adapters = Path(untrusted.adapters)
         adapters.mkdir(parents=True, exist_ok=True)
-        confinement = Confinement(
-            mode=untrusted.sandbox,
-            readable=(*of_checkpoint(model), adapters.resolve()),
+        files = of_checkpoint(folder)
+        confinement = Confinement.prepare(
+            untrusted.sandbox,
+            readable=(*files, adapters.resolve()),
             memory_bytes=untrusted.memory_bytes,
             result_bytes=untrusted.result_bytes,
             max_threads=untrusted.max_threads,
-            shared_memory=tuple(_counters(owned)) if owned is not None else (),
+            shared_memory=_counters(owned) if owned is not None else (),
             gpu=owned is not None,
         )
-        return cls(confinement, untrusted.adapters)
+        pages = None
+        if owned is None:
+            inherit(files)
+            pages = Pages.written_by(first_pass)
+        return cls(confinement, untrusted.adapters, pages)
 
     def enter(self, install: Callable[[], None] | None) -> None:
         """Confine this process; `install` maps weights that are on GPUs.
@@ -58,6 +69,8 @@ class Stranger:
         constants.HF_HUB_OFFLINE = True
         constants.HF_HUB_CACHE = self.adapters
         self.confinement.enter()
+        if self.pages is not None:
+            self.pages.copy()
         if install is not None:
             install()
             self.confinement.finish()

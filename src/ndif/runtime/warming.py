@@ -1,19 +1,35 @@
-"""The first forward pass, taken before anybody waits for it."""
+"""What a first request would have to wait for, done before."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
+_TOKENS = 16
+_WORTH_SHARING = 1 << 18
+"""Numbers that torch splits among its threads."""
+
 
 def warm_up(model: Any) -> None:
-    """Run one token, so that what a first pass imports, builds and maps is there.
+    """Run a few tokens, so that what a first pass imports, builds and maps is there.
 
     In the zygote its runners share it; in a runner it also starts the thread pool.
     """
     embedding = getattr(model._module, "get_input_embeddings", lambda: None)()
     if isinstance(embedding, torch.nn.Embedding):
-        token = torch.zeros((1, 1), dtype=torch.long, device=embedding.weight.device)
+        tokens = torch.zeros((1, _TOKENS), dtype=torch.long, device=embedding.weight.device)
         with torch.no_grad():
-            model._module(input_ids=token)
+            model._module(input_ids=tokens)
+
+
+def start_threads(count: int) -> int:
+    """Start torch's threads, `count` or one a core; how many.
+
+    A zygote keeps one thread, so that a fork loses none; the pool is each runner's own.
+    """
+    count = count or os.cpu_count() or 1
+    torch.set_num_threads(count)
+    torch.zeros(_WORTH_SHARING).add_(1)
+    return count

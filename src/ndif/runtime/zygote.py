@@ -76,7 +76,7 @@ class Zygote:
             from ndif.runtime.stranger import Stranger
 
             folder = Path(ready["model"]["folder"])
-            self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned)
+            self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned, self._first_pass)
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
@@ -108,6 +108,12 @@ class Zygote:
             "load_s": loaded - started,
             "loaded_at": loaded_at,
         }
+
+    def _first_pass(self) -> None:
+        from ndif.runtime.warming import start_threads, warm_up
+
+        start_threads(self._spec.threads)
+        warm_up(self._generation.model)
 
     def _load_in_owner(self, export: Export) -> dict[str, Any]:
         """Have another process load the weights, and build here what they will be put into."""

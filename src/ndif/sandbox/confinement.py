@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,7 +29,7 @@ _SYSTEM = (
 )
 _DRIVER = ("/proc/driver/nvidia", "/proc/devices", "/sys/bus/pci", "/sys/devices", "/sys/module")
 _DEVICES = "nvidia*"
-_FIRST_FD = 3
+_CHANNEL, _RULES = 3, 4
 
 
 class ConfinementError(RuntimeError):
@@ -36,22 +38,53 @@ class ConfinementError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a process that runs untrusted code is left with."""
+    """What a process that runs untrusted code is left with: made once, entered by each."""
 
     mode: Mode
-    readable: tuple[Path, ...]
-    """Folders and files beyond the interpreter and its libraries: the model's."""
     memory_bytes: int
     result_bytes: int
     max_threads: int
-    shared_memory: tuple[Path, ...] = ()
-    """Files in which weights on GPUs are counted."""
-    gpu: bool = False
+    gpu: bool
+    rules: int | None
+    """A descriptor of the files that may be opened; None where this machine cannot tell them apart."""
+
+    @classmethod
+    def prepare(
+        cls,
+        mode: Mode,
+        *,
+        readable: Iterable[Path],
+        memory_bytes: int,
+        result_bytes: int,
+        max_threads: int,
+        gpu: bool = False,
+        shared_memory: Iterable[Path] = (),
+    ) -> Confinement:
+        """`readable`: the model's files, beyond the interpreter and its libraries; `shared_memory`: the
+        files in which weights on GPUs are counted.
+
+        Raises:
+            ConfinementError: if this machine cannot confine as `mode` asks.
+        """
+        verify(mode)
+        rules = None
+        if mode != "off":
+            reading = [*interpreter(), *map(Path, _SYSTEM), *readable]
+            writing = [Path(os.devnull)]
+            if gpu:
+                reading += map(Path, _DRIVER)
+                writing += [*Path("/dev").glob(_DEVICES), *shared_memory]
+            with _allowing_less(mode):
+                from ndif.sandbox.files import ruleset
+
+                rules = ruleset(reading, writing)
+        return cls(mode, memory_bytes, result_bytes, max_threads, gpu, rules)
 
     def isolate(self, channel: int) -> int:
         """Part this process from what it has from its parent; where its `channel` is now.
 
-        That one is its only descriptor: the standard streams lead nowhere.
+        The channel, and until `enter` the rules, are its only descriptors: the standard streams lead
+        nowhere.
         """
         if self.mode == "off":
             return channel
@@ -59,7 +92,8 @@ class Confinement:
         os.setsid()
         # As long as /proc can be opened.
         _first_to_die()
-        return _close_all_but(channel)
+        _keep_only(channel, self.rules)
+        return _CHANNEL
 
     def enter(self) -> None:
         """Confine this process for good.
@@ -72,46 +106,45 @@ class Confinement:
         """
         if self.mode == "off":
             return
-        self._apply(lambda: limits.restrict(self._memory(), self.result_bytes, self.max_threads))
-        self._apply(privileges.drop)
-        self._apply(self._restrict_files)
+        with _allowing_less(self.mode):
+            memory = None if self.gpu else self.memory_bytes
+            limits.restrict(memory, self.result_bytes, self.max_threads)
+        with _allowing_less(self.mode):
+            privileges.drop()
+        if self.rules is not None:
+            with _allowing_less(self.mode):
+                from ndif.sandbox.files import restrict
+
+                restrict(_RULES)
         if not self.gpu:
             self.finish()
 
     def finish(self) -> None:
-        """Take the system calls, too: of every thread there is."""
+        """Take the system calls, too: of every thread there is.
+
+        Raises:
+            ConfinementError: if this machine cannot, and must.
+        """
         if self.mode != "off":
-            self._apply(self._restrict_calls)
+            with _allowing_less(self.mode):
+                from ndif.sandbox.calls import restrict
+
+                restrict(devices=self.gpu)
 
     def permit_file(self) -> None:
         """Let this process write the file that it was handed for its result."""
         if self.mode != "off":
             limits.permit_file()
 
-    def _memory(self) -> int | None:
-        return None if self.gpu else self.memory_bytes
 
-    def _restrict_files(self) -> None:
-        from ndif.sandbox.files import restrict
-
-        readable = [*interpreter(), *map(Path, _SYSTEM), *self.readable]
-        writable = [Path(os.devnull)]
-        if self.gpu:
-            readable += [*map(Path, _DRIVER), Path(f"/proc/{os.getpid()}")]
-            writable += [*Path("/dev").glob(_DEVICES), *self.shared_memory]
-        restrict(readable, writable)
-
-    def _restrict_calls(self) -> None:
-        from ndif.sandbox.calls import restrict
-
-        restrict(devices=self.gpu)
-
-    def _apply(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except (ImportError, OSError, RuntimeError) as error:
-            if self.mode == "require":
-                raise ConfinementError(f"This process could not be confined: {error}") from error
+@contextlib.contextmanager
+def _allowing_less(mode: Mode) -> Iterator[None]:
+    """A step that may fail where the operator said so, and nowhere else."""
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError) as error:
+        if mode == "require":
+            raise ConfinementError(f"A process could not be confined: {error}") from error
 
 
 def verify(mode: Mode) -> None:
@@ -159,12 +192,15 @@ def _first_to_die() -> None:
     Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _close_all_but(keep: int) -> int:
-    """One descriptor, and standard streams that lead nowhere."""
-    os.dup2(keep, _FIRST_FD)
-    os.closerange(_FIRST_FD + 1, os.sysconf("SC_OPEN_MAX"))
+def _keep_only(channel: int, rules: int | None) -> None:
+    """Two descriptors by their numbers, and standard streams that lead nowhere."""
+    # Above both places first, so that neither is written over before it is moved.
+    channel = fcntl.fcntl(channel, fcntl.F_DUPFD, _RULES + 1)
+    if rules is not None:
+        os.dup2(fcntl.fcntl(rules, fcntl.F_DUPFD, _RULES + 1), _RULES, inheritable=False)
+    os.dup2(channel, _CHANNEL, inheritable=False)
+    os.closerange(_RULES + (rules is not None), os.sysconf("SC_OPEN_MAX"))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     os.close(nowhere)
-    return _FIRST_FD

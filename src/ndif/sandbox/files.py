@@ -48,8 +48,8 @@ def abi() -> int:
         return 0
 
 
-def restrict(readable: Iterable[Path], writable: Iterable[Path] = ()) -> None:
-    """Leave this thread, and those it starts, `readable` to read and `writable` to open for writing.
+def ruleset(readable: Iterable[Path], writable: Iterable[Path]) -> int:
+    """A descriptor of rules: `readable` may be read, `writable` may also be opened for writing.
 
     Nothing can be executed, made, renamed or removed anywhere. What does not exist is left out.
 
@@ -63,18 +63,26 @@ def restrict(readable: Iterable[Path], writable: Iterable[Path] = ()) -> None:
     if version >= _SCOPE_ABI:
         attributes.scoped = _SCOPES
     ctypes.set_errno(0)
-    rules = get_create_ruleset()(
+    rules: int = get_create_ruleset()(
         ctypes.cast(ctypes.pointer(attributes), ctypes.POINTER(RulesetAttr)),
         ctypes.sizeof(attributes),
         0,
     )
-    try:
-        for paths, access in ((readable, _READ), (writable, _WRITE | _device_access(version))):
-            for path in paths:
-                _allow(rules, path, access)
-        get_restrict_self()(rules, 0)
-    finally:
-        os.close(rules)
+    for paths, access in ((readable, _READ), (writable, _WRITE | _device_access(version))):
+        for path in paths:
+            _allow(rules, path, access)
+    return rules
+
+
+def restrict(rules: int) -> None:
+    """Hold this thread, and those it starts, to the rules behind a descriptor, which is closed.
+
+    Raises:
+        OSError: if this kernel cannot.
+    """
+    ctypes.set_errno(0)
+    get_restrict_self()(rules, 0)
+    os.close(rules)
 
 
 def _device_access(version: int) -> FSAccess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -32,8 +33,9 @@ def restrict(memory_bytes: int | None, result_bytes: int, max_threads: int) -> N
     if memory_bytes is not None:
         most = _writable_bytes() + memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    most_tasks = _tasks_of_this_user() + max_threads
-    resource.setrlimit(resource.RLIMIT_NPROC, (most_tasks, most_tasks))
+    if _USER != _ROOT:  # whom the kernel counts nothing of
+        most_tasks = _tasks_of_this_user() + max_threads
+        resource.setrlimit(resource.RLIMIT_NPROC, (most_tasks, most_tasks))
 
 
 def permit_file() -> None:
@@ -69,4 +71,4 @@ def _threads(process: Path) -> int:
     return int(fields["Threads"]) if mine else 0
 
 
-_USER = Path("/proc/self").stat().st_uid
+_USER, _ROOT = os.getuid(), 0
