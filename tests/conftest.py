@@ -90,41 +90,79 @@ def client_environment(server: LocalServer, home: Path, overlay: Path | None) ->
 
 
 @pytest.fixture(scope="session")
-def client_08(
-    server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Client]:
-    """A client of nnsight 0.8."""
-    home = tmp_path_factory.mktemp("client-08")
-    client = Client("scenarios_08", NAME, tiny_gpt2, client_environment(server, home, None))
-    yield client
-    client.close()
+def sandboxed(server_environment: dict[str, str]) -> Iterator[LocalServer]:
+    """The same server, trusting nobody."""
+    started = LocalServer(NAME, "--sandbox", environment=server_environment)
+    try:
+        yield started.ready()
+    finally:
+        started.stop()
 
 
-def _older(
-    generation: str,
-    server: LocalServer,
+class Clients:
+    """A client of each generation, started when it is first asked for, and kept."""
+
+    def __init__(
+        self, server: LocalServer, folder: Path, runtimes: Path, factory: pytest.TempPathFactory
+    ) -> None:
+        self._server = server
+        self._folder = folder
+        self._runtimes = runtimes
+        self._factory = factory
+        self._started: dict[str, Client] = {}
+
+    def __getitem__(self, generation: str) -> Client:
+        """The client of a generation."""
+        if generation not in self._started:
+            overlay = None if generation == "0.8" else self._runtimes / generation
+            scenarios = "scenarios_headers" if overlay else "scenarios_08"
+            home = self._factory.mktemp(f"client-{generation}")
+            environment = client_environment(self._server, home, overlay)
+            self._started[generation] = Client(scenarios, NAME, self._folder, environment)
+        return self._started[generation]
+
+    def close(self) -> None:
+        """End them all."""
+        for client in self._started.values():
+            client.close()
+
+
+@pytest.fixture(scope="session")
+def clients(
+    server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Clients]:
+    """Clients of the server that trusts them."""
+    started = Clients(server, tiny_gpt2, runtimes, tmp_path_factory)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def strangers(
+    sandboxed: LocalServer,
     tiny_gpt2: Path,
     runtimes: Path,
-    factory: pytest.TempPathFactory,
-) -> Iterator[Client]:
-    home = factory.mktemp(f"client-{generation}")
-    environment = client_environment(server, home, runtimes / generation)
-    client = Client("scenarios_headers", NAME, tiny_gpt2, environment)
-    yield client
-    client.close()
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Clients]:
+    """Clients of the server that trusts nobody."""
+    started = Clients(sandboxed, tiny_gpt2, runtimes, tmp_path_factory)
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")
-def client_07(
-    server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Client]:
+def client_08(clients: Clients) -> Client:
+    """A client of nnsight 0.8."""
+    return clients["0.8"]
+
+
+@pytest.fixture(scope="session")
+def client_07(clients: Clients) -> Client:
     """A client of nnsight 0.7."""
-    yield from _older("0.7", server, tiny_gpt2, runtimes, tmp_path_factory)
+    return clients["0.7"]
 
 
 @pytest.fixture(scope="session")
-def client_06(
-    server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Client]:
+def client_06(clients: Clients) -> Client:
     """A client of nnsight 0.6."""
-    yield from _older("0.6", server, tiny_gpt2, runtimes, tmp_path_factory)
+    return clients["0.6"]

@@ -7,6 +7,7 @@ import importlib
 import click
 
 _COMMANDS = {
+    "doctor": "Show what this machine has to confine strangers' code with.",
     "local": "Serve one model to yourself: no queue, no accounts, nothing to install beside it.",
     "runtime": "Install nnsight generations, so that clients of each can be served.",
     "version": "Print the version.",
