@@ -144,8 +144,7 @@ def main() -> None:
     report["small"] = {where: statistics.median(took) for where, took in times.items()}
     # Of each round by itself: what slows the machine for a second slows all three.
     report["share"] = statistics.median(
-        server - local - instant
-        for local, server, instant in zip(*times.values(), strict=True)
+        server - local - instant for local, server, instant in zip(*times.values(), strict=True)
     )
     for size in (64 * MB, 256 * MB):
         stored = keep(f"large-{size}", lambda size=size: large(remote_model, True, size))

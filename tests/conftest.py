@@ -17,10 +17,11 @@ from starlette.routing import Mount
 
 from ndif.gateway.hub import Hub, HubModel
 from tests.clients.harness import NDIF, Client, LocalServer
-from tests.tiny_models import make_gpt2
+from tests.tiny_models import make_adapter, make_gpt2
 
 CACHE = Path(__file__).parent.parent / ".cache"
 NAME = "test-org/tiny-gpt2"
+ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
 
 
@@ -31,10 +32,17 @@ def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hub_url(tiny_gpt2: Path) -> Iterator[str]:
+def tiny_adapter(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter for it."""
+    return make_adapter(tmp_path_factory.mktemp("models") / "tiny-adapter", tiny_gpt2)
+
+
+@pytest.fixture(scope="session")
+def hub_url(tiny_gpt2: Path, tiny_adapter: Path) -> Iterator[str]:
     """A hub on loopback that gives the tiny models away, weights and all."""
     hub = Hub(share_weights=True)
     hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
+    hub.serve(HubModel(ADAPTER, tiny_adapter, None, None))
     app = Starlette(routes=[Mount("/hub", routes=hub.routes())])
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -65,6 +73,7 @@ def server_environment(
         "HF_ENDPOINT": hub_url,
         "HF_HOME": str(tmp_path_factory.mktemp("server-hf")),
         "NDIF_RUNTIMES_DIR": str(runtimes),
+        "NDIF_SESSION_ROOT": str(tmp_path_factory.mktemp("session")),
     }
 
 

@@ -21,7 +21,10 @@ HEAVY = ("torch", "transformers", "nnsight", "ray", "redis", "obstore")
 SERVING = ("starlette", "pydantic", "uvicorn", "socketio")
 DANGEROUS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch", "joblib")
 
-DEPTHS = {"schema": 0, "sandbox": 0, "runtime": 1, "stores": 1, "host": 2, "cluster": 3, "queue": 4, "gateway": 5}
+DEPTHS = {
+    "schema": 0, "sandbox": 0, "runtime": 1, "stores": 1,
+    "host": 2, "cluster": 3, "queue": 4, "gateway": 5,
+}
 """A house imports itself and what lies deeper; `stores` and `schema` know none of the others."""
 
 AT_EXIT = """

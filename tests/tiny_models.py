@@ -40,6 +40,20 @@ def make_gpt2(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def make_adapter(folder: Path, base: Path) -> Path:
+    """Write an adapter for the GPT-2 in `base` to `folder`; return it."""
+    import peft
+
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel.from_pretrained(base)
+    # Not the identity that an adapter starts as.
+    config = peft.LoraConfig(
+        r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
+    )
+    peft.get_peft_model(model, config).save_pretrained(folder)
+    return folder
+
+
 def make_llama(folder: Path, seed: int = 0) -> Path:
     """Write a Llama (grouped heads, gated MLP) and its tokenizer to `folder`; return it."""
     tokenizer = _tokenizer()

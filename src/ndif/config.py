@@ -89,6 +89,11 @@ class Settings(BaseSettings):
         gt=0,
         description="Lines that one request may print a second, averaged over ten.",
     )
+    max_adapter_bytes: int = Field(
+        default=2 * GiB,
+        gt=0,
+        description="A larger adapter is not fetched for an untrusted request.",
+    )
     max_streamed_bytes: int = Field(
         default=1 * GiB, gt=0, description="What one hybrid request may send its client altogether."
     )

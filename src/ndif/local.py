@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ndif.cluster.controller import DeploymentError
 from ndif.config import Settings, settings
 from ndif.gateway.origin import is_loopback
+from ndif.sandbox.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig, task_of
 from ndif.server import Server
 
@@ -70,8 +71,10 @@ class Local:
         )
         config = self.deployment()
         options = _settings()
+        if self.sandbox:
+            _verify(options)
         with listen(self.host, self.port) as listening:
-            if not is_loopback(self.host):
+            if not is_loopback(self.host) and not self.sandbox:
                 console.print(
                     f"[bold yellow]Warning:[/] {self.host} is not this machine alone. Whoever reaches the "
                     "port runs code here as you: local mode trusts its user."
@@ -225,6 +228,13 @@ def _settings() -> Settings:
         prefix = str(Settings.model_config["env_prefix"])
         variable = f"{prefix}{name}".upper() if name in Settings.model_fields else name
         raise LocalError(f"The variable {variable} is not valid: {first['msg']}.") from error
+
+
+def _verify(options: Settings) -> None:
+    try:
+        verify(options.sandbox)
+    except ConfinementError as error:
+        raise LocalError(str(error)) from error
 
 
 def listen(host: str, port: int | None) -> socket.socket:

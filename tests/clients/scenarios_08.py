@@ -323,6 +323,40 @@ def scenario_an_adapter_is_applied_to_its_request_alone(context: Context) -> Non
     assert not torch.equal(adapted, plain)
 
 
+def adapted_from_a_hub(context: Context) -> None:
+    """For a client that reaches the hub on which the adapter is."""
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            logits = model.lm_head.output.save()
+        return logits
+
+    kwargs = {"task": "text-generation", "peft": "test-org/tiny-adapter"}
+    adapted = block(TransformersModel(context.name, **kwargs), True)
+    here = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
+    assert_equal(adapted, here)
+    plain = context.same(block)
+    assert not torch.equal(adapted, plain)
+
+
+def adapters_that_strangers_may_not_name(context: Context) -> None:
+    def asked(name: str) -> str:
+        backend = RemoteBackend(context.remote.to_model_key(), env={"peft": name})
+
+        def run() -> None:
+            with context.remote.trace(PROMPT, backend=backend):
+                context.remote.lm_head.output.save()
+
+        return error_of(run)
+
+    for folder in ("/tmp", "../..", "a/b/c", ".", "x" * 500, "org/na me"):
+        assert "takes adapters from the Hub alone" in asked(folder), folder
+    missing = asked("nobody/nothing")
+    assert "'nobody/nothing' cannot be used here: there is no public repository" in missing, missing
+    assert "it has no adapter_config.json" in asked(context.name)
+    scenario_reads_of_layers_and_logits(context)
+
+
 def scenario_an_adapter_that_does_not_exist(context: Context) -> None:
     backend = RemoteBackend(context.remote.to_model_key(), env={"peft": "nobody/nothing"})
 
@@ -570,7 +604,8 @@ def scenario_a_segfault_costs_one_request(context: Context) -> None:
             ctypes.string_at(0)
 
     began = time.monotonic()
-    assert "SIGSEGV" in error_of(run)
+    message = error_of(run)
+    assert "SIGSEGV" in message, message
     assert time.monotonic() - began < 2
     scenario_reads_of_layers_and_logits(context)
 
@@ -585,7 +620,8 @@ def scenario_a_process_that_ends_itself_costs_one_request(context: Context) -> N
             model.transformer.h[0].output.save()
             os._exit(0)
 
-    assert "exit code 0" in error_of(run)
+    message = error_of(run)
+    assert "exit code 0" in message, message
     scenario_reads_of_layers_and_logits(context)
 
 

@@ -1088,7 +1088,8 @@ def scenario_a_segfault_costs_one_request(context: Context) -> None:
             ctypes.string_at(0)
 
     began = time.monotonic()
-    assert "SIGSEGV" in error_of(run)
+    message = error_of(run)
+    assert "SIGSEGV" in message, message
     assert time.monotonic() - began < 2
     scenario_reads_of_layers_and_logits(context)
 
@@ -1101,7 +1102,8 @@ def scenario_a_process_that_ends_itself_costs_one_request(context: Context) -> N
             model.transformer.h[0].output.save()
             os._exit(0)
 
-    assert "exit code 0" in error_of(run)
+    message = error_of(run)
+    assert "exit code 0" in message, message
     scenario_reads_of_layers_and_logits(context)
 
 

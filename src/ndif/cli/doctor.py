@@ -27,10 +27,8 @@ def command(as_json: bool) -> None:
         for heading in ("layer", "here", "", "how, or what to do"):
             table.add_column(heading, overflow="fold")
         for layer in found:
-            if layer.present:
-                here = "[green]yes[/]"
-            else:
-                here = "[red]no[/]" if layer.required else "[yellow]no[/]"
+            lacking_color = "red" if layer.required else "yellow"
+            here = "[green]yes[/]" if layer.present else f"[{lacking_color}]no[/]"
             needed = "needed" if layer.required else "helps"
             table.add_row(layer.name, here, needed, layer.detail)
         console = Console()

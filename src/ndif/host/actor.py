@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ndif.config import Settings
+from ndif.host.adapters import AdapterError, Adapters
 from ndif.host.channel import ProtocolError
 from ndif.host.dialogue import Dialogue, LimitError, Limits, meta_of
 from ndif.host.pool import Fresh, Kept, Runners
@@ -73,6 +74,7 @@ class ModelActor:
         self._limits = Limits(
             settings.max_log_bytes, settings.max_log_lines_per_s, settings.max_streamed_bytes
         )
+        self._adapters = Adapters(runtime, settings.adapters, settings.max_adapter_bytes)
         self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: Runner | None = None
         self._cancelled = ""
@@ -116,6 +118,8 @@ class ModelActor:
             "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
         )
         try:
+            if not request.trusted:
+                await self._adapters.fetch(request.env)
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
             return await self._run(request, runner, respond)
@@ -124,7 +128,7 @@ class ModelActor:
             return Response(
                 request.id, Status.ERROR, f"The runner broke its protocol and was ended: {error}."
             )
-        except LimitError as error:
+        except (AdapterError, LimitError) as error:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
         finally:

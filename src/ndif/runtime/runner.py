@@ -20,6 +20,7 @@ import zstandard
 from ndif.runtime import memory
 from ndif.runtime.frames import Channel
 from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
+from ndif.runtime.generations.port import Policy
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 from ndif.runtime.warming import start_threads, warm_up
@@ -129,7 +130,9 @@ class Runner:
                     _decompress(payload, header["max_payload"]) if header["compressed"] else payload
                 )
                 with redirect_stdout(logs), redirect_stderr(logs):
-                    saves = self._generation.run(content, header["env"], self._conversation())
+                    saves = self._generation.run(
+                        content, header["env"], self._conversation(), self._policy()
+                    )
             finally:
                 logs.finish()
             cost = meta()
@@ -150,6 +153,9 @@ class Runner:
                 + "\nSave tensors, numbers, text, or lists and dicts of them.",
                 meta(),
             )
+
+    def _policy(self) -> Policy | None:
+        return None if self._stranger is None else self._stranger.policy
 
     def _deliver(self, result: Result, header: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Send the result in the frame, or into a file that the host hands over for it."""

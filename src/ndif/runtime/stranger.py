@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from huggingface_hub import constants
 
 from ndif.runtime.forking import Pages, inherit
+from ndif.runtime.generations.port import Policy
 from ndif.runtime.spec import Untrusted
 from ndif.sandbox.confinement import Confinement, of_checkpoint
 
 if TYPE_CHECKING:
     from ndif.runtime.owner import Owned
+    from ndif.runtime.rehearsal import Rehearsal
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch keeps its counters, by name
 _COUNTER = b"/torch_"
@@ -25,17 +27,18 @@ class Stranger:
     """The two layers around the code of somebody unknown, made once and entered by each runner."""
 
     confinement: Confinement
+    policy: Policy | None
     adapters: str
     pages: Pages | None
     """What a forward pass writes to; None where it runs elsewhere, on a GPU."""
 
     @classmethod
     def prepare(
-        cls, untrusted: Untrusted, folder: Path, owned: Owned | None, first_pass: Callable[[], None]
+        cls, untrusted: Untrusted, folder: Path, owned: Owned | None, rehearsal: Rehearsal | None
     ) -> Stranger:
         """Make both, and have what they import and read here for every fork.
 
-        `folder` is the model's; `first_pass` runs it with as many threads as a runner does.
+        `folder` is the model's; there is no `rehearsal` where this process has no weights.
 
         Raises:
             ConfinementError: if this machine cannot hold what it must.
@@ -53,11 +56,13 @@ class Stranger:
             shared_memory=_counters(owned) if owned is not None else (),
             gpu=owned is not None,
         )
+        policy = _policy(untrusted)
         pages = None
-        if owned is None:
+        if rehearsal is not None:
             inherit(files)
-            pages = Pages.written_by(first_pass)
-        return cls(confinement, untrusted.adapters, pages)
+            rehearsal.run(policy)
+            pages = Pages.written_by(lambda: rehearsal.as_a_runner(policy))
+        return cls(confinement, policy, untrusted.adapters, pages)
 
     def enter(self, install: Callable[[], None] | None) -> None:
         """Confine this process; `install` maps weights that are on GPUs.
@@ -74,6 +79,14 @@ class Stranger:
         if install is not None:
             install()
             self.confinement.finish()
+
+
+def _policy(untrusted: Untrusted) -> Policy | None:
+    if not untrusted.protector:
+        return None
+    from ndif.sandbox.protector import Protector
+
+    return Protector(Path(untrusted.whitelist) if untrusted.whitelist else None)
 
 
 def _counters(owned: Owned) -> list[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
-_OURS = str(PurePath(__file__).parent)
+_OURS = str(PurePath(__file__).parent.parent)
 _LIBRARIES = sorted(
     {f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib", "stdlib")},
     key=len,

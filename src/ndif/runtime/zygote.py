@@ -27,6 +27,7 @@ from ndif.runtime.tracebacks import sentence
 
 if TYPE_CHECKING:
     from ndif.runtime.owner import Owned
+    from ndif.runtime.rehearsal import Rehearsal
     from ndif.runtime.stranger import Stranger
     from ndif.runtime.weights import Export
 
@@ -68,6 +69,7 @@ class Zygote:
         self._owner: int | None = None
         self._owned: Owned | None = None
         self._stranger: Stranger | None = None
+        self._rehearsal: Rehearsal | None = None
         # First, because what comes next may ask torch for its devices.
         export = self._export()
         self._generation = adapter(spec.generation)
@@ -76,7 +78,7 @@ class Zygote:
             from ndif.runtime.stranger import Stranger
 
             folder = Path(ready["model"]["folder"])
-            self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned, self._first_pass)
+            self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned, self._rehearsal)
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
@@ -92,7 +94,7 @@ class Zygote:
 
     def _load(self) -> dict[str, Any]:
         from ndif.runtime import progress
-        from ndif.runtime.warming import warm_up
+        from ndif.runtime.rehearsal import Rehearsal
 
         progress.report(
             lambda done, total: self._control.send(
@@ -102,18 +104,13 @@ class Zygote:
         started = time.perf_counter()
         self._generation.load(self._spec)
         loaded, loaded_at = time.perf_counter(), time.time()
-        warm_up(self._generation.model)
+        self._rehearsal = Rehearsal(self._generation, self._spec)
+        self._rehearsal.run()
         return {
             "model": describe(self._generation.model, self._spec),
             "load_s": loaded - started,
             "loaded_at": loaded_at,
         }
-
-    def _first_pass(self) -> None:
-        from ndif.runtime.warming import start_threads, warm_up
-
-        start_threads(self._spec.threads)
-        warm_up(self._generation.model)
 
     def _load_in_owner(self, export: Export) -> dict[str, Any]:
         """Have another process load the weights, and build here what they will be put into."""

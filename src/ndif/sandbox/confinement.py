@@ -26,6 +26,12 @@ _SYSTEM = (
     "/sys/devices/system/cpu",
     "/sys/devices/system/node",
     "/dev/urandom",
+    # Public certificates: an HTTP client reads them to be made, and one is made to find it is offline.
+    "/etc/ssl/certs",
+    "/etc/pki/tls/certs",
+    "/etc/pki/ca-trust/extracted",
+    "/usr/share/ca-certificates",
+    "/usr/local/share/ca-certificates",
 )
 _DRIVER = ("/proc/driver/nvidia", "/proc/devices", "/sys/bus/pci", "/sys/devices", "/sys/module")
 _DEVICES = "nvidia*"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.runtime.spec import ModelSpec
@@ -32,6 +34,67 @@ class Conversation:
     receive: Callable[[], bytes]
 
 
+Rebuilders = Mapping[tuple[str, str], Any]
+"""What stands for a function or class of a pickle, by module and name."""
+
+
+class Policy(Protocol):
+    """What the code and the payload of a request may do. `ndif.sandbox.protector` has one."""
+
+    def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
+        """Take note of what of the server's a payload may refer to; the same objects."""
+        ...
+
+    def unpickler(self, ordinary: Any, rebuilders: Rebuilders) -> Any:
+        """What is to be used for the unpickler class `ordinary`."""
+        ...
+
+    def guarding(
+        self, modules: Sequence[ModuleType], replaced: Sequence[tuple[Any, str, Any]] = ()
+    ) -> AbstractContextManager[None]:
+        """While it lasts, what these modules compile and run is a user's code.
+
+        `replaced` are further attributes that are others meanwhile: owner, name, value.
+        """
+        ...
+
+    def compile(self, source: Any, filename: str, mode: str) -> CodeType:
+        """Compile a user's code.
+
+        Raises:
+            SyntaxError: if it is not Python, or more than a request may run.
+        """
+        ...
+
+    def adopt(self, function: Any, names: Mapping[str, Any]) -> Any:
+        """A function of a user's, with globals of its own in which `names` are."""
+        ...
+
+    def fill(self, function: Any, names: Mapping[str, Any]) -> None:
+        """Put more names into the globals of an adopted function."""
+        ...
+
+    def runs(self, function: Any) -> bool:
+        """Whether a function was adopted."""
+        ...
+
+    def scope(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """The names that a payload may give to its code."""
+        ...
+
+    def filename(self, name: str) -> str:
+        """The file name that a user's code is known by here."""
+        ...
+
+    def check_call(self, name: str) -> None:
+        """See that a method of the model may be called by its name.
+
+        Raises:
+            AttributeError: if not.
+        """
+        ...
+
+
 class Generation(Protocol):
     """One loaded model, spoken to through one nnsight generation."""
 
@@ -50,9 +113,13 @@ class Generation(Protocol):
         ...
 
     def run(
-        self, payload: bytes, env: Mapping[str, Any], conversation: Conversation
+        self,
+        payload: bytes,
+        env: Mapping[str, Any],
+        conversation: Conversation,
+        policy: Policy | None = None,
     ) -> dict[str, Any]:
-        """Run a decompressed payload; its saved values by name.
+        """Run a decompressed payload under `policy`, or as it is; its saved values by name.
 
         Raises:
             PayloadError: if it is not a payload of this generation.

@@ -14,8 +14,9 @@ from nnsight.modeling.mixins.remoteable import StreamTracer
 from nnsight.schema.request import RequestModel
 
 from ndif.runtime.generations.blocks import explain_block
+from ndif.runtime.generations.guarded07 import check, guarding
 from ndif.runtime.generations.loading import load_arguments
-from ndif.runtime.generations.port import BlockError, Conversation
+from ndif.runtime.generations.port import BlockError, Conversation, Policy
 from ndif.runtime.generations.unpacking import unpacking
 from ndif.runtime.generations.workers import end_workers
 from ndif.runtime.spec import ModelSpec
@@ -70,11 +71,30 @@ class Nnsight07:
             self._hooks += [(held, frozenset(held)) for held in hooks]
 
     def run(
-        self, payload: bytes, env: Mapping[str, Any], conversation: Conversation
+        self,
+        payload: bytes,
+        env: Mapping[str, Any],
+        conversation: Conversation,
+        policy: Policy | None = None,
     ) -> dict[str, Any]:
         """See `Generation.run`. A client of this generation sends no `env`."""
+        if policy is None:
+            return self._run(payload, self._objects, conversation, None)
+        objects = policy.objects(self._objects)
+        with guarding(policy):
+            return self._run(payload, objects, conversation, policy)
+
+    def _run(
+        self,
+        payload: bytes,
+        objects: dict[str, Any],
+        conversation: Conversation,
+        policy: Policy | None,
+    ) -> dict[str, Any]:
         with unpacking(self.name):
-            request = RequestModel.deserialize(payload, self._objects, False)
+            request = RequestModel.deserialize(payload, objects, False)
+            if policy is not None:
+                check(policy, request)
             tracer, fn, frame = request.tracer, request.interventions, request.tracer.info.frame
         # The client's frame came as a stand-in, and nnsight would write into it as into a real one,
         # out of the bounds of its memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import logging
 from collections.abc import Mapping
@@ -11,13 +12,15 @@ from typing import Any
 
 import nnsight
 import torch
+from nnsight.intervention.serialization import CustomCloudUnpickler
 from nnsight.modeling.transformers import TransformersModel
 from nnsight.schema.request import RequestModel
 from nnsight.tracing import globals as tracing_globals
 from nnsight.tracing import tracer as tracing
 
+from ndif.runtime.generations.guarded08 import Unpickler, guarding
 from ndif.runtime.generations.loading import load_arguments
-from ndif.runtime.generations.port import BlockError, Conversation, PayloadError
+from ndif.runtime.generations.port import BlockError, Conversation, PayloadError, Policy
 from ndif.runtime.generations.unpacking import unpacking
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain
@@ -59,18 +62,33 @@ class Nnsight08:
         self.model.pipeline.device = torch.device(placement.device)
 
     def run(
-        self, payload: bytes, env: Mapping[str, Any], conversation: Conversation
+        self,
+        payload: bytes,
+        env: Mapping[str, Any],
+        conversation: Conversation,
+        policy: Policy | None = None,
     ) -> dict[str, Any]:
         """See `Generation.run`. This generation holds no conversation."""
         self._apply({"attn_implementation": self._attention, **env})
+        if policy is None:
+            return self._run(payload, self._persistent_objects(), CustomCloudUnpickler)
+        objects = policy.objects(self._persistent_objects())
+        with guarding(policy):
+            return self._run(payload, objects, functools.partial(Unpickler, policy))
+
+    def _run(self, payload: bytes, objects: dict[str, Any], unpickler: Any) -> dict[str, Any]:
         with unpacking("0.8"):
-            tracer = RequestModel.deserialize(payload, self._persistent_objects())
+            tracer = RequestModel.deserialize(payload, objects, unpickler=unpickler)
             code, frame = tracer.info.code, tracer.info.frame
         tracing.inc()
         try:
             tracer.execute(code)
             saved = tracing._saves()
-            return {name: value for name, value in frame.f_locals.items() if id(value) in saved}
+            return {
+                name: value
+                for name, value in frame.f_locals.items()
+                if id(value) in saved and not name.startswith("__nnsight_")
+            }
         except BaseException as error:
             # A block's own traceback is set aside before the model's frames pile up on it.
             tb = getattr(error, "__intervention_tb__", error.__traceback__)

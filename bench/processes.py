@@ -1,0 +1,155 @@
+"""What is measured, as processes: started, watched, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+from prepare_model import NAME  # noqa: E402 - an example, not a package
+
+CACHE = ROOT / ".cache"
+NDIF = str(Path(sys.executable).with_name("ndif"))
+_SAMPLE_S = 0.005
+
+
+@contextlib.contextmanager
+def server(
+    folder: Path, environment: dict[str, str], *options: str
+) -> Iterator[tuple[str, int, str]]:
+    """`ndif local start` on the demo model: its address, process id and what it said."""
+    process = subprocess.Popen(
+        [NDIF, "local", "start", str(folder), "--name", NAME, *options],
+        env={**environment, "COLUMNS": "200", "NO_COLOR": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    try:
+        for line in process.stderr:
+            said += line
+            if found := re.search(r"Serving at (http://\S+?)\. ", line):
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                yield found[1], process.pid, said
+                return
+        raise RuntimeError(f"the server ended:\n{said}")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+
+
+@contextlib.contextmanager
+def instant(ready: Path) -> Iterator[str]:
+    """The instant server's address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.instant", str(ready)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Watch:
+    """The most anonymous memory that each of a server's processes held, above where it began."""
+
+    def __init__(self, pid: int) -> None:
+        self.start = {p: anonymous(p) for p in descendants(pid)}
+        self.peak = dict(self.start)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, args=(pid,), daemon=True)
+        self._thread.start()
+
+    def _sample(self, pid: int) -> None:
+        while not self._done.wait(_SAMPLE_S):
+            for process in descendants(pid):
+                now = anonymous(process)
+                self.start.setdefault(process, now)
+                self.peak[process] = max(self.peak.get(process, 0), now)
+
+    def stop(self) -> int:
+        """The largest growth of any process, in bytes."""
+        self._done.set()
+        self._thread.join()
+        return max(self.peak[p] - self.start[p] for p in self.peak)
+
+
+def descendants(pid: int) -> list[int]:
+    """`pid` and every process below it."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += descendants(int(child))
+    return found
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of memory that belong to no file."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(("RssAnon:",)):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory in all."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024  # type: ignore[index]
+
+
+def weights_of_its_own(pid: int) -> int:
+    """Bytes of the weights' file that the process with the most of them shares with no other."""
+    most = 0
+    for process in descendants(pid):
+        own, inside = 0, False
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+                if not line.split()[0].endswith(":"):
+                    inside = line.endswith("model.safetensors")
+                elif inside and line.startswith("Private_"):
+                    own += int(line.split()[1]) * 1024
+        most = max(most, own)
+    return most
+
+
+def proportional(pid: int) -> int:
+    """Bytes of memory, what several share counted in parts (PSS), of a process and all below it."""
+    total = 0
+    for process in descendants(pid):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{process}/smaps_rollup").read_text()
+            total += int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) * 1024  # type: ignore[index]
+    return total
+
+
+def client(
+    script: str, generation: str, url: str, *arguments: str, runs: str = NAME
+) -> subprocess.CompletedProcess[str]:
+    """A script of this folder as a client of one generation that knows nothing but the server."""
+    overlay = {} if generation == "0.8" else {"PYTHONPATH": str(CACHE / "runtimes" / generation)}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": f"{url}/hub",
+        "HF_HOME": str(CACHE / "client"),
+        "NDIF_HOST": url,
+        **overlay,
+    }
+    path = str(Path(__file__).with_name(script))
+    command = [sys.executable, path, runs, *arguments]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

@@ -1,0 +1,84 @@
+"""What the sandbox costs: the same model, served to those it trusts and to those it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from bench.figures import MB, Figure
+from bench.processes import client, descendants, proportional, server
+
+_SETTLED_S = 3.0
+
+
+def sandbox(folder: Path, environment: dict[str, str]) -> list[Figure]:
+    """Latency, ratio, throughput and memory, trusted and sandboxed in turns."""
+    with (
+        server(folder, environment) as (trusted, _, _),
+        server(folder, environment, "--sandbox") as (sandboxed, pid, _),
+    ):
+        out = client("strangers.py", "0.8", trusted, trusted, sandboxed)
+        report = json.loads(out.stdout.splitlines()[-1])
+        added = waiting_runner(pid)
+
+    def pair(name: str, unit: str, scale: float) -> str:
+        there, here = report[name]
+        return f"sandboxed {there * scale:.1f}, trusted {here * scale:.1f} {unit}"
+
+    many, rate = report["all layers"], report["jobs"]
+    return [
+        Figure(
+            "sandboxed - trusted, one layer",
+            report["added"] * 1e3,
+            10,
+            "ms",
+            how=pair("one layer", "ms", 1e3),
+        ),
+        Figure(
+            "sandboxed / trusted, 30 reads and 10 edits",
+            many[0] / many[1],
+            1.05,
+            "x",
+            how=pair("all layers", "ms", 1e3),
+        ),
+        Figure(
+            "sandboxed / trusted jobs a second, one client",
+            rate[0] / rate[1],
+            0.9,
+            "x",
+            at_most=False,
+            how=pair("jobs", "jobs/s", 1),
+        ),
+        Figure(
+            "a waiting runner adds", added / MB, 40, "MB", how="PSS of the tree, with and without"
+        ),
+    ]
+
+
+def waiting_runner(pid: int) -> int:
+    """Bytes that a server's processes hold less when one runner that waits is gone."""
+    time.sleep(_SETTLED_S)
+    before = proportional(pid)
+    # The youngest: runners are forked last, and nothing is forked for one that is gone until it is missed.
+    youngest = max(descendants(pid), key=started)
+    os.kill(youngest, signal.SIGKILL)
+    while alive(youngest):
+        time.sleep(0.01)
+    return before - proportional(pid)
+
+
+def started(pid: int) -> int:
+    """When a process was forked, in ticks since boot."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False

@@ -1,0 +1,331 @@
+"""The builtins of a block: those that compute, and guarded forms of those that reach further."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any, NoReturn
+
+from ndif.sandbox.protector.guards import Guards
+from ndif.sandbox.protector.modules import ProtectedModule
+from ndif.sandbox.protector.transformer import UNBOUND
+
+_PLAIN = [
+    "abs",
+    "aiter",
+    "all",
+    "anext",
+    "any",
+    "ascii",
+    "bin",
+    "bool",
+    "bytearray",
+    "bytes",
+    "callable",
+    "chr",
+    "classmethod",
+    "complex",
+    "dict",
+    "dir",
+    "divmod",
+    "enumerate",
+    "filter",
+    "float",
+    "format",
+    "frozenset",
+    "hash",
+    "hex",
+    "id",
+    "int",
+    "isinstance",
+    "issubclass",
+    "iter",
+    "len",
+    "list",
+    "map",
+    "max",
+    "memoryview",
+    "min",
+    "next",
+    "object",
+    "oct",
+    "ord",
+    "pow",
+    "print",
+    "property",
+    "range",
+    "repr",
+    "reversed",
+    "round",
+    "set",
+    "slice",
+    "sorted",
+    "staticmethod",
+    "str",
+    "sum",
+    "super",
+    "tuple",
+    "zip",
+    "True",
+    "False",
+    "None",
+    "Ellipsis",
+    "NotImplemented",
+    "__debug__",
+]
+
+_MISSING = [
+    "open",
+    "input",
+    "breakpoint",
+    "help",
+    "exit",
+    "quit",
+    "copyright",
+    "credits",
+    "license",
+]
+
+_Compile = Callable[[str, str, str], CodeType]
+
+
+class SafeBuiltins(ProtectedModule):
+    """`builtins`, as an import of it gives them."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"builtins.{name} is not available on this server")
+
+    def __dir__(self) -> list[str]:
+        return sorted(object.__getattribute__(self, "__dict__"))
+
+
+class Code:
+    """What `compile` gives in a block; `exec` and `eval` take it. It shows nothing of the code."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Builtins:
+    """Makes the dictionary that a user's code has as its builtins."""
+
+    def __init__(self, guards: Guards, importer: Callable[..., Any], compiled: _Compile) -> None:
+        self._guards = guards
+        self._compiled = compiled
+        self._codes: dict[int, tuple[Code, CodeType]] = {}
+        self.classes = _classes(guards)
+        """Stands for `type`."""
+        table = guards.builtins
+        table.update((name, getattr(builtins, name)) for name in _PLAIN if hasattr(builtins, name))
+        table.update(
+            (name, value)
+            for name, value in vars(builtins).items()
+            if isinstance(value, type) and issubclass(value, BaseException)
+        )
+        table.update((name, _missing(name)) for name in _MISSING)
+        table.update(
+            {
+                "__import__": importer,
+                "__build_class__": self._build_class,
+                "__name__": "builtins",
+                "getattr": self._getattr,
+                "hasattr": self._hasattr,
+                "setattr": guards.set,
+                "delattr": guards.delete,
+                "type": self.classes,
+                "compile": self._compile,
+                "exec": self._exec,
+                "eval": self._eval,
+                "globals": lambda: sys._getframe(1).f_globals,
+                "locals": lambda: sys._getframe(1).f_locals,
+                "vars": self._vars,
+            }
+        )
+
+    def module(self) -> SafeBuiltins:
+        """The same as a module."""
+        module = SafeBuiltins("builtins")
+        object.__getattribute__(module, "__dict__").update(
+            (name, value)
+            for name, value in self._guards.builtins.items()
+            if not name.startswith("_") and name not in _MISSING
+        )
+        return module
+
+    def replacements(self) -> dict[str, Any]:
+        """What a block gets from whitelisted modules in place of what reaches further."""
+        return {
+            "operator.attrgetter": self._guards.attrgetter,
+            "operator.methodcaller": self._guards.methodcaller,
+            "functools.wraps": self._wraps,
+            "functools.update_wrapper": self._update_wrapper,
+            "dataclasses.dataclass": self._dataclass,
+            "builtins.getattr": self._getattr,
+            "builtins.setattr": self._guards.set,
+        }
+
+    # --- attributes ----------------------------------------------------------------------------------
+
+    def _getattr(self, value: Any, name: str, *default: Any) -> Any:
+        if len(default) > 1:
+            raise TypeError(f"getattr expected at most 3 arguments, got {2 + len(default)}")
+        try:
+            return self._guards.read(value, name)
+        except AttributeError:
+            if default:
+                return default[0]
+            raise
+
+    def _hasattr(self, value: Any, name: str) -> bool:
+        try:
+            self._guards.read(value, name)
+        except AttributeError:
+            return False
+        return True
+
+    def _vars(self, *value: Any) -> Any:
+        if not value:
+            return sys._getframe(1).f_locals
+        return self._guards.read(value[0], "__dict__")
+
+    # --- code ------------------------------------------------------------------------------------------
+
+    def _compile(
+        self,
+        source: str | bytes,
+        filename: str,
+        mode: str,
+        flags: int = 0,
+        dont_inherit: bool = False,
+        optimize: int = -1,
+    ) -> Code:
+        """The builtin; flags do not change what a guard sees, and are not heeded."""
+        if isinstance(source, bytes):
+            source = source.decode()
+        if not isinstance(source, str):
+            raise TypeError("compile() takes a text on this server")
+        code = Code()
+        self._codes[id(code)] = code, self._compiled(source, str(filename), mode)
+        return code
+
+    def _code(self, source: Any, mode: str) -> CodeType:
+        if isinstance(source, Code):
+            return self._codes[id(source)][1]
+        if isinstance(source, bytes):
+            source = source.decode()
+        if not isinstance(source, str):
+            raise TypeError(f"{mode}() takes a text, or what compile() gave")
+        return self._compiled(source.lstrip(" \t") if mode == "eval" else source, "<string>", mode)
+
+    def _exec(self, source: Any, globals: Any = None, locals: Any = None) -> None:  # noqa: A002
+        frame = sys._getframe(1)
+        self._run(source, "exec", frame, globals, locals)
+
+    def _eval(self, source: Any, globals: Any = None, locals: Any = None) -> Any:  # noqa: A002
+        frame = sys._getframe(1)
+        return self._run(source, "eval", frame, globals, locals)
+
+    def _run(self, source: Any, mode: str, frame: Any, globals_: Any, locals_: Any) -> Any:
+        code = self._code(source, mode)
+        if globals_ is None:
+            globals_ = frame.f_globals
+            locals_ = frame.f_locals if locals_ is None else locals_
+        elif not isinstance(globals_, dict):
+            raise TypeError(f"{mode}() globals must be a dict")
+        dict.__setitem__(globals_, "__builtins__", self._guards.builtins)
+        return eval(code, globals_, globals_ if locals_ is None else locals_)  # noqa: S307 - guarded
+
+    # --- classes and functions -----------------------------------------------------------------------
+
+    def _build_class(self, body: Any, name: str, *bases: Any, **options: Any) -> Any:
+        cls = builtins.__build_class__(body, name, *bases, **options)
+        if isinstance(cls, type):
+            self._guards.own(cls)
+        return cls
+
+    def _wraps(self, wrapped: Any) -> Callable[[Any], Any]:
+        """`functools.wraps`, which copies no other attributes than those that it should."""
+        return lambda wrapper: self._update_wrapper(wrapper, wrapped)
+
+    def _update_wrapper(self, wrapper: Any, wrapped: Any) -> Any:
+        if not isinstance(wrapper, FunctionType | type | functools.partial):
+            raise TypeError("functools.wraps wraps functions on this server")
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            with contextlib.suppress(AttributeError):
+                self._guards.set(wrapper, name, self._guards.read(wrapped, name))
+        if self._guards.own_function(wrapped):
+            if self._guards.own_function(wrapper):
+                wrapper.__annotations__ = dict(wrapped.__annotations__)
+                vars(wrapper)["__wrapped__"] = wrapped
+            vars(wrapper).update(vars(wrapped))
+        return wrapper
+
+    def _dataclass(self, cls: Any = None, /, **options: Any) -> Any:
+        """`dataclasses.dataclass`, which writes code with the names of the fields."""
+        if cls is None:
+            return lambda each: self._dataclass(each, **options)
+        if not self._guards.owns(cls):
+            raise TypeError("dataclass() takes a class of your own on this server")
+        for each in cls.__mro__:
+            own = type.__dict__["__dict__"].__get__(each)
+            for name in [*own.get("__annotations__", ()), *own.get("__dataclass_fields__", ())]:
+                if not (isinstance(name, str) and name.isidentifier()):
+                    raise TypeError(f"a field of a dataclass cannot be called {name!r}")
+        made = dataclasses.dataclass(cls, **options)
+        self._guards.own(made)
+        return made
+
+
+def _missing(name: str) -> Callable[..., NoReturn]:
+    def missing(*_: Any, **__: Any) -> NoReturn:
+        raise NameError(f"{name}() is not available on this server")
+
+    missing.__name__ = missing.__qualname__ = name
+    return missing
+
+
+def _classes(guards: Guards) -> type:
+    """`type` of a block: it tells the class of an object, and makes classes without forbidden names."""
+
+    class Meta(type):
+        def __call__(cls, *arguments: Any, **options: Any) -> Any:
+            if cls is not stand_in:  # a metaclass of the user's
+                return super().__call__(*arguments, **options)
+            if len(arguments) == 1 and not options:
+                found = type(arguments[0])
+                return stand_in if found is type or found is Meta else found
+            name, bases, namespace = arguments
+            forbidden = UNBOUND.intersection(namespace) - {"__annotations__"}
+            if forbidden or "__annotations__" in namespace:
+                refused = sorted(forbidden | {"__annotations__"} & set(namespace))[0]
+                raise TypeError(f"the name {refused!r} cannot be bound on this server")
+            made = abc.ABCMeta if any(isinstance(base, abc.ABCMeta) for base in bases) else type
+            for base in bases:
+                if type(base) not in (type, made):
+                    made = type(base)
+            cls_made = made(name, bases, dict(namespace), **options)
+            guards.own(cls_made)
+            return cls_made
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, type) if cls is stand_in else super().__instancecheck__(value)
+
+        def __subclasscheck__(cls, value: Any) -> bool:
+            return issubclass(value, type) if cls is stand_in else super().__subclasscheck__(value)
+
+        def __repr__(cls) -> str:
+            return "<class 'type'>" if cls is stand_in else super().__repr__()
+
+        def __eq__(cls, other: Any) -> bool:
+            return cls is other or (cls is stand_in and other is type)
+
+        def __hash__(cls) -> int:
+            return hash(type) if cls is stand_in else super().__hash__()
+
+    stand_in: type = Meta("type", (type,), {"__module__": "builtins"})
+    return stand_in

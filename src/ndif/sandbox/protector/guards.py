@@ -1,0 +1,394 @@
+"""What stands in a user's code in place of an attribute access and whatever else can reach one.
+
+Nothing here is bound to a name that a block can see (`transformer`); what a guard calls runs as it would
+without. The common case, a public attribute of an object of which nothing is denied, is one call, one look
+into a table and the access itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from RestrictedPython.transformer import INSPECT_ATTRIBUTES
+
+from ndif.sandbox.protector import names
+from ndif.sandbox.protector.formatting import Formatter
+from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
+from ndif.sandbox.protector.objects import ProtectedObjects
+from ndif.sandbox.protector.patterns import Matcher
+from ndif.sandbox.protector.transformer import UNBOUND, private
+from ndif.sandbox.protector.whitelist import Whitelist
+
+_OURS = (ProtectedModule, UnauthorizedModule, UserModule)
+
+_NOTHING: frozenset[str] = frozenset()
+_MOUNTED = frozenset({"save"})
+
+
+class _Everything:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+_EVERYTHING = _Everything()
+
+
+class _Watched(dict[type, Any]):
+    """By class: the names of attributes that take a closer look, found when the class is first met."""
+
+    def __init__(self, find: Callable[[type], Any]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, cls: type) -> Any:
+        found = self[cls] = self._find(cls)
+        return found
+
+
+class Guards:
+    """All guards, by the names that the transformer calls them by: see `table`."""
+
+    def __init__(self, whitelist: Whitelist, modules: Modules, protected: ProtectedObjects) -> None:
+        self._whitelist = whitelist
+        self._modules = modules
+        self._protected = protected
+        self._owned: weakref.WeakSet[type] = weakref.WeakSet()
+        self._own_kinds: set[type] = set()
+        """The same for a quick look: objects of these are certainly the user's own."""
+        self._denied: dict[type, Mapping[str, str]] = {}
+        self._watched = _Watched(self._watch)
+        self.builtins: dict[str, Any] = {}
+        self.attribute = self._fast()
+
+    def table(self) -> dict[str, Callable[..., Any]]:
+        """By the names that the transformer uses."""
+        return {
+            "attribute": self.attribute,
+            "private": self.private,
+            "written": self.written,
+            "item": self._item(),
+            "matched": Matcher(self.read).matched,
+            "builtins": lambda: self._modules.builtins,
+        }
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def _fast(self) -> Callable[[Any, str], Any]:
+        watched, slow, wrap = self._watched, self._slow, self._wrap
+
+        def attribute(value: Any, name: str) -> Any:
+            if name in watched[type(value)]:
+                return slow(value, name)
+            result = getattr(value, name)
+            if isinstance(result, ModuleType):
+                return wrap(result)
+            return result
+
+        return attribute
+
+    def read(self, value: Any, name: str) -> Any:
+        """An attribute of which only the running code knows the name."""
+        if type(name) is not str:
+            raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+        return self.private(value, name) if private(name) else self.attribute(value, name)
+
+    def private(self, value: Any, name: str) -> Any:
+        """An attribute with an underscore, or of a frame, a generator or a traceback."""
+        if name in names.CHECKED:
+            return self._checked(value, name)
+        if name not in names.ALLOWED and name not in names.PUBLIC:
+            dunder = name.startswith("__") and name.endswith("__")
+            allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
+            if type(value) is UnauthorizedModule:
+                value()  # raises: the module is what is not here, whatever of it was asked for
+            if not (allowed and self.owns(value)):
+                raise AttributeError(self._refusal(value, name))
+        return self.attribute(value, name)
+
+    def _refusal(self, value: Any, name: str) -> str:
+        if name == "__class__":
+            return "the attribute '__class__' is not available on this server; use type(...)"
+        if name in names.BLOCKED | names.INHERITED | INSPECT_ATTRIBUTES:
+            return f"the attribute {name!r} is not available on this server"
+        return (
+            f"the attribute {name!r} of {_kind(value)} is private, and not available on this server; "
+            "only objects of your own classes give such"
+        )
+
+    def _watch(self, cls: type) -> Any:
+        if issubclass(cls, _OURS):
+            # nnsight gives every object a `save`, which is no attribute of a module.
+            return _MOUNTED if issubclass(cls, ProtectedModule) else _NOTHING
+        if (
+            issubclass(cls, ModuleType | type | super | torch.nn.Module)
+            or self._is_nnsights(cls)
+            or cls.__module__.partition(".")[0] in ("transformers", "tokenizers", "peft")
+        ):
+            return _EVERYTHING
+        denied = self._denials(cls)
+        if issubclass(cls, str):
+            return frozenset(denied) | {"format", "format_map"}
+        return frozenset(denied)
+
+    def _is_nnsights(self, cls: type) -> bool:
+        return any(each.__module__.partition(".")[0] == "nnsight" for each in cls.__mro__) and not (
+            issubclass(cls, torch.Tensor | BaseException)
+        )
+
+    def _denials(self, cls: type) -> Mapping[str, str]:
+        """What the whitelist denies of objects of a class, and why."""
+        known = self._denied.get(cls)
+        if known is None:
+            known = self._denied[cls] = {
+                name: reason
+                for each in _bases(cls)
+                for name, reason in self._whitelist.objects.get(
+                    f"{each.__module__}.{each.__qualname__}", {}
+                ).items()
+            }
+        return known
+
+    def _slow(self, value: Any, name: str) -> Any:
+        """An attribute of an object that takes a closer look."""
+        kind = type(value)
+        if issubclass(kind, str) and name in ("format", "format_map"):
+            return functools.partial(self._format if name == "format" else self._format_map, value)
+        if issubclass(kind, ModuleType):
+            module = self._wrap(value)
+            if isinstance(module, ProtectedModule) and name in _MOUNTED:
+                return self._modules.stored(module, name)
+            return getattr(module, name)
+        if issubclass(kind, type):
+            return self._of_class(value, name)
+        if kind is super:
+            return self._plain(value, name)
+        reason = self._denials(kind).get(name)
+        if reason is not None:
+            raise AttributeError(
+                f"{kind.__name__}.{name} is not available on this server: {reason}"
+            )
+        wrapper = self._is_nnsights(kind)
+        envoy = wrapper and "_module" in _own(value)
+        protected = envoy or value in self._protected
+        if wrapper:
+            self._protected.check_nnsight(value, name)
+        if protected:
+            self._protected.check(value, name)
+        result = self._plain(value, name)
+        if envoy and name == "get":
+            return functools.partial(self._get, value)
+        return self._protected.given(name, result) if protected else result
+
+    def _plain(self, value: Any, name: str) -> Any:
+        result = getattr(value, name)
+        return self._wrap(result) if isinstance(result, ModuleType) else result
+
+    def _of_class(self, cls: type, name: str) -> Any:
+        if name in names.INHERITED:
+            raise AttributeError(self._refusal(cls, name))
+        reason = self._denials(cls).get(name)
+        if reason is None and not self.owns(cls):
+            if self._is_nnsights(cls):
+                self._protected.check_nnsight(cls, name)
+            module = issubclass(cls, torch.nn.Module) or hasattr(cls, "from_pretrained")
+            if module or (self._is_nnsights(cls) and hasattr(cls, "_add_envoy")):
+                self._protected.check(cls, name)
+        if reason is not None:
+            raise AttributeError(f"{cls.__name__}.{name} is not available on this server: {reason}")
+        if issubclass(cls, str) and name in ("format", "format_map"):
+            return self._format if name == "format" else self._format_map
+        return self._plain(cls, name)
+
+    def _wrap(self, module: ModuleType) -> ModuleType:
+        return self._modules.wrap(module)
+
+    def _get(self, envoy: Any, path: str) -> Any:
+        """`Envoy.get`, which walks a path."""
+        for part in str(path).split("."):
+            envoy = self.item(envoy, part) if part.isdigit() else self.read(envoy, part)
+        return envoy
+
+    # --- items -------------------------------------------------------------------------------------
+
+    def _item(self) -> Callable[[Any, Any], Any]:
+        watched, item = self._watched, self.item
+
+        def guarded(value: Any, key: Any) -> Any:
+            if watched[type(value)] is _EVERYTHING:
+                return item(value, key)
+            return value[key]
+
+        return guarded
+
+    def item(self, value: Any, key: Any) -> Any:
+        """An item of an object that may take it for the name of an attribute."""
+        if self._is_nnsights(type(value)) and "_module" in _own(value):
+            if isinstance(key, str):
+                key = str(key)
+                return value[key] if key.isdigit() else self.read(value, key)
+            if not isinstance(key, slice):
+                key = key.__index__()
+        return value[key]
+
+    # --- ownership ---------------------------------------------------------------------------------
+
+    def own(self, cls: type) -> None:
+        """`cls` is one of the user's own."""
+        self._owned.add(cls)
+        self._own_kinds.add(cls)
+
+    def owns(self, value: Any) -> bool:
+        """Whether `value` is of the user's own making: a class, an object of one, a module."""
+        kind = type(value)
+        if issubclass(kind, UserModule):
+            return True
+        if kind is super:
+            return self.owns(value.__self__)
+        cls = value if issubclass(kind, type) else kind
+        if any(each in self._owned for each in (*_bases(cls), *_bases(type(cls)))):
+            return True
+        # One that is being made: its `class` statement has not ended yet.
+        content = type.__dict__["__dict__"].__get__(cls)
+        return any(self.own_function(each) for each in content.values())
+
+    def own_function(self, value: Any) -> bool:
+        """Whether `value` is a function that a user wrote."""
+        return isinstance(value, FunctionType) and getattr(value, "__builtins__") is self.builtins  # noqa: B009
+
+    # --- writing -------------------------------------------------------------------------------------
+
+    def written(self, value: Any, name: str) -> Any:
+        """`value`, of which the attribute `name` is about to be set or deleted.
+
+        Raises:
+            AttributeError: if it must not be.
+        """
+        self.check_write(value, name)
+        return value
+
+    def check_write(self, value: Any, name: str) -> None:
+        """See `written`."""
+        if type(value) in self._own_kinds and not private(name):
+            return
+        if type(name) is not str:
+            raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+        kind = type(value)
+        if name in UNBOUND or name in names.BLOCKED or name in INSPECT_ATTRIBUTES:
+            raise AttributeError(f"the attribute {name!r} cannot be set on this server")
+        if isinstance(value, ModuleType):
+            if not isinstance(value, UserModule):
+                raise AttributeError(
+                    f"cannot modify the module {value.__name__!r}: it is protected"
+                )
+            return
+        own = self.owns(value)
+        if name.startswith("__") and name.endswith("__"):
+            allowed = own or (name in names.WRITABLE and self.own_function(value))
+            if not allowed and not (isinstance(value, BaseException) and name in names.CONTEXTUAL):
+                raise AttributeError(f"the attribute {name!r} of {_kind(value)} cannot be set")
+            return
+        if own or self.own_function(value):
+            return
+        if name.startswith("_"):
+            raise AttributeError(f"the attribute {name!r} of {_kind(value)} is private to it")
+        if issubclass(kind, type) or isinstance(value, FunctionType | MethodType):
+            raise AttributeError(f"cannot set {name!r} of {value!r}: it is not yours")
+        if self._is_nnsights(kind):
+            self._protected.check_nnsight(value, name)
+            # What nnsight itself lets one assign: `.output = …`.
+            descriptor = getattr(kind, name, None)
+            if not hasattr(type(descriptor), "__set__"):
+                raise AttributeError(
+                    f"cannot set {name!r} of {_kind(value)}: it is protected; what can be set are a "
+                    "module's output, input and inputs, and a gradient"
+                )
+        elif value in self._protected:
+            raise AttributeError(f"cannot set {name!r} of {_kind(value)}: it is protected")
+
+    def set(self, value: Any, name: str, new: Any) -> None:
+        """The `setattr` of a block."""
+        self.check_write(value, name)
+        setattr(value, name, new)
+
+    def delete(self, value: Any, name: str) -> None:
+        """The `delattr` of a block."""
+        self.check_write(value, name)
+        delattr(value, name)
+
+    def _checked(self, value: Any, name: str) -> Callable[..., Any]:
+        """`__getattr__`, `__setattr__` and their kind: functions that look at the name they are given."""
+        method = getattr(value, name)
+        unbound = isinstance(value, type)
+        target = value if type(value) is not super else getattr(value, "__self__")  # noqa: B009
+
+        @functools.wraps(method, assigned=("__name__",), updated=())
+        def checked(*arguments: Any) -> Any:
+            of, rest = (arguments[0], arguments[1:]) if unbound else (target, arguments)
+            if name in ("__setattr__", "__delattr__"):
+                self.check_write(of, rest[0])
+            else:
+                self._check_read(of, rest[0])
+            return method(*arguments)
+
+        del checked.__wrapped__
+        return checked
+
+    def _check_read(self, value: Any, name: Any) -> None:
+        if type(name) is not str:
+            raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+        if self.owns(value):
+            if name in (names.BLOCKED | INSPECT_ATTRIBUTES) - names.OWN:
+                raise AttributeError(self._refusal(value, name))
+            return
+        if private(name) or self._watched[type(value)] is _EVERYTHING:
+            raise AttributeError(self._refusal(value, name))
+
+    # --- texts that name attributes --------------------------------------------------------------------
+
+    def _format(self, text: str, *arguments: Any, **options: Any) -> str:
+        return Formatter(self.read, self.item).vformat(text, arguments, options)
+
+    def _format_map(self, text: str, mapping: Mapping[str, Any]) -> str:
+        return Formatter(self.read, self.item).vformat(text, (), mapping)
+
+    def attrgetter(self, *paths: str) -> Callable[[Any], Any]:
+        """`operator.attrgetter`, looking at every name on the way."""
+
+        def walk(value: Any, path: str) -> Any:
+            for name in path.split("."):
+                value = self.read(value, name)
+            return value
+
+        if not all(isinstance(path, str) for path in paths):
+            raise TypeError("attribute name must be a string")
+        if len(paths) == 1:
+            return lambda value: walk(value, paths[0])
+        return lambda value: tuple(walk(value, path) for path in paths)
+
+    def methodcaller(self, name: str, /, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
+        """`operator.methodcaller`, looking at the name."""
+        return lambda value: self.read(value, name)(*arguments, **options)
+
+
+def _bases(cls: type) -> tuple[type, ...]:
+    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
+    return found
+
+
+def _own(value: Any) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__!r}"
+    return f"{type(value).__name__!r}"

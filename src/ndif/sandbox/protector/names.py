@@ -1,0 +1,182 @@
+"""Which names with underscores an object gives."""
+
+from __future__ import annotations
+
+_OPERATORS = [
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "divmod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "xor",
+    "or",
+]
+
+ALLOWED = frozenset(
+    [f"__{prefix}{name}__" for name in _OPERATORS for prefix in ("", "r", "i")]
+    + [
+        "__neg__",
+        "__pos__",
+        "__abs__",
+        "__invert__",
+        "__complex__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__round__",
+        "__trunc__",
+        "__floor__",
+        "__ceil__",
+        "__lt__",
+        "__le__",
+        "__eq__",
+        "__ne__",
+        "__gt__",
+        "__ge__",
+        "__hash__",
+        "__bool__",
+        "__len__",
+        "__length_hint__",
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__missing__",
+        "__iter__",
+        "__next__",
+        "__reversed__",
+        "__contains__",
+        "__enter__",
+        "__exit__",
+        "__aenter__",
+        "__aexit__",
+        "__await__",
+        "__aiter__",
+        "__anext__",
+        "__call__",
+        "__init__",
+        "__new__",
+        "__post_init__",
+        "__init_subclass__",
+        "__class_getitem__",
+        "__set_name__",
+        "__prepare__",
+        "__instancecheck__",
+        "__subclasscheck__",
+        "__subclasshook__",
+        "__repr__",
+        "__str__",
+        "__bytes__",
+        "__format__",
+        "__dir__",
+        "__sizeof__",
+        "__copy__",
+        "__deepcopy__",
+        "__fspath__",
+        "__match_args__",
+        "__slots__",
+        "__members__",
+        "__version__",
+        "__name__",
+        "__qualname__",
+        "__doc__",
+        "__module__",
+        "__cause__",
+        "__context__",
+        "__suppress_context__",
+        "__notes__",
+        "__origin__",
+        "__args__",
+        "__parameters__",
+        "__metadata__",
+        "__bound__",
+        "__constraints__",
+        "__debug__",
+        "__all__",
+    ]
+)
+"""Given by every object."""
+
+OWN = frozenset(
+    [
+        "__class__",
+        "__dict__",
+        "__getstate__",
+        "__setstate__",
+        "__get__",
+        "__set__",
+        "__delete__",
+        "__del__",
+        "__wrapped__",
+        "__getnewargs__",
+        "__getnewargs_ex__",
+        "__weakref__",
+        "__abstractmethods__",
+        "__isabstractmethod__",
+    ]
+)
+"""Given by objects of the user's own classes."""
+
+BLOCKED = frozenset(
+    [
+        "__class__",
+        "__bases__",
+        "__base__",
+        "__mro__",
+        "__subclasses__",
+        "__globals__",
+        "__code__",
+        "__closure__",
+        "__dict__",
+        "__builtins__",
+        "__func__",
+        "__self__",
+        "__traceback__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__getattribute__",
+        "__loader__",
+        "__spec__",
+        "__import__",
+        "__annotations__",
+        "__defaults__",
+        "__kwdefaults__",
+    ]
+)
+"""The classic ways out, named in the error as such."""
+
+CHECKED = frozenset({"__getattr__", "__getattribute__", "__setattr__", "__delattr__"})
+"""Given as functions that look at the name that they are called with."""
+
+PUBLIC = frozenset(
+    [
+        "_asdict",
+        "_replace",
+        "_fields",
+        "_make",
+        "_field_defaults",
+        "_name_",
+        "_value_",
+        "_missing_",
+        "_generate_next_value_",
+        "_ignore_",
+        "_order_",
+        "_sunder_",
+    ]
+)
+"""Underscored only so that they are not taken for names of the user's."""
+
+INHERITED = frozenset({"mro"})
+"""Methods of every class that lead on to others."""
+
+WRITABLE = frozenset({"__doc__", "__name__", "__qualname__", "__module__", "__signature__"})
+"""Dunders that may be assigned on functions and classes of the user's own."""
+
+CONTEXTUAL = frozenset({"__cause__", "__context__", "__suppress_context__", "__notes__"})
+"""Dunders that may be assigned on errors."""

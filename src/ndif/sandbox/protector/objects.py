@@ -1,0 +1,139 @@
+"""The model and what belongs to it, as a block may use them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+_ACTIVATIONS = frozenset({"output", "input", "inputs", "grad", "result"})
+"""What nnsight serves while the model runs: always as it is, never a copy."""
+
+_LISTED = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"})
+"""Methods that give many weights at once."""
+
+
+class ProtectedObjects:
+    """Which objects belong to the server, and what of them a block gets.
+
+    They are known by identity and looked at where a block touches them, so that nnsight's and torch's own
+    code, and a `isinstance` of the block's, see the objects themselves.
+    """
+
+    def __init__(self, denied: Mapping[str, str], nnsight: Mapping[str, str]) -> None:
+        self._denied = denied
+        self._nnsight = nnsight
+        self._held: dict[int, Any] = {}
+        self._weights: dict[int, torch.Tensor] = {}
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def hold(self, objects: Mapping[str, Any]) -> None:
+        """Protect `objects` and the modules, weights and settings that they hold; forget earlier ones."""
+        self._held.clear()
+        self._weights.clear()
+        self._copies.clear()
+        for value in objects.values():
+            self._hold(value)
+
+    def _hold(self, value: Any) -> None:
+        if id(value) in self._held:
+            return
+        self._held[id(value)] = value
+        if isinstance(value, torch.nn.Module):
+            for weight in [*value.parameters(False), *value.buffers(False), *vars(value).values()]:
+                if isinstance(weight, torch.Tensor):
+                    self._weights[id(weight)] = weight
+            for module in value.children():
+                self._hold(module)
+        for name in ("config", "generation_config", "model", "tokenizer", "backend_tokenizer"):
+            held = getattr(value, name, None) if _is_instance(value) else None
+            if held is not None and _is_instance(held):
+                self._hold(held)
+
+    def __contains__(self, value: Any) -> bool:
+        return self._held.get(id(value)) is value
+
+    def check(self, value: Any, name: str) -> None:
+        """See that `name` of the protected `value`, or of a wrapper of it, may be had.
+
+        Raises:
+            AttributeError: if not.
+        """
+        reason = self._denied.get(name)
+        if reason is not None:
+            raise AttributeError(
+                f"{_called(value)}.{name} is not available on this server: {reason}"
+            )
+
+    def check_nnsight(self, value: Any, name: str) -> None:
+        """The same for an object of nnsight's own."""
+        reason = self._nnsight.get(name)
+        if reason is not None:
+            raise AttributeError(
+                f"{_called(value)}.{name} is not available on this server: {reason}"
+            )
+
+    def denies(self, name: str) -> bool:
+        """Whether a method of the model of this name may not be called by it."""
+        return name in self._denied or name in self._nnsight
+
+    def given(self, name: str, result: Any) -> Any:
+        """An attribute of a protected object, or of its wrapper, as a block gets it."""
+        if name in _ACTIVATIONS:
+            return result
+        if isinstance(result, torch.Tensor):
+            return self._copied(result) if id(result) in self._weights else result
+        if type(result) in (list, dict, set):
+            return copy.deepcopy(result)
+        if name in _LISTED and isinstance(result, MethodType | FunctionType):
+            return self._listing(result)
+        if _is_instance(result) and type(result).__module__.partition(".")[0] in (
+            "transformers",
+            "tokenizers",
+            "peft",
+        ):
+            self._held[id(result)] = result
+        return result
+
+    def _copied(self, weight: torch.Tensor) -> torch.Tensor:
+        """One copy a weight, so that it is the same object each time; its gradient comes along."""
+        known = self._copies.get(id(weight))
+        if known is not None and known[0] is weight:
+            made = known[1]
+        else:
+            made = copy.deepcopy(weight) if weight.is_leaf else weight.clone()
+            self._copies[id(weight)] = (weight, made)
+        gradient = weight.grad if weight.is_leaf else None
+        if gradient is not None and made.grad is None and made.is_leaf:
+            made.grad = gradient.clone()
+        return made
+
+    def _listing(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def listed(*arguments: Any, **options: Any) -> Any:
+            result = method(*arguments, **options)
+            if isinstance(result, dict):
+                return type(result)((name, self._copied(weight)) for name, weight in result.items())
+            return self._each(result)
+
+        return listed
+
+    def _each(self, weights: Iterator[Any]) -> Iterator[Any]:
+        for weight in weights:
+            if isinstance(weight, tuple):
+                yield weight[0], self._copied(weight[1])
+            else:
+                yield self._copied(weight)
+
+
+def _is_instance(value: Any) -> bool:
+    """Whether it is an object with attributes of its own, and no class, function or value."""
+    return hasattr(value, "__dict__") and not isinstance(
+        value, type | FunctionType | MethodType | BuiltinFunctionType | torch.Tensor
+    )
+
+
+def _called(value: Any) -> str:
+    return type(value).__name__ if not isinstance(value, type) else value.__name__

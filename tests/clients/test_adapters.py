@@ -1,0 +1,33 @@
+"""An adapter that a client names: fetched by a trusted runner itself, for a confined one by its host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.harness import Client, LocalServer
+from tests.conftest import NAME, Clients, client_environment
+
+
+@pytest.fixture(params=["server", "sandboxed"])
+def reaching(
+    request: pytest.FixtureRequest, hub_url: str, tiny_gpt2: Path, tmp_path: Path
+) -> Iterator[Client]:
+    """A client that reaches the hub, of a server that trusts it and of one that does not."""
+    server: LocalServer = request.getfixturevalue(request.param)
+    environment = {**client_environment(server, tmp_path, None), "HF_ENDPOINT": hub_url}
+    client = Client("scenarios_08", NAME, tiny_gpt2, environment)
+    yield client
+    client.close()
+
+
+def test_an_adapter_of_a_hub(reaching: Client) -> None:
+    reaching.run("adapted_from_a_hub")
+    # A second time from the cache.
+    reaching.run("adapted_from_a_hub")
+
+
+def test_what_a_stranger_may_not_name(strangers: Clients) -> None:
+    strangers["0.8"].run("adapters_that_strangers_may_not_name")

@@ -1,0 +1,221 @@
+"""Blocks of a real client, each as a payload and run by an adapter under a Protector.
+
+Usage: blocks.py GENERATION FOLDER; PYTHONPATH says which nnsight. One JSON object comes out: by the name
+of a block, what was saved or the text of the error.
+"""
+
+# ruff: noqa: F841, B018 - what a trace binds is read after it
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import nnsight
+import torch
+from nnsight.schema.request import RequestModel
+
+from ndif.runtime.generations import BlockError, Conversation, PayloadError, adapter
+from ndif.runtime.spec import ModelSpec
+from ndif.sandbox.protector import Protector
+
+GENERATION, FOLDER = sys.argv[1:]
+PROMPT = "The Eiffel Tower is in the city of"
+
+if GENERATION == "0.8":
+    from nnsight import TransformersModel
+
+    CLIENT = TransformersModel(FOLDER, task="text-generation")
+else:
+    from nnsight import LanguageModel
+    from nnsight.intervention.backends.base import Backend
+
+    CLIENT = LanguageModel(FOLDER)
+
+
+class Capture:
+    """A backend that keeps the payload."""
+
+    payload = b""
+
+    def __call__(self, tracer: Any) -> None:
+        if GENERATION == "0.8":
+            self.payload = RequestModel.serialize(tracer)
+        else:
+            function = Backend()(tracer)
+            self.payload = RequestModel(interventions=function, tracer=tracer).serialize()
+
+
+@dataclass
+class Scale:
+    factor: float = 2.0
+
+    def apply(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self.factor
+
+
+def centred(value: torch.Tensor) -> torch.Tensor:
+    return value - value.mean()
+
+
+def reads(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        found = [].save()
+        for layer in model.transformer.h:
+            layer.output[:, 0] = 0
+            found.append(round(float(layer.output.norm()), 3))
+        shape = nnsight.save(tuple(model.lm_head.output.shape))
+
+
+def calls(model: Any, backend: Any) -> None:
+    scale = Scale(3.0)
+    with model.trace(PROMPT, backend=backend):
+        hidden = centred(scale.apply(model.transformer.h[0].output))
+        found = nnsight.save(round(float(hidden.abs().sum()), 2) > 0)
+        two = nnsight.save([math.sqrt(4), round(float(hidden.mean()), 3) + 0.0])
+
+
+def weights(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        weight = model.lm_head.weight
+        weight.data[:] = 0
+        again = model.lm_head.weight is weight
+        total = nnsight.save([again, float(model.lm_head.output.abs().sum()) > 0])
+        words = nnsight.save([len(model.tokenizer("Paris")["input_ids"]) > 0, model.config.n_layer])
+
+
+def generates(model: Any, backend: Any) -> None:
+    with model.generate(PROMPT, max_new_tokens=2, do_sample=False, backend=backend) as tracer:
+        found = [].save()
+        for _ in tracer.iter[:2]:
+            found.append(int(model.lm_head.output[0, -1].argmax()) >= 0)
+
+
+def imports(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        hidden = model.transformer.h[0].output
+        os.getcwd()  # noqa: PTH109
+
+
+def walks(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model._module.__class__
+
+
+def walks_in_an_invoke(model: Any, backend: Any) -> None:
+    with model.trace(backend=backend) as tracer:  # noqa: SIM117
+        with tracer.invoke(PROMPT):
+            model.transformer.h[0].output.save()
+            torch.save
+
+
+def steals(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.interleaver
+
+
+def indexes(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model["_module"]
+
+
+def moves(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.transformer.to("cpu")
+
+
+def hooks(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.lm_head.register_forward_hook(print)
+
+
+def assigns(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.lm_head.weight = 1
+
+
+def configures(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.config.n_layer = 1
+
+
+def tokenizes(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.tokenizer.save_pretrained("/tmp/x")
+
+
+def names_a_method(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, fn="save_pretrained", backend=backend):
+        model.lm_head.output.save()
+
+
+def helper(value: torch.Tensor) -> Any:
+    return value.__class__
+
+
+def calls_what_walks(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        helper(model.lm_head.output)
+
+
+def binds(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        hidden = model.lm_head.output
+        __builtins__ = {}
+
+
+BLOCKS: list[Callable[[Any, Any], None]] = [
+    reads,
+    calls,
+    weights,
+    generates,
+    imports,
+    walks,
+    walks_in_an_invoke,
+    steals,
+    indexes,
+    moves,
+    hooks,
+    assigns,
+    configures,
+    tokenizes,
+    calls_what_walks,
+    binds,
+    names_a_method,
+]
+
+
+def main() -> None:
+    generation = adapter(GENERATION)
+    task = "text-generation" if GENERATION == "0.8" else None
+    generation.load(ModelSpec(FOLDER, GENERATION, task=task))
+    protector = Protector()
+    silent = Conversation(send=lambda data: None, receive=lambda: b"")
+    results = {}
+    for block in BLOCKS:
+        capture = Capture()
+        try:
+            block(CLIENT, capture)
+        except Exception as error:
+            if not capture.payload:
+                results[block.__name__] = f"no payload: {error!r}"
+                continue
+        for policy in (protector, None) if block in (reads, calls) else (protector,):
+            name = block.__name__ if policy else f"{block.__name__} unguarded"
+            try:
+                results[name] = generation.run(capture.payload, {}, silent, policy)
+            except BlockError as error:
+                results[name] = error.traceback
+            except PayloadError as error:
+                results[name] = str(error)
+            generation.forget()
+    print(json.dumps(results, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Runs a text as a user's code, under a Protector and without one."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from typing import Any
+
+from ndif.sandbox.protector import Protector
+
+FILE = "/home/user/script.py"
+
+
+@functools.cache
+def protector() -> Protector:
+    """One for all tests of a process, as a zygote has one for all its runners."""
+    return Protector()
+
+
+def guarded(source: str, **names: Any) -> dict[str, Any]:
+    """The names that are bound after `source` has run as a user's code."""
+    scope = {"__name__": "__main__", **names}
+    protector().execute(protector().compile(source, FILE), scope)
+    return scope
+
+
+def unguarded(source: str, **names: Any) -> dict[str, Any]:
+    """The same without guards."""
+    scope = {"__name__": "__main__", **names}
+    exec(compile(source, FILE, "exec"), scope)
+    return scope
+
+
+def refusal(source: str, **names: Any) -> tuple[str, int]:
+    """What running `source` as a user's code raises ("ImportError: …"), and at which line of it."""
+    try:
+        guarded(source, **names)
+    except SyntaxError as error:
+        return f"SyntaxError: {error.msg}", error.lineno or 0
+    except BaseException as error:
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == FILE
+        ]
+        return f"{type(error).__name__}: {error}", lines[-1] or 0
+    raise AssertionError("nothing was refused")

@@ -1,0 +1,200 @@
+"""What would lead out of a block is refused, at the user's own line and in their terms."""
+
+# ruff: noqa: E501 - one case a line
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+
+from tests.sandbox.protector.running import protector, refusal
+
+ATTRIBUTE = "AttributeError: the attribute {!r} is not available on this server"
+CLASS = "AttributeError: the attribute '__class__' is not available on this server; use type(...)"
+
+# The error, or its beginning, and the text.
+REFUSED = [
+    # imports
+    ("ImportError: module 'os' is not available on this server; available: abc, ", "import os\nos.getcwd()"),
+    ("ImportError: module 'os' is not available", "\nfrom os import path"),
+    ("ImportError: module 'os.path' is not available", "import os.path as p\np.join('a')"),
+    ("ImportError: module 'subprocess' is not available", "import subprocess as s\n\ns.run('ls')"),
+    ("ImportError: module 'sys' is not available", "import sys\nsys.modules"),
+    ("ImportError: module 'importlib' is not available", "__import__('importlib').import_module('os')"),
+    ("ImportError: module 'pickle' is not available", "import pickle\npickle.loads(b'')"),
+    ("ImportError: module 'inspect' is not available", "import inspect\ninspect.currentframe()"),
+    ("AttributeError: module 'socket' is not available", "import socket\nsocket.x = 1"),
+    ("ImportError: module 'torch.hub' is not available on this server: it downloads", "import torch.hub as h\nh.load"),
+    ("ImportError: torch.hub is not available on this server: it downloads", "from torch import hub"),
+    ("ImportError: nnsight.NNsight is not available", "from nnsight import NNsight"),
+    # modules
+    ("AttributeError: torch.os: module attribute 'os' is not whitelisted", "import torch\ntorch.os"),
+    ("AttributeError: enum.sys: module attribute 'sys' is not whitelisted", "import enum\nenum.sys.modules"),
+    ("AttributeError: the attribute '_sys' of 'ProtectedModule' is private", "import collections\ncollections._sys"),
+    ("AttributeError: torch.load is not available on this server: it reads files", "import torch\ntorch.load('x')"),
+    ("AttributeError: torch.save is not available", "import torch\ntorch.save(1, 'x')"),
+    ("AttributeError: torch.jit is not available", "import torch\ntorch.jit.script"),
+    ("AttributeError: torch.ops is not available", "import torch\ntorch.ops.load_library('x')"),
+    ("AttributeError: torch.utils.cpp_extension is not", "import torch.utils\ntorch.utils.cpp_extension"),
+    ("AttributeError: torch.distributed is not available", "import torch\ntorch.distributed"),
+    ("AttributeError: numpy.load is not available", "import numpy as np\nnp.load('x')"),
+    ("AttributeError: numpy.memmap is not available", "import numpy as np\nnp.memmap"),
+    ("AttributeError: numpy.ctypeslib is not available", "import numpy as np\nnp.ctypeslib"),
+    ("AttributeError: typing.get_type_hints is not", "import typing\ntyping.get_type_hints"),
+    ("AttributeError: cannot modify the module 'torch': it is protected", "import torch\ntorch.save = 1"),
+    ("AttributeError: cannot modify the module 'torch.nn'", "import torch\ntorch.nn.Linear = 1"),
+    ("AttributeError: cannot modify the module 'math'", "import math\ndel math.pi"),
+    ("AttributeError: cannot modify the module 'math'", "import math\nsetattr(math, 'pi', 3)"),
+    ("AttributeError: cannot set 'relu' of <class", "import torch\ntorch.Tensor.relu = 1"),
+    ("AttributeError: the attribute '__dict__' is not", "import math\nmath.__dict__"),
+    # the classic ways
+    (CLASS, "().__class__"),
+    (CLASS, "x = 1\ngetattr(x, '__class__')"),
+    (ATTRIBUTE.format("__subclasses__"), "object.__subclasses__()"),
+    (ATTRIBUTE.format("__mro__"), "int.__mro__"),
+    (ATTRIBUTE.format("mro"), "int.mro()"),
+    (ATTRIBUTE.format("__bases__"), "type(1).__bases__"),
+    (ATTRIBUTE.format("__globals__"), "def f(): pass\nf.__globals__"),
+    (ATTRIBUTE.format("__globals__"), "import torch\ntorch.nn.Module.__init__.__globals__"),
+    (ATTRIBUTE.format("__code__"), "(lambda: 0).__code__"),
+    (ATTRIBUTE.format("__closure__"), "def f(): pass\nf.__closure__"),
+    (ATTRIBUTE.format("__self__"), "len.__self__"),
+    (ATTRIBUTE.format("__func__"), "class A:\n def f(self): pass\nA().f.__func__"),
+    (ATTRIBUTE.format("__reduce_ex__"), "(1).__reduce_ex__(2)"),
+    (ATTRIBUTE.format("gi_frame"), "g = (i for i in [])\ng.gi_frame"),
+    (ATTRIBUTE.format("cr_frame"), "async def f(): pass\nc = f()\nc.close()\nc.cr_frame"),
+    (ATTRIBUTE.format("__traceback__"), "try:\n 1/0\nexcept Exception as e:\n e.__traceback__"),
+    (ATTRIBUTE.format("f_globals"), "getattr(1, 'f_globals')"),
+    (ATTRIBUTE.format("tb_frame"), "x = 1\nx.tb_frame"),
+    (ATTRIBUTE.format("__builtins__"), "(lambda: 0).__builtins__"),
+    (ATTRIBUTE.format("__annotations__"), "class A:\n x: int\nA.__annotations__['y'] = 1"),
+    ("AttributeError: the attribute '_modules' of 'Linear' is private", "import torch\ntorch.nn.Linear(1, 1)._modules"),
+    ("AttributeError: the attribute '__get__' of", "property.__get__"),
+    # texts that name attributes
+    (CLASS, "'{0.__class__}'.format(1)"),
+    (CLASS, "'{x.real.__class__}'.format_map({'x': 1})"),
+    (CLASS, "str.format('{0.__class__}', 1)"),
+    (CLASS, "f'{().__class__}'"),
+    (CLASS, "import operator\noperator.attrgetter('real.__class__')(1)"),
+    (ATTRIBUTE.format("__subclasses__"), "import operator\noperator.methodcaller('__subclasses__')(object)"),
+    (CLASS, "list(map(getattr, [1], ['__class__']))"),
+    ("TypeError: attribute name must be string, not 'Name'", "class Name(str): pass\ngetattr(1, Name('real'))"),
+    # builtins
+    ("NameError: open() is not available on this server", "open('/etc/passwd')"),
+    ("NameError: input() is not available", "input()"),
+    ("NameError: breakpoint() is not available", "breakpoint()"),
+    ("AttributeError: builtins.open is not available", "import builtins\nbuiltins.open"),
+    ("AttributeError: builtins.open is not available", "__builtins__.open"),
+    (CLASS, "eval('().__class__')"),
+    (CLASS, "exec('x = ().__class__')"),
+    (CLASS, "exec(compile('().__class__', 'f', 'exec'), {})"),
+    ("ImportError: module 'os' is not", "exec('import os; os.getcwd()', {'__builtins__': {}})"),
+    ("AttributeError: the attribute 'co_code'", "compile('1', 'f', 'eval').co_code"),
+    # names and definitions
+    ("SyntaxError: the name '__builtins__' cannot be bound", "x = 1\n__builtins__ = {}"),
+    ("SyntaxError: the name '__import__' cannot be bound", "def __import__(): pass"),
+    ("SyntaxError: the name '__reduce__' cannot be bound", "class A:\n  def __reduce__(self): pass"),
+    ("SyntaxError: the name '__builtins__' cannot be bound", "match 1:\n case __builtins__: pass"),
+    ("SyntaxError: the name '__annotations__' cannot be used", "class A:\n  __annotations__['x'] = 1"),
+    ("SyntaxError: an annotation that stays text", "def f(x: '().__class__'): pass"),
+    ("TypeError: the name '__reduce__' cannot be bound", "type('A', (), {'__reduce__': 1})"),
+    ("AttributeError: the attribute '__code__' cannot be set", "def f(): pass\nf.__code__ = 1"),
+    ("AttributeError: the attribute '__class__' cannot be set", "class A: pass\na = A()\na.__class__ = A"),
+    ("AttributeError: the attribute '__class__' cannot be set", "class A: pass\nobject.__setattr__(A(), '__class__', A)"),
+    # files and memory
+    ("AttributeError: Tensor.data_ptr is not available", "import torch\ntorch.ones(1).data_ptr()"),
+    ("AttributeError: ndarray.tofile is not available", "import numpy as np\nnp.ones(1).tofile('x')"),
+    ("AttributeError: ndarray.ctypes is not available", "import numpy as np\ngetattr(np.ones(1), 'ctypes')"),
+    ("AttributeError: torch.UntypedStorage belongs to the module 'torch.storage'", "import torch\ntorch.UntypedStorage.from_file('x')"),
+    ("AttributeError: Tensor.untyped_storage is not", "import torch\ntorch.ones(1).untyped_storage()"),
+    # functools
+    ("TypeError: functools.wraps wraps functions", "import functools\nfunctools.update_wrapper(1, 2)"),
+    ("AttributeError: functools.singledispatch is not", "import functools\nfunctools.singledispatch"),
+    ("AttributeError: string.Formatter is not available", "import string\nstring.Formatter"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "source"), REFUSED, ids=range(len(REFUSED)))
+def test_refused(expected: str, source: str) -> None:
+    text, _ = refusal(source)
+    assert text.startswith(expected), text
+
+
+@pytest.mark.parametrize(
+    ("line", "source"),
+    [
+        (4, "import os\n\n\nos.getcwd()"),
+        (3, "def f():\n    x = 1\n    return ().__class__\nf()"),
+        (2, "x = [\n    open('a'),\n]"),
+        (3, "class A:\n    x = 1\n    __reduce__ = 1"),
+        (5, "import torch\ny = 1\nif y:\n    for i in range(3):\n        torch.hub\n"),
+    ],
+)
+def test_the_error_stands_at_the_users_line(line: int, source: str) -> None:
+    assert refusal(source)[1] == line
+
+
+SYMPY = [
+    "__import__('os').system('true')",
+    "().__class__",
+    "eval('1')",
+    "lambdify(x, 'x')",
+]
+
+
+@pytest.mark.parametrize("text", SYMPY)
+def test_sympy_runs_no_text(text: str) -> None:
+    source = f"import sympy\nsympy.sympify({text!r})"
+    assert refusal(source)[0].partition(":")[0] in ("SympifyError", "SyntaxError", "NameError")
+
+
+PATTERNS = """
+    def f(): pass
+    class Any_(type):
+        def __instancecheck__(cls, value):
+            return True
+    class Reader(metaclass=Any_):
+        __match_args__ = ("__globals__",)
+    match f:
+        case Reader(found):
+            pass
+        case _:
+            found = None
+"""
+
+
+def test_a_pattern_reads_no_more_than_an_attribute_access() -> None:
+    from tests.sandbox.protector.running import guarded
+
+    assert guarded(textwrap.dedent(PATTERNS))["found"] is None
+    assert "c" not in guarded("match 1:\n case object(__class__=c): pass\n case _: d = 1")
+
+
+def test_a_guard_cannot_be_replaced_by_a_name() -> None:
+    scope = {"getattr": lambda *_: 1, "_getattr_": lambda *_: 1, "__builtins__": {}}
+    text, _ = refusal("().__class__", **scope)
+    assert text == CLASS
+
+
+def test_a_module_found_in_a_container_is_wrapped_or_refused() -> None:
+    import os
+
+    text, _ = refusal("found['m'].getcwd()", found={"m": os})
+    assert text.startswith("AttributeError: module attribute 'os' is not whitelisted")
+    text, _ = refusal("found['m'].save", found={"m": torch})
+    assert text.startswith("AttributeError: torch.save is not available")
+
+
+def test_other_code_is_not_guarded() -> None:
+    """What the process itself runs while a block does keeps its builtins and imports."""
+    from tests.sandbox.protector.running import guarded
+
+    def library() -> str:
+        import os
+
+        return f"{os.sep}{().__class__.__name__}"
+
+    assert guarded("x = library()", library=library)["x"] == "/tuple"
+    assert protector().builtins is not __builtins__

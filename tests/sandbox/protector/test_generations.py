@@ -1,0 +1,87 @@
+"""Payloads of the real clients of every generation, run by its adapter under a Protector."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BLOCKS = Path(__file__).with_name("blocks.py")
+
+
+@pytest.fixture(scope="module", params=["0.8", "0.7", "0.6"])
+def results(
+    request: pytest.FixtureRequest, tiny_gpt2: Path, runtimes: Path
+) -> tuple[str, dict[str, Any]]:
+    generation: str = request.param
+    path = [] if generation == "0.8" else [str(runtimes / generation)]
+    inherited = os.environ.get("PYTHONPATH")
+    ran = subprocess.run(
+        [sys.executable, BLOCKS, generation, tiny_gpt2],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
+            "HF_HUB_OFFLINE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return generation, found
+
+
+def test_harmless_blocks_give_the_same(results: tuple[str, dict[str, Any]]) -> None:
+    _, found = results
+    for name in ("reads", "calls"):
+        assert found[name] == found[f"{name} unguarded"]
+    assert len(found["reads"]["found"]) == 4
+    assert found["calls"]["found"] is True
+
+
+def test_weights_are_copies_and_tokens_are_read(results: tuple[str, dict[str, Any]]) -> None:
+    _, found = results
+    assert found["weights"] == {"total": [True, True], "words": [True, 4]}
+
+
+def test_generation(results: tuple[str, dict[str, Any]]) -> None:
+    _, found = results
+    assert found["generates"]["found"] == [True, True]
+
+
+NOT = "is not available on this server"
+
+REFUSED = {
+    "imports": ("ImportError: module 'os' is not available on this server; available: ", "os.getcwd()"),
+    "walks": ("AttributeError: the attribute '_module' of ", "model._module.__class__"),
+    "walks_in_an_invoke": (f"AttributeError: torch.save {NOT}: it writes files", "torch.save"),
+    "steals": (f".interleaver {NOT}: it is nnsight's own", "model.interleaver"),
+    "indexes": ("AttributeError: the attribute '_module' of ", "model["),
+    "moves": (f"Envoy.to {NOT}: it moves the model", "model.transformer.to("),
+    "hooks": (f"Envoy.register_forward_hook {NOT}: it changes the model", "register_forward_hook"),
+    "assigns": ("AttributeError: cannot set 'weight' of 'Envoy': it is protected", "weight = 1"),
+    "configures": ("AttributeError: cannot set 'n_layer' of ", "n_layer = 1"),
+    "tokenizes": (f".save_pretrained {NOT}: it writes files", "save_pretrained"),
+    "calls_what_walks": ("AttributeError: the attribute '__class__' is not", "return value.__class__"),
+    "binds": ("SyntaxError: the name '__builtins__' cannot be bound on this server", "__builtins__ = {}"),
+    "names_a_method": (f"the model's method 'save_pretrained' {NOT}", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_at_the_users_line(results: tuple[str, dict[str, Any]], name: str) -> None:
+    _, found = results
+    message, line = REFUSED[name]
+    text = found[name]
+    assert isinstance(text, str), text
+    assert message in text.splitlines()[-1], text
+    assert line in text, text
+    if name not in ("names_a_method", "binds"):
+        assert f'{BLOCKS}", line ' in text, text
+        assert "protector/guards.py" not in text, text

@@ -1,0 +1,243 @@
+"""Pickles that would run, reach or change something: refused, and the class is named."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import io
+import math
+import operator
+import os
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+from ndif.sandbox.protector import ForbiddenError, Protector
+from ndif.sandbox.protector.definitions import BytecodeFunction
+
+
+def load(content: bytes, persistent: dict[str, Any] | None = None) -> Any:
+    protector = Protector()
+    objects = protector.objects(persistent or {})
+    return protector.unpickler(pickle.Unpickler, {})(io.BytesIO(content), objects).load()
+
+
+class Call:
+    """Pickles as a call, and more where a state is given."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+GADGETS: dict[str, Any] = {
+    "posix.system": Call(os.system, ("true",)),
+    "builtins.eval": Call(eval, ("1",)),
+    "builtins.exec": Call(exec, ("1",)),
+    "builtins.__import__": Call(__import__, ("os",)),
+    "builtins.globals": Call(globals, ()),
+    "subprocess.Popen": Call(__import__("subprocess").Popen, ("true",)),
+    "importlib.import_module": Call(__import__("importlib").import_module, ("os",)),
+    "torch.serialization.load": Call(torch.load, ("x",)),
+    "load": Call(np.load, ("x",)),
+    "torch.storage._share_filename": b"ctorch.storage\n_share_filename\n.",
+    "codecs.open": Call(__import__("codecs").open, ("x",)),
+    "pickle.loads": Call(pickle.loads, (b"N.",)),
+    "cloudpickle.cloudpickle.instance": Call(cloudpickle.cloudpickle.instance, (int,)),
+    "pathlib.": __import__("pathlib").PurePosixPath("x"),
+    "logging.": __import__("logging").getLogger("x"),
+    "transformers": b"ctransformers.pipelines\npipeline\n.",
+    "nnsight.util.from_import_path": b"cnnsight.util\nfrom_import_path\n.",
+    "nnsight.intervention.envoy.Envoy(...)": b"cnnsight.intervention.envoy\nEnvoy\n)R.",
+    "extension codes": b"\x80\x02\x82\x01.",
+}
+
+
+@pytest.mark.parametrize("name", GADGETS)
+def test_a_gadget_is_refused_by_name(name: str) -> None:
+    content = GADGETS[name]
+    if not isinstance(content, bytes):
+        content = pickle.dumps(content)
+    with pytest.raises(ForbiddenError) as caught:
+        load(content)
+    assert name in str(caught.value)
+
+
+def test_getattr_reads_no_more_than_a_block() -> None:
+    with pytest.raises(AttributeError, match=r"__subclasses__"):
+        load(pickle.dumps(Call(getattr, (object, "__subclasses__"))))
+    with pytest.raises(AttributeError, match=r"__class__"):
+        load(pickle.dumps(Call(operator.attrgetter, ("__class__",))))(1)
+
+
+class Pickler(pickle._Pickler):
+    def persistent_id(self, value: Any) -> str | None:
+        return "Module:model" if isinstance(value, torch.nn.Linear) else None
+
+
+def dumped(value: Any) -> bytes:
+    file = io.BytesIO()
+    Pickler(file, 4).dump(value)
+    return file.getvalue()
+
+
+def changed(state: Any) -> bytes:
+    """A pickle that gives the persistent module a state."""
+    content = dumped((torch.nn.Linear(1, 1), state))
+    assert content.endswith(b"\x86\x94.")
+    return content.removesuffix(b"\x86\x94.") + b"b."
+
+
+@pytest.mark.parametrize("state", [{"forward": 1}, (None, {"forward": 1})])
+def test_the_servers_objects_cannot_be_changed(state: Any) -> None:
+    module = torch.nn.Linear(2, 2)
+    with pytest.raises(ForbiddenError, match=r"Linear cannot be changed"):
+        load(changed(state), {"Module:model": module})
+    assert "forward" not in vars(module)
+
+
+@pytest.mark.parametrize("what", [torch.Tensor, math.sqrt, collections.OrderedDict])
+def test_classes_and_functions_cannot_be_changed(what: Any) -> None:
+    content = pickle.dumps((what, (None, {"x": 1})), 4).removesuffix(b"\x86\x94.") + b"b."
+    with pytest.raises(ForbiddenError, match=r"cannot be changed"):
+        load(content)
+
+
+@pytest.mark.parametrize(
+    ("setter", "arguments"),
+    [
+        (cloudpickle.cloudpickle._class_setstate, (torch.Tensor, ({"x": 1}, {}))),
+        (cloudpickle.cloudpickle._function_setstate, (torch.load, ({}, {}))),
+    ],
+)
+def test_state_setters_only_change_what_was_sent(
+    setter: Callable[..., Any], arguments: Any
+) -> None:
+    with pytest.raises(ForbiddenError):
+        load(cloudpickle.dumps(Call(setter, arguments)))
+    assert not hasattr(torch.Tensor, "x")
+
+
+def test_values_come_as_they_are() -> None:
+    values = {
+        "numbers": [
+            1,
+            2.5,
+            1j,
+            True,
+            None,
+            b"b",
+            "t",
+            (1,),
+            {1},
+            frozenset({2}),
+            slice(1, 2),
+            range(3),
+        ],
+        "mappings": [
+            collections.OrderedDict(a=1),
+            collections.Counter("aab"),
+            collections.deque([1]),
+        ],
+        "groups": collections.defaultdict(list, k=[1]),
+        "space": types.SimpleNamespace(a=1),
+        "dtype": torch.float16,
+        "device": torch.device("cpu"),
+        "size": torch.Size([1, 2]),
+        "function": torch.relu,
+    }
+    assert load(cloudpickle.dumps(values)) == values
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_tensors_and_arrays(protocol: int) -> None:
+    parameter = torch.nn.Parameter(torch.randn(2))
+    values = [torch.randn(2, 3), torch.arange(3), torch.ones(2, dtype=torch.bfloat16), parameter]
+    for value in values:
+        got = load(pickle.dumps(value, protocol))
+        assert torch.equal(got, value)
+        assert type(got) is type(value)
+    array = np.arange(6.0).reshape(2, 3)
+    assert (load(pickle.dumps(array, protocol)) == array).all()
+    assert load(pickle.dumps(np.float32(2.5), protocol)) == 2.5
+
+
+def test_a_storage_that_runs_something_is_refused() -> None:
+    file = io.BytesIO()
+    torch.save(Call(os.system, ("true",)), file)
+    with pytest.raises(ForbiddenError, match=r"more than tensors"):
+        load(pickle.dumps(Call(torch.storage._load_from_bytes, (file.getvalue(),))))
+
+
+def test_a_library_is_as_a_block_has_it() -> None:
+    module = load(cloudpickle.dumps(torch))
+    assert module.ones(2).tolist() == [1, 1]
+    with pytest.raises(AttributeError, match=r"torch.save is not available"):
+        module.__getattr__("save")
+    with pytest.raises(ImportError, match=r"module 'os' is not available"):
+        load(cloudpickle.dumps(os)).getcwd()
+
+
+def by_value(*values: Any) -> bytes:
+    import sys
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(values)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: float = 2.0
+    tags: list[str] = dataclasses.field(default_factory=list)
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = "blue"
+
+
+def test_a_dataclass_and_an_enumeration_travel() -> None:
+    point, colour = load(by_value(Point(1, tags=["t"]), Colour.BLUE))
+    assert repr(point).endswith("Point(x=1, y=2.0, tags=['t'])")
+    assert type(point)(1, tags=["t"]) == point
+    assert colour.value == "blue"
+    assert [each.name for each in type(colour)] == ["RED", "BLUE"]
+
+
+def test_bytecode_is_not_run() -> None:
+    (function,) = load(by_value(equal))
+    assert isinstance(function, BytecodeFunction)
+    with pytest.raises(TypeError, match=r"'equal' was sent as bytecode"):
+        function(1, 1)
+
+
+def equal(one: object, other: object) -> bool:
+    return one == other
+
+
+def test_a_class_with_a_reduction_is_refused() -> None:
+    class Odd:
+        def __reduce__(self) -> Any:
+            return (int, ())
+
+    with pytest.raises(ForbiddenError, match=r"__reduce__"):
+        load(cloudpickle.dumps(Odd))
+
+
+def test_a_pickle_names_no_private_helper() -> None:
+    with pytest.raises(ForbiddenError, match=r"_count_elements"):
+        load(pickle.dumps(Call(collections._count_elements, ({}, "a"))))
