@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ndif.host.process import environment
+from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PATIENCE_S = 60.0
-_CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 _SHOWN = 100
 
 
@@ -52,7 +51,7 @@ class Adapters:
             name,
             str(self._cache),
             str(self._max_bytes),
-            env=_without_credentials(environment(self._runtime)),
+            env=without_credentials(environment(self._runtime)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -70,8 +69,3 @@ class Adapters:
         if fetching.returncode != 0:
             why = said.decode(errors="replace").strip().splitlines() or ["its fetching failed"]
             raise AdapterError(f"The adapter {name!r} cannot be used here: {why[-1]}.")
-
-
-def _without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in variables.items() if name not in _CREDENTIALS}
-    return {**kept, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ _BEFORE = frozenset({"idle", "running"})
 _DURING = frozenset({"log", "stream", "await upload", "spill", "result", "error"})
 _SPILLING = frozenset({"spilled", "error"})
 _BURST_S = 10
+_ENDLESS = 1 << 63
 _FRAME_COST = 256
 """Bytes that a streamed frame counts for beside its content: empty ones are not free either."""
 
@@ -101,6 +101,6 @@ def meta_of(header: Mapping[str, Any]) -> dict[str, float]:
     if not isinstance(meta, dict) or meta.keys() != {"execution_time", "peak_memory"}:
         raise ProtocolError("what the run cost is missing")
     for value in meta.values():
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
+        if type(value) not in (int, float) or not 0 <= value < _ENDLESS:
             raise ProtocolError("what the run cost is no number")
     return dict(meta)

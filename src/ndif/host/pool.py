@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from ndif.host.runner import Runner
+from ndif.host.runner import Runner, RunnerError
+
+_PATIENCE_S = 120.0
 
 Fork = Callable[[], Awaitable[Runner]]
 """A new runner. Raises `ModelProcessError` where the model's process is gone."""
@@ -74,6 +76,7 @@ class Fresh:
 
     async def start(self) -> None:
         """See `Runners.start`."""
+        self._waiting = deque(runner for runner in self._waiting if runner.alive)
         while len(self._waiting) < self._size:
             self._waiting.append(await self._new())
 
@@ -101,5 +104,12 @@ class Fresh:
 
     async def _new(self) -> Runner:
         runner = await self._fork()
-        await runner.ready()
+        try:
+            await asyncio.wait_for(runner.ready(), _PATIENCE_S)
+        except asyncio.TimeoutError as error:
+            runner.kill()
+            raise RunnerError(f"a runner was not ready within {_PATIENCE_S:g} s") from error
+        except BaseException:
+            runner.kill()
+            raise
         return runner

@@ -10,9 +10,12 @@ import signal
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ndif.host.channel import Channel, ProtocolError
+from ndif.host.download import DownloadError, Found, download
+from ndif.host.environment import environment, for_strangers
 from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
@@ -50,6 +53,13 @@ class ModelProcess:
         Raises:
             ModelProcessError: with the reason, in a sentence.
         """
+        variables = environment(self.runtime)
+        found = Found(None, self.spec.task)
+        if self.spec.untrusted is not None:
+            variables = for_strangers(variables)
+            if not self.spec.is_folder:
+                found = await self._download(timeout_s, progress)
+        spec = replace(self.spec, task=found.task)
         control, theirs = Channel.pair()
         self._control = control
         with theirs:
@@ -59,7 +69,7 @@ class ModelProcess:
                 "ndif.runtime",
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
-                env=environment(self.runtime),
+                env=variables,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -68,7 +78,7 @@ class ModelProcess:
             )
         self._tasks.append(asyncio.create_task(self._keep_output(), name="model process output"))
         try:
-            await control.send({"kind": "load", "spec": self.spec.header()})
+            await control.send({"kind": "load", "spec": spec.header()})
             await asyncio.wait_for(self._loaded(control, progress), timeout_s)
         except (EOFError, OSError, ProtocolError) as error:
             await self.stop()
@@ -81,7 +91,19 @@ class ModelProcess:
         except BaseException:
             await self.stop()
             raise
+        if found.repo_id is not None:
+            self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
+
+    async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
+        try:
+            return await asyncio.wait_for(download(self.spec, self.runtime, progress), timeout_s)
+        except DownloadError as error:
+            raise ModelProcessError(str(error)) from error
+        except asyncio.TimeoutError as error:
+            raise ModelProcessError(
+                f"the model did not arrive within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+            ) from error
 
     async def _loaded(self, control: Channel, progress: Callable[[int, int], None]) -> None:
         while True:
@@ -170,24 +192,6 @@ class ModelProcess:
         code = self._process.returncode if self._process else None
         said = next((line for line in reversed(self._stderr) if line.strip()), "it said nothing")
         return f"the model process ended ({describe_exit(code)}); its last words: {said}"
-
-
-def environment(runtime: Runtime) -> dict[str, str]:
-    """The environment of a model process: this one's, with the runtime's folders in front."""
-    path = [str(folder) for folder in runtime.path]
-    inherited = os.environ.get("PYTHONPATH")
-    return {
-        # By default torch's threads spin for some 10 ms after their last work, which is when those who
-        # carry the result to its client need the cores. This is 0.5 ms, longer than between two layers.
-        "GOMP_SPINCOUNT": "10000",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
-        # The tokenizer's own thread pool would not survive a fork.
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        # What lies in the folder that the server was started from is no module of its processes.
-        "PYTHONSAFEPATH": "1",
-    }
 
 
 def describe_exit(code: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ndif.sandbox.confinement import Mode
@@ -42,6 +43,11 @@ class ModelSpec:
     """Threads of a runner's tensor operations; 0: one a core."""
     untrusted: Untrusted | None = None
     """None: whoever reaches this model is trusted."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the checkpoint is here, and no hub is asked for it."""
+        return Path(self.checkpoint).is_dir()
 
     def header(self) -> dict[str, Any]:
         """As a frame header's value."""

@@ -281,7 +281,7 @@ def canonical_name(model: Any, spec: ModelSpec) -> str | None:
 
     None for a folder, whose name the operator gives, and where no hub answers.
     """
-    if Path(spec.checkpoint).is_dir():
+    if spec.is_folder:
         return None
     try:
         name: str = json.loads(model._remoteable_model_key())["repo_id"]

@@ -35,6 +35,12 @@ _PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA = 15, 16, 0x53564D41
 _IS_TERMINAL = 0x5401  # TCGETS: what every open of a text file asks
 _NO_BLOCKING, _NOT_INHERITED = 0x5421, 0x5451  # FIONBIO, FIOCLEX
 
+_NVIDIA_KINDS = (0, ord("F"))
+"""The second byte of what nvidia-uvm, and nvidiactl and the cards, are asked by."""
+
+_ALL_THREADS_API = 2
+"""The level of libseccomp from which the kernel can filter every thread at once."""
+
 _OF_DESCRIPTORS = (
     fcntl.F_DUPFD,
     fcntl.F_DUPFD_CLOEXEC,
@@ -49,7 +55,7 @@ _OF_DESCRIPTORS = (
 def available() -> bool:
     """Whether this kernel and libseccomp can filter."""
     try:
-        return bool(seccomp.get_api() > 0)
+        return bool(seccomp.get_api() >= _ALL_THREADS_API)
     except OSError:
         return False
 
@@ -82,13 +88,13 @@ def restrict(*, devices: bool) -> None:
     _allow(rules, "recvfrom")
     _allow(rules, "recvmsg")
     _allow(rules, "sendto", seccomp.Arg(4, seccomp.EQ, 0))
+    for request in (_IS_TERMINAL, _NO_BLOCKING, _NOT_INHERITED):
+        _allow(rules, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
     if devices:
-        _allow(rules, "ioctl")
+        for kind in _NVIDIA_KINDS:
+            _allow(rules, "ioctl", seccomp.Arg(1, seccomp.MASKED_EQ, 0xFF00, kind << 8))
         _allow(rules, "mlock")
         _allow(rules, "munlock")
-    else:
-        for request in (_IS_TERMINAL, _NO_BLOCKING, _NOT_INHERITED):
-            _allow(rules, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
     rules.load()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import sys
@@ -36,6 +37,8 @@ _SYSTEM = (
 _DRIVER = ("/proc/driver/nvidia", "/proc/devices", "/sys/bus/pci", "/sys/devices", "/sys/module")
 _DEVICES = "nvidia*"
 _CHANNEL, _RULES = 3, 4
+_ENV_START, _ENV_END = 47, 48
+"""Fields of /proc/PID/stat, from the state on (proc_pid_stat(5))."""
 
 
 class ConfinementError(RuntimeError):
@@ -75,6 +78,9 @@ class Confinement:
         verify(mode)
         rules = None
         if mode != "off":
+            with _allowing_less(mode):
+                # Here, because to find libseccomp it runs another program.
+                import ndif.sandbox.calls  # noqa: F401
             reading = [*interpreter(), *map(Path, _SYSTEM), *readable]
             writing = [Path(os.devnull)]
             if gpu:
@@ -95,6 +101,7 @@ class Confinement:
         if self.mode == "off":
             return channel
         os.environ.clear()
+        _erase_environment()
         os.setsid()
         # As long as /proc can be opened.
         _first_to_die()
@@ -191,6 +198,13 @@ def _folders_of_libraries() -> Iterable[Path]:
 def of_checkpoint(folder: Path) -> list[Path]:
     """What a model's folder holds, also where its files are links into a cache."""
     return sorted({folder.resolve(), *(file.resolve() for file in folder.rglob("*"))})
+
+
+def _erase_environment() -> None:
+    """What the kernel put on the stack when this program began stays there when Python forgets it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    ctypes.memset(start, 0, end - start)
 
 
 def _first_to_die() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+_FIRST_KERNEL = (5, 13)
 _FS_ABI, _TRUNCATE_ABI, _NET_ABI, _DEVICE_ABI, _SCOPE_ABI = 1, 3, 4, 5, 6
 
 
@@ -43,11 +45,13 @@ def _landlock() -> list[Layer]:
         return [Layer("Landlock", False, True, f"pip install landlock ({error})")]
     kernel = platform.release()
     if version < _FS_ABI:
-        listed = _listed_modules()
         advice = (
             f"kernel {kernel}; needs 5.13 or later"
-            if listed is None
-            else f"kernel {kernel} runs {listed}; add landlock to its lsm= parameter"
+            if _older_than_landlock(kernel)
+            else (
+                f"kernel {kernel} does not run it: it must be built with CONFIG_SECURITY_LANDLOCK, and be "
+                "started with landlock in its lsm= parameter"
+            )
         )
         return [Layer("Landlock: files", False, True, advice)]
 
@@ -65,11 +69,9 @@ def _landlock() -> list[Layer]:
     ]
 
 
-def _listed_modules() -> str | None:
-    try:
-        return Path("/sys/kernel/security/lsm").read_text().strip()
-    except OSError:
-        return None
+def _older_than_landlock(kernel: str) -> bool:
+    major, minor = re.findall(r"\d+", kernel)[:2]
+    return (int(major), int(minor)) < _FIRST_KERNEL
 
 
 def _seccomp() -> Layer:

@@ -1,0 +1,309 @@
+"""Memory that a fork finds ready: counted in the page faults that it does not have.
+
+What is measured runs in processes of its own, so that nothing else of a test's process is in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.runtime.forking import Pages, inherit, mappings
+
+ROOT = Path(__file__).parents[2]
+PAGES = 2000
+SIZE = PAGES * mmap.PAGESIZE
+FEW = 60
+"""Faults that an interpreter has whatever it does."""
+
+
+def faults(run: Callable[[], object]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    run()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def in_a_fork(run: Callable[[], object]) -> Any:
+    """What `run` gives in a fork of this process."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.write(writing, json.dumps(run()).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return json.loads(said)
+
+
+def memory(byte: int) -> mmap.mmap:
+    """Private memory with something in it."""
+    area = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(mmap.MADV_NOHUGEPAGE)
+    area.write(bytes([byte]) * SIZE)
+    return area
+
+
+def write(area: mmap.mmap, pages: range = range(PAGES)) -> None:
+    for page in pages:
+        area[page * mmap.PAGESIZE + 7] = 9
+
+
+def read(area: mmap.mmap) -> int:
+    return sum(area[page * mmap.PAGESIZE + 7] for page in range(PAGES))
+
+
+def address(area: mmap.mmap) -> int:
+    byte = ctypes.c_char.from_buffer(area)
+    return ctypes.addressof(byte)
+
+
+def covered(pages: Pages, start: int, end: int) -> int:
+    """How many bytes between two addresses are in `pages`."""
+    pairs = list(zip(pages.ranges[::2], pages.ranges[1::2], strict=True))
+    return sum(max(0, min(end, at + size) - max(start, at)) for at, size in pairs)
+
+
+def resident(area: mmap.mmap) -> int:
+    """How many bytes of it the page table of this process has, asked without touching it."""
+    start = f"{address(area):x}-"
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(start):
+            break
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
+
+
+def digest(area: mmap.mmap) -> str:
+    return hashlib.sha256(memoryview(area)).hexdigest()
+
+
+# What is measured.
+
+
+def copying() -> dict[str, Any]:
+    written, left = memory(1), memory(2)
+    pages = Pages.written_by(lambda: write(written))
+    before = [digest(written), digest(left)]
+
+    def with_copies() -> dict[str, Any]:
+        pages.copy()
+        same = [digest(written), digest(left)] == before
+        return {"same": same, "faults": faults(lambda: write(written))}
+
+    answer: dict[str, Any] = {
+        "with": in_a_fork(with_copies),
+        "without": in_a_fork(lambda: faults(lambda: write(written))),
+        "mine": [digest(written), digest(left)] == before,
+        "written": covered(pages, address(written), address(written) + SIZE),
+        "left": covered(pages, address(left), address(left) + SIZE),
+        "all": sum(pages.ranges[1::2]),
+    }
+    return answer
+
+
+def finding_ranges() -> dict[str, Any]:
+    area = memory(1)
+    start = address(area)
+    apart = [*range(10), *range(100, 120), 1999]
+
+    def run() -> None:
+        for page in apart:
+            write(area, range(page, page + 1))
+
+    pages = Pages.written_by(run)
+    pairs = list(zip(pages.ranges[::2], pages.ranges[1::2], strict=True))
+    mine = [pair for pair in pairs if start <= pair[0] < start + SIZE]
+    return {
+        "mine": [[(at - start) // mmap.PAGESIZE, size // mmap.PAGESIZE] for at, size in mine],
+        "aligned": all(value % mmap.PAGESIZE == 0 for value in pages.ranges),
+        "ordered": pairs == sorted(pairs),
+    }
+
+
+def failing() -> dict[str, Any]:
+    area = memory(1)
+
+    def run() -> None:
+        write(area)
+        raise SystemExit("as a rehearsal may")
+
+    pages = Pages.written_by(run)
+    pages.copy()
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        Pages.written_by(lambda: None)
+    return {
+        "ranges": len(pages.ranges),
+        "same": area[7] == 1,
+        "leaked": len(list(Path("/proc/self/fd").iterdir())) - descriptors,
+    }
+
+
+def gone() -> dict[str, Any]:
+    """Memory that is written in the fork alone, and memory that is no more."""
+    area = memory(1)
+    pages = Pages.written_by(lambda: write(area))
+    start = address(area)
+    area.close()
+    kept: list[mmap.mmap] = []
+    only_there = Pages.written_by(lambda: kept.append(memory(3)))
+
+    def copy() -> bool:
+        pages.copy()
+        only_there.copy()
+        return True
+
+    return {"survived": in_a_fork(copy), "size": covered(pages, start, start + SIZE)}
+
+
+def inheriting(file: str, other: str) -> dict[str, Any]:
+    def mapped(path: str) -> mmap.mmap:
+        with Path(path).open("rb") as opened:
+            area = mmap.mmap(
+                opened.fileno(),
+                0,
+                flags=mmap.MAP_PRIVATE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+        # One of 2 MiB is one fault, and no fork inherits it.
+        area.madvise(mmap.MADV_NOHUGEPAGE)
+        return area
+
+    weights, others = mapped(file), mapped(other)
+    total = read(weights)
+    read(others)
+    without = in_a_fork(lambda: resident(weights))
+    before = digest(weights)
+    inherit([Path(file), Path("/nothing/is/here")])
+
+    def fork() -> dict[str, Any]:
+        return {
+            "resident": resident(weights),
+            "others": resident(others),
+            "faults": faults(lambda: read(weights)),
+            "total": read(weights),
+            "digest": digest(weights),
+        }
+
+    return {
+        "without": without,
+        "fork": in_a_fork(fork),
+        "total": total,
+        "before": before,
+        "after": digest(weights),
+    }
+
+
+def measured(name: str, *arguments: Path) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.test_forking", name, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# The tests.
+
+
+def test_a_fork_that_has_its_copies_writes_without_a_stop() -> None:
+    found = measured("copying")
+    assert found["without"] >= PAGES
+    assert found["with"]["faults"] < FEW
+
+
+def test_a_copy_holds_what_the_original_does() -> None:
+    found = measured("copying")
+    assert found["with"]["same"]
+    assert found["mine"]
+
+
+def test_what_is_not_written_to_is_not_copied() -> None:
+    found = measured("copying")
+    assert found["written"] == SIZE
+    assert found["left"] == 0
+    # What an interpreter writes to whatever it runs.
+    assert found["all"] - SIZE < 16 << 20
+
+
+def test_neighbours_are_one_range() -> None:
+    found = measured("finding_ranges")
+    assert found["mine"] == [[0, 10], [100, 20], [1999, 1]]
+    assert found["aligned"]
+    assert found["ordered"]
+
+
+def test_a_run_that_fails_is_known_nothing_of() -> None:
+    found = measured("failing")
+    assert found == {"ranges": 0, "same": True, "leaked": 0}
+
+
+def test_memory_that_is_no_more_is_passed_over() -> None:
+    found = measured("gone")
+    assert found == {"survived": True, "size": SIZE}
+
+
+def test_a_fork_reads_inherited_weights_without_a_stop(tmp_path: Path) -> None:
+    files = tmp_path / "weights", tmp_path / "others"
+    for file in files:
+        file.write_bytes(os.urandom(SIZE))
+    found = measured("inheriting", *files)
+    assert found["without"] == found["fork"]["others"] == 0
+    assert found["fork"]["resident"] == SIZE
+    assert found["fork"]["faults"] < FEW
+    expected = hashlib.sha256(files[0].read_bytes()).hexdigest()
+    assert found["before"] == found["after"] == found["fork"]["digest"] == expected
+    assert found["fork"]["total"] == found["total"]
+    assert hashlib.sha256(files[0].read_bytes()).hexdigest() == expected
+
+
+def test_mappings_of_a_file_with_a_space_in_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "a model's weights"
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as area,
+    ):
+        assert area[0] == 0
+        (found,) = [mapping for mapping in mappings() if mapping.path == str(file)]
+    assert found.access == "r--p"
+    assert found.end - found.start == mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
+def test_only_private_memory_that_can_be_written_is_touched(tmp_path: Path, flags: int) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, flags=flags, prot=mmap.PROT_READ),
+    ):
+        inherit([file])  # a write to it would be this process's end
+    assert file.read_bytes() == bytes(mmap.PAGESIZE)
+
+
+if __name__ == "__main__":
+    PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
+        run.__name__: run for run in (copying, finding_ranges, failing, gone, inheriting)
+    }
+    print(json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,118 @@
+"""What the server knows and strangers' code must not: looked for in the memory of the processes near it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ndif.gateway.hub import Hub, HubModel
+from tests.clients.harness import Client, LocalServer
+from tests.conftest import NAME, client_environment
+
+TOKEN = "hf_" + "tOkEnOfTheOperator" * 2
+PASSWORD = "pAsSwOrDoFtHeOpErAtOr"
+_CHUNK = 1 << 24
+
+
+class Gate:
+    """Lets in who has the token."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.opened = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif Request(scope).headers.get("authorization") == f"Bearer {TOKEN}":
+            self.opened += 1
+            await self._app(scope, receive, send)
+        else:
+            refusal = Response(status_code=401, headers={"X-Error-Code": "GatedRepo"})
+            await refusal(scope, receive, send)
+
+
+@pytest.fixture
+def gated_hub(tiny_gpt2: Path) -> Iterator[tuple[str, Gate]]:
+    """A hub whose model is for those with a token."""
+    hub = Hub(share_weights=True)
+    hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
+    gate = Gate(Starlette(routes=[Mount("/hub", routes=hub.routes())]))
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(gate, log_level="warning"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/hub", gate
+    server.should_exit = True
+    thread.join(10)
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [below for child in map(int, children) for below in (child, *descendants(child))]
+
+
+def holds(pid: int, secret: str) -> bool:
+    """Whether a process has `secret` anywhere in the memory that it could write to."""
+    sought = secret.encode()
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            addresses, access, *_ = line.split()
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            if not access.startswith("rw"):
+                continue
+            with contextlib.suppress(OSError, OverflowError, ValueError):
+                for at in range(start, end, _CHUNK):
+                    memory.seek(at)
+                    if sought in memory.read(min(_CHUNK + len(sought), end - at)):
+                        return True
+    return False
+
+
+@pytest.mark.parametrize("options", [("--sandbox",), ()], ids=["sandboxed", "trusted"])
+def test_no_secret_is_near_strangers_code(
+    options: tuple[str, ...],
+    gated_hub: tuple[str, Gate],
+    server_environment: dict[str, str],
+    tiny_gpt2: Path,
+    tmp_path: Path,
+) -> None:
+    url, gate = gated_hub
+    environment = {
+        **server_environment,
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(tmp_path / "server"),
+        "HF_TOKEN": TOKEN,
+        "AWS_SECRET_ACCESS_KEY": PASSWORD,
+    }
+    server = LocalServer(NAME, *options, environment=environment)
+    try:
+        server.ready()
+        assert gate.opened
+        client = Client(
+            "scenarios_08", NAME, tiny_gpt2, client_environment(server, tmp_path / "client", None)
+        )
+        client.run("scenario_reads_of_layers_and_logits")
+        client.close()
+        # Looking works: the server itself has both.
+        assert holds(server.process.pid, PASSWORD)
+        near = descendants(server.process.pid)
+        assert len(near) >= 2  # a zygote and its runners
+        readable = near if os.getuid() == 0 else near[:1]
+        found = [pid for pid in readable if holds(pid, TOKEN) or holds(pid, PASSWORD)]
+        assert bool(found) is not bool(options), (found, near)
+    finally:
+        server.stop()
