@@ -100,7 +100,7 @@ class Served:
         self.actor = actor
         self.progress: list[tuple[int, int]] = []
 
-    async def run(self, payload: bytes) -> Response:
+    async def run(self, payload: bytes, *, trusted: bool = True) -> Response:
         request = Request(
             self.actor_key,
             "0.8",
@@ -109,7 +109,7 @@ class Served:
             False,
             "http://here",
             session="me",
-            trusted=True,
+            trusted=trusted,
         )
 
         async def respond(response: Response) -> None:
@@ -117,8 +117,8 @@ class Served:
 
         return await self.actor(request, respond)
 
-    async def logits(self, payload: bytes) -> torch.Tensor:
-        response = await self.run(payload)
+    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
+        response = await self.run(payload, trusted=trusted)
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
         saves = torch.load(io.BytesIO(response.data.content), weights_only=False)
@@ -158,10 +158,18 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serve(checkpoint: Path, runtime: Runtime) -> AsyncIterator[Served]:
+async def serve(
+    checkpoint: Path, runtime: Runtime, settings: Settings | None = None
+) -> AsyncIterator[Served]:
+    """`settings`: of a server that trusts nobody."""
     config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
     actor = ModelActor(
-        config, runtime, Settings(), cast(Broker, None), cast(ObjectStore, None), untrusted=False
+        config,
+        runtime,
+        settings or Settings(),
+        cast(Broker, None),
+        cast(ObjectStore, None),
+        untrusted=settings is not None,
     )
     served = Served(actor)
     await actor.start(lambda done, total: served.progress.append((done, total)))
@@ -218,6 +226,21 @@ async def test_the_choreography(
 
         family = [served.zygote, *children(served.zygote)]
     await until(lambda: not any(map(alive, family)))
+
+
+@on_loop
+async def test_what_a_stranger_does_to_the_weights_is_undone(
+    tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
+) -> None:
+    # The files that stand for a GPU's memory are outside of what Landlock would leave a runner.
+    settings = Settings(sandbox="off", protector="off", session_root=tmp_path)
+    read, write = reading(client), writing(client)
+    truth = expected(tiny_gpt2)
+    async with serve(tiny_gpt2, runtime, settings) as served:
+        assert torch.equal(await served.logits(read, trusted=False), truth)
+        for _ in range(2):
+            assert not (await served.logits(write, trusted=False)).any()
+            assert torch.equal(await served.logits(read, trusted=False), truth)
 
 
 @on_loop

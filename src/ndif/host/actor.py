@@ -77,6 +77,7 @@ class ModelActor:
         self._adapters = Adapters(runtime, settings.adapters, settings.max_adapter_bytes)
         self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: Runner | None = None
+        self._verifying: asyncio.Task[None] | None = None
         self._cancelled = ""
 
     async def start(self, progress: Callable[[int, int], None]) -> None:
@@ -105,6 +106,7 @@ class ModelActor:
         self._cancelled = ""
         runners: Runners = self._kept if request.trusted else self._fresh
         try:
+            await self._pristine()
             runner = self._runner = await runners.take()
         except (ModelProcessError, RunnerError) as error:
             raise ReplicaLostError(str(error)) from error
@@ -137,6 +139,21 @@ class ModelActor:
                 watching.cancel()
             self._runner = None
             runners.give_back(runner)
+            if not request.trusted:
+                self._verifying = asyncio.create_task(self._verify(runner), name="weights")
+
+    async def _verify(self, runner: Runner) -> None:
+        """Where runners share the weights' memory, see that this one left them as they were."""
+        # Until it is gone, it may still write.
+        await runner.exit_code(_EXIT_PATIENCE_S)
+        if restored := await self.process.verify():
+            logger.warning("a request had changed %d of the weights; they are restored", restored)
+
+    async def _pristine(self) -> None:
+        """Return once no request can find what another did to the weights."""
+        verifying, self._verifying = self._verifying, None
+        if verifying is not None:
+            await verifying
 
     async def _run(self, request: Request, runner: Runner, respond: Respond) -> Response:
         upload: Upload | None = None

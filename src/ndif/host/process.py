@@ -41,6 +41,7 @@ class ModelProcess:
         self.load_s = self.loaded_at = 0.0
         """How long the weights took, and when (Unix seconds) they were there."""
         self.ended = asyncio.Event()
+        self._verified: asyncio.Queue[int] = asyncio.Queue()
         self._process: asyncio.subprocess.Process | None = None
         self._control: Channel | None = None
         self._runners: dict[str, Runner] = {}
@@ -138,6 +139,29 @@ class ModelProcess:
             raise ModelProcessError(self._why_it_ended()) from error
         return runner
 
+    async def verify(self) -> int:
+        """See that the weights are as they were, and have them so; how many tensors were not.
+
+        Raises:
+            ModelProcessError: if the process is gone.
+        """
+        if self._control is None or self.ended.is_set():
+            raise ModelProcessError(self._why_it_ended())
+        try:
+            await self._control.send({"kind": "verify"})
+        except OSError as error:
+            raise ModelProcessError(self._why_it_ended()) from error
+        verified, ended = (
+            asyncio.ensure_future(self._verified.get()),
+            asyncio.ensure_future(self.ended.wait()),
+        )
+        await asyncio.wait({verified, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not verified.done():
+            verified.cancel()
+            raise ModelProcessError(self._why_it_ended())
+        return verified.result()
+
     async def stop(self) -> None:
         """End the process and every runner of it."""
         if self._control is not None:
@@ -158,6 +182,9 @@ class ModelProcess:
         with contextlib.suppress(EOFError, ProtocolError):
             while True:
                 header, _ = await control.receive(_MAX_MESSAGE)
+                if header["kind"] == "verified":
+                    self._verified.put_nowait(int(header["restored"]))
+                    continue
                 runner = self._runners.get(header.get("runner", ""))
                 if runner is None:
                     continue

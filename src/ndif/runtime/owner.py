@@ -13,14 +13,16 @@ import os
 import pickle
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ndif.runtime import progress
 from ndif.runtime.frames import Channel
-from ndif.runtime.generations import Generation
+from ndif.runtime.generations import Generation, adapter
+from ndif.runtime.seal import Seal
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
 from ndif.runtime.weights import Export, Exported, Placement, collect
@@ -53,7 +55,11 @@ def own(channel: Channel, spec: ModelSpec, generation: Generation, export: Expor
         # Once, not once a runner: each time, torch puts another layer around the memory, and frees it
         # only with the memory. The counter in a handle says when that may be, which is never here, so
         # all runners can do with the same handles, and one that is killed leaves nothing behind.
-        weights = Exported.of(collect(module), export)
+        held = collect(module)
+        weights = Exported.of(held, export)
+        # Exported memory may be other memory than was collected.
+        held = collect(module)
+        seal = Seal.of(held) if spec.untrusted is not None else None
         owned = Owned(describe(generation.model, spec), load_s, Placement.of(module), weights)
     except Exception as error:
         traceback.print_exc()
@@ -61,4 +67,22 @@ def own(channel: Channel, spec: ModelSpec, generation: Generation, export: Expor
         return
     channel.send({"kind": "owned"}, pickle.dumps(owned))
     with contextlib.suppress(EOFError, ConnectionError):
-        channel.receive()
+        while True:
+            channel.receive()
+            changed = seal.broken(held) if seal is not None else []
+            if changed:
+                restore(held, changed, spec)
+            channel.send({"kind": "verified", "restored": len(changed)})
+
+
+def restore(held: Mapping[str, torch.Tensor], changed: list[str], spec: ModelSpec) -> None:
+    """Write weights again as they are in the checkpoint, where others have them mapped."""
+    progress.report(lambda *_: None)
+    again = adapter(spec.generation)
+    again.load(replace(spec, device="cpu"))
+    pristine = collect(again.model._module)
+    with torch.no_grad():
+        for name in changed:
+            held[name].copy_(pristine[name])
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

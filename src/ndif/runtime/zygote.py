@@ -180,7 +180,18 @@ class Zygote:
                             header, _, fds = self._control.receive()
                         except (EOFError, ConnectionError):
                             self._end()
-                        self._fork(header["runner"], fds[0], fresh=header["fresh"])
+                        if header["kind"] == "verify":
+                            self._control.send({"kind": "verified", "restored": self._verify()})
+                        else:
+                            self._fork(header["runner"], fds[0], fresh=header["fresh"])
+
+    def _verify(self) -> int:
+        """Have the owner see that its weights are as they were, and make them so; how many were not."""
+        if self._owned is None:
+            return 0  # what a runner writes to is its own copy
+        self._channel.send({"kind": "verify"})
+        header, _, _ = self._channel.receive()
+        return int(header["restored"])
 
     def _fork(self, runner: str, fd: int, *, fresh: bool) -> None:
         pid = os.fork()
