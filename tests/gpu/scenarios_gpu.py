@@ -74,3 +74,12 @@ def scenario_a_crash(context: Context) -> None:
         assert "SIGSEGV" in str(error)  # noqa: PT017 - it may not be raised at all
     else:
         raise AssertionError("no error came")
+
+
+def scenario_weights_are_overwritten(context: Context) -> None:
+    """For a server without the Protector, which would not let it come to this."""
+    with context.remote.trace(PROMPT, remote=True):
+        for parameter in context.remote._module.parameters():
+            parameter.data.zero_()
+        logits = context.remote.lm_head.output.save()
+    assert not logits.any()

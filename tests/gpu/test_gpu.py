@@ -49,6 +49,43 @@ def client(
         server.stop()
 
 
+@pytest.fixture(scope="module", params=["on", "off"])
+def stranger(
+    request: pytest.FixtureRequest,
+    server_environment: dict[str, str],
+    tiny_gpt2: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, Client]]:
+    """A client that the server does not trust, with the Protector and without."""
+    environment = {**server_environment, "NDIF_PROTECTOR": request.param}
+    server = LocalServer(NAME, "--device", "cuda:0", "--sandbox", environment=environment)
+    try:
+        mine = client_environment(
+            server.ready(), tmp_path_factory.mktemp("stranger-gpu"), Path(__file__).parent
+        )
+        client = Client("scenarios_gpu", NAME, tiny_gpt2, mine)
+        yield request.param, client
+        client.close()
+    finally:
+        server.stop()
+
+
+def test_a_stranger_is_confined_and_served(stranger: tuple[str, Client]) -> None:
+    _, client = stranger
+    for scenario in ("reads_and_edits", "generation", "gradients"):
+        client.run(f"scenario_{scenario}")
+
+
+def test_what_a_stranger_does_to_the_weights_is_undone(stranger: tuple[str, Client]) -> None:
+    protector, client = stranger
+    if protector == "off":
+        client.run("scenario_weights_are_overwritten")
+    else:
+        with pytest.raises(AssertionError, match="not available on this server"):
+            client.run("scenario_weights_are_overwritten")
+    client.run("scenario_reads_and_edits")
+
+
 @pytest.mark.parametrize("scenario", ["reads_and_edits", "generation", "gradients"])
 def test_a_trace_is_as_the_local_one(client: Client, scenario: str) -> None:
     client.run(f"scenario_{scenario}")
