@@ -1,0 +1,1 @@
+"""What a malicious user would try, and what must stop it: see `table`."""

@@ -1,0 +1,44 @@
+"""`python -m tests.sandbox.attacks [PART OF A NAME]…`: run every attack once, print the table."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.sandbox.attacks.harness import CONFIGURATIONS, run
+from tests.sandbox.attacks.judging import faults
+from tests.sandbox.attacks.table import ATTACKS
+
+
+def main() -> int:
+    """The exit code: 1 if anything is not as the table claims."""
+    parts = sys.argv[1:]
+    attacks = [each for each in ATTACKS if not parts or any(part in each.name for part in parts)]
+    started = time.monotonic()
+    results = run(attacks, CONFIGURATIONS)
+    table = Table("name", "aim", *(each.name for each in CONFIGURATIONS))
+    wrong = []
+    for attack in attacks:
+        cells = []
+        for configuration in CONFIGURATIONS:
+            verdicts = results.get((attack.name, configuration.name), [])
+            found = [fault for each in verdicts for fault in faults(attack, configuration, each)]
+            wrong += [f"{attack.name} on {configuration.name}: {fault}" for fault in found]
+            text = ", ".join(dict.fromkeys(each.short for each in verdicts)) or "-"
+            cells.append(f"[red]{text}[/]" if found else text)
+        table.add_row(attack.name, attack.aim, *cells)
+    console = Console(width=160)
+    console.print(table)
+    for each in wrong:
+        console.print(each, markup=False, soft_wrap=True)
+    console.print(
+        f"{len(attacks)} attacks, {len(wrong)} faults, {time.monotonic() - started:.0f} s"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

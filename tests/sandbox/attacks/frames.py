@@ -1,0 +1,597 @@
+"""Attacks on the host: a runner that says what it may not, to the descriptor of its channel.
+
+Whoever runs code in a runner can write there whatever it likes; what it says may cost its own request, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+
+def lies_about_the_header() -> object:
+    """a header of four gigabytes"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.socket.sendall(b"\xff" * 4 + bytes(8))
+    return "FORGED"
+
+
+def lies_about_the_body() -> object:
+    """a body of sixteen exabytes"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.socket.sendall((10).to_bytes(4, "big") + b"\xff" * 8)
+    return "FORGED"
+
+
+def lies_a_little() -> object:
+    """a body just over the limit, and all of it"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "log"}, bytes(128 << 20))
+    return "FORGED"
+
+
+def sends_no_json() -> object:
+    """a header that is no JSON"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.socket.sendall((7).to_bytes(4, "big") + bytes(8) + b"garbage")
+    return "FORGED"
+
+
+def sends_no_text() -> object:
+    """a header that is no text"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.socket.sendall((4).to_bytes(4, "big") + bytes(8) + b"\xff\xfe\x00\xff")
+    return "FORGED"
+
+
+def sends_no_object() -> object:
+    """a header that is a list"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.socket.sendall((2).to_bytes(4, "big") + bytes(8) + b"[]")
+    return "FORGED"
+
+
+def sends_no_kind() -> object:
+    """a header without a kind"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"sort": "log"})
+    return "FORGED"
+
+
+def sends_a_kind_that_is_no_text() -> object:
+    """a header whose kind is a list"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": ["log"]})
+    return "FORGED"
+
+
+def sends_depths() -> object:
+    """a header of lists in lists, deeper than a parser can go"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    text = b"[" * 500_000
+    channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
+    return "FORGED"
+
+
+def sends_depths_in_a_log() -> object:
+    """a log whose header holds lists in lists"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    text = b'{"kind": "log", "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
+    return "FORGED"
+
+
+def sends_a_huge_number() -> object:
+    """a header with a number of a million digits"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    text = b'{"kind": "log", "a": ' + b"9" * 1_000_000 + b"}"
+    channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
+    return "FORGED"
+
+
+def sends_an_unknown_kind() -> object:
+    """a kind that there is not"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "fly"})
+    return "FORGED"
+
+
+def sends_kinds_of_the_control_channel() -> object:
+    """what only the process that holds the model may say"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    for kind in ("exited", "forked", "ready", "failed", "owned"):
+        channel.send({"kind": kind, "runner": "", "pid": 1, "code": 0, "model": {}})
+    return "FORGED"
+
+
+def sends_a_result_without_its_cost() -> object:
+    """a result whose header lacks what belongs there"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "result"}, b"FORGED")
+    return "FORGED"
+
+
+def sends_a_result_with_a_wrong_cost() -> object:
+    """a result whose cost is a text"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "result", "compressed": True, "meta": "FORGED"}, b"FORGED")
+    return "FORGED"
+
+
+def sends_a_cost_that_is_no_number() -> object:
+    """a result whose cost is not a number, which JSON cannot say"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    meta = {"execution_time": float("nan"), "peak_memory": float("inf")}
+    channel.send({"kind": "error", "meta": meta}, b"FORGED")
+    return "FORGED"
+
+
+def sends_a_cost_that_is_no_text() -> object:
+    """an error whose cost holds half a character"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "error", "meta": {"\ud800": "\udfff"}}, b"FORGED")
+    return "FORGED"
+
+
+def sends_a_cost_of_depths() -> object:
+    """an error whose cost holds dicts in dicts"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    text = b'{"kind": "error", "meta": ' + b'{"a":' * 900 + b"1" + b"}" * 901
+    channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
+    return "FORGED"
+
+
+def sends_an_error_of_megabytes() -> object:
+    """an error with a text of forty megabytes"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send(
+        {"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"x" * (40 << 20)
+    )
+    return "FORGED"
+
+
+def sends_a_result_over_the_limit(result_bytes: int) -> object:
+    """a result over the limit, in the frame"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send(
+        {"kind": "result", "compressed": False, "meta": {"execution_time": 0.1, "peak_memory": 1}},
+        bytes(result_bytes * 10),
+    )
+    return "FORGED"
+
+
+def floods_with_statuses() -> object:
+    """that it runs, again and again"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    for _ in range(200_000):
+        channel.send({"kind": "running"})
+    return "FORGED"
+
+
+def floods_with_unknown_kinds(seconds: float) -> object:
+    """kinds that there are not, again and again"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import time
+
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        channel.send({"kind": "fly"}, bytes(1 << 16))
+    return "SURVIVED"
+
+
+def floods_with_logs(log_bytes: int) -> object:
+    """logs by the frame, past what counts lines"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    for _ in range(log_bytes // 100):
+        channel.send({"kind": "log"}, b"x" * 1000)
+    return "SURVIVED"
+
+
+def floods_with_streams(streamed_bytes: int) -> object:
+    """what a hybrid job sends its client"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    for _ in range(streamed_bytes >> 16):
+        channel.send({"kind": "stream"}, bytes(1 << 16))
+    return "SURVIVED"
+
+
+def floods_with_a_large_stream(streamed_bytes: int) -> object:
+    """one function for the client, over the limit"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "stream"}, bytes(streamed_bytes))
+    return "SURVIVED"
+
+
+def waits_for_an_upload(seconds: float) -> object:
+    """an upload that no client sends"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "await upload"})
+    channel.receive()
+    return "SURVIVED"
+
+
+def asks_for_many_files() -> object:
+    """files for results, one after the other"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    for _ in range(300):
+        channel.send({"kind": "spill", "size": 1})
+        channel.receive()
+    return "FORGED"
+
+
+def says_spilled_without_a_file() -> object:
+    """that a result is in a file that there is not"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+    return "FORGED"
+
+
+def spills_a_lie() -> object:
+    """that a result is in its file, which is empty"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "spill", "size": 1 << 40})
+    channel.receive()
+    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+    return "FORGED"
+
+
+def fills_the_disk(disk_bytes: int) -> object:
+    """a result's file, with more than a result may have"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import os
+
+    channel.send({"kind": "spill", "size": disk_bytes})
+    _, _, [fd] = channel.receive()
+    for _ in range(disk_bytes >> 20):
+        os.write(fd, bytes(1 << 20))
+    os.fsync(fd)
+    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+    return "SURVIVED"
+
+
+def fills_the_disk_with_a_hole(disk_bytes: int) -> object:
+    """a result's file, with blocks that nobody wrote"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import os
+
+    channel.send({"kind": "spill", "size": disk_bytes})
+    _, _, [fd] = channel.receive()
+    os.posix_fallocate(fd, 0, disk_bytes)
+    channel.send({"kind": "spilled", "meta": {"execution_time": 0.1, "peak_memory": 1}})
+    return "SURVIVED"
+
+
+def answers_twice() -> object:
+    """a result, and one more for whoever comes next"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    for text in (b"FORGED", b"FORGED AGAIN"):
+        channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, text)
+    return "FORGED"
+
+
+def answers_for_the_next() -> object:
+    """an end, and then a log and a result for whoever comes next"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"mine")
+    channel.send({"kind": "running"})
+    channel.send({"kind": "log"}, b"FORGED")
+    channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"FORGED")
+    return "FORGED"
+
+
+def answers_and_goes_on(seconds: float) -> object:
+    """an end, while the block goes on"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import time
+
+    channel.send({"kind": "error", "meta": {"execution_time": 0.1, "peak_memory": 1}}, b"mine")
+    time.sleep(min(seconds, 60))
+    return "FORGED"
+
+
+def closes_and_goes_on(seconds: float) -> object:
+    """an end without a word, while the block goes on"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import time
+
+    channel.socket.close()
+    time.sleep(min(seconds, 60))
+    return "FORGED"
+
+
+def closes_and_works_on(seconds: float) -> object:
+    """an end without a word, while the block computes on"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import time
+
+    channel.socket.close()
+    end = time.monotonic() + min(seconds, 60)
+    while time.monotonic() < end:
+        pass
+    return "FORGED"
+
+
+def sends_half_a_frame(seconds: float) -> object:
+    """half a frame, and then nothing"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import time
+
+    channel.socket.sendall((100).to_bytes(4, "big") + bytes(8) + b'{"kind": ')
+    time.sleep(seconds)
+    return "SURVIVED"
+
+
+def sends_a_frame_slowly(seconds: float) -> object:
+    """a frame of which a byte comes now and then"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import time
+
+    channel.socket.sendall((1000).to_bytes(4, "big") + bytes(8))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        channel.socket.sendall(b" ")
+        time.sleep(0.05)
+    channel.socket.sendall(b" " * 1000)
+    return "SURVIVED"
+
+
+def sends_half_a_frame_and_ends() -> object:
+    """half a frame, and then the end"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import os
+
+    channel.socket.sendall((100).to_bytes(4, "big") + bytes(8) + b'{"kind": ')
+    os._exit(0)
+    return "FORGED"
+
+
+def sends_descriptors() -> object:
+    """descriptors by the hundred, for the host to hold"""
+    import gc
+
+    [channel] = [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
+    ]
+    import json
+    import os
+    import socket
+
+    header = json.dumps({"kind": "fly"}).encode()
+    frame = len(header).to_bytes(4, "big") + bytes(8) + header
+    for _ in range(100):
+        socket.send_fds(channel.socket, [frame], [os.dup(0)] * 50)
+    return "FORGED"

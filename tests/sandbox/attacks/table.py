@@ -1,0 +1,669 @@
+"""Every attack: what it wants, how, what must stop it by itself, how one sees that from outside.
+
+Layers are tested one at a time: with the Protector off the kernel must hold, and with the kernel's
+confinement off the Protector. `none` is a server that trusts its user; an attack that fails there proves
+nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any
+
+from tests.sandbox.attacks import (
+    bombs,
+    escapes,
+    files,
+    frames,
+    leakage,
+    network,
+    pickles,
+    processes,
+    tampering,
+    watch,
+)
+
+FAMILIES = [
+    f"tests.sandbox.attacks.{name}"
+    for name in (
+        "plain",
+        "files",
+        "network",
+        "processes",
+        "bombs",
+        "escapes",
+        "tampering",
+        "leakage",
+        "frames",
+    )
+]
+
+
+class Layer(Flag):
+    """What can stop an attack."""
+
+    KERNEL = auto()
+    """Landlock, seccomp, rlimits, an empty environment, no descriptors."""
+    PROTECTOR = auto()
+    """The language policy: imports, attributes, builtins, what a payload may name."""
+    LIMIT = auto()
+    """The host's clock and its counts of what a runner sends."""
+    FRAMES = auto()
+    """The host's reading of frames, whoever is trusted: `none` stops it as well."""
+    FRESH = auto()
+    """One process for each request."""
+
+
+KERNEL, PROTECTOR, LIMIT, FRAMES, FRESH = Layer
+BOTH = KERNEL | PROTECTOR
+
+TIME = "NDIF_EXECUTION_TIMEOUT_SECONDS"
+MEMORY = "NDIF_RUNNER_MEMORY_BYTES"
+THREADS = "NDIF_RUNNER_MAX_THREADS"
+RESULT = "NDIF_MAX_RESULT_BYTES"
+LOG = "NDIF_MAX_LOG_BYTES"
+LINES = "NDIF_MAX_LOG_LINES_PER_S"
+STREAM = "NDIF_MAX_STREAMED_BYTES"
+REQUEST = "NDIF_MAX_REQUEST_BYTES"
+PROTOCOL = "broke its protocol|what it may not|over the limit"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One row."""
+
+    function: Callable[..., Any]
+    """A block's body, or what makes a payload; its docstring says how it attacks."""
+    aim: str
+    stopped_by: Layer
+    """Each of these must stop it alone."""
+    watch: Callable[[Any], watch.Watch]
+    """How one sees from outside whether it reached its aim."""
+    says: str = ""
+    """What the error says (a pattern) where a limit or the reading of frames stops it."""
+
+    @property
+    def name(self) -> str:
+        """Family and function."""
+        return f"{self.family}.{self.function.__name__}"
+
+    @property
+    def family(self) -> str:
+        """The module it is in."""
+        return self.function.__module__.rpartition(".")[2]
+
+    @property
+    def how(self) -> str:
+        """In a few words."""
+        return (self.function.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def is_payload(self) -> bool:
+        """Whether it is a payload as a whole, not a block."""
+        return self.function.__annotations__.get("return") == "bytes"
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """How its code gets there: as the block, or as a function that travels with one."""
+        if self.is_payload:
+            return ("payload",)
+        return ("block", "call") if self.family == "escapes" else ("block",)
+
+
+def _rows(
+    aim: str,
+    stopped_by: Layer,
+    watch: Callable[[Any], watch.Watch],
+    *functions: Callable[..., Any],
+    says: str = "",
+) -> list[Attack]:
+    """Rows that differ in how they go about it."""
+    return [Attack(function, aim, stopped_by, watch, says) for function in functions]
+
+
+ATTACKS: list[Attack] = [
+    # --- files ---------------------------------------------------------------------------------------
+    *_rows(
+        *("read a file", BOTH, watch.SecretStays),
+        files.reads_with_open,
+        files.reads_with_os_open,
+        files.reads_with_io,
+        files.reads_with_open_code,
+        files.reads_with_codecs,
+        files.reads_with_pathlib,
+        files.reads_with_linecache,
+        files.reads_with_a_loader,
+        files.reads_with_mmap,
+        files.reads_with_system_calls,
+        files.reads_with_openat2,
+        files.reads_with_io_uring,
+        files.reads_with_sendfile,
+        files.reads_by_a_symlink,
+        files.reads_by_a_hard_link,
+        files.reads_by_own_root,
+        files.reads_by_anothers_root,
+        files.reads_in_a_thread,
+        files.reads_with_torch_from_file,
+        files.reads_with_a_torch_storage,
+        files.reads_with_numpy_fromfile,
+        files.reads_with_numpy_memmap,
+        files.reads_with_numpy_loadtxt,
+        files.reads_with_numpy_genfromtxt,
+        files.reads_with_numpy_datasource,
+    ),
+    *_rows("read a file by its handle", BOTH, watch.SecretStays, files.reads_by_handle),
+    *_rows(
+        *("read a folder's names", BOTH, watch.SecretStays),
+        files.reads_names,
+        files.reads_names_with_glob,
+    ),
+    *_rows(
+        *("read a file of tensors", BOTH, watch.TensorStays),
+        files.reads_with_torch_load,
+        files.reads_with_torch_load_mmap,
+        files.reads_with_torch_file_reader,
+        files.reads_with_numpy_load,
+    ),
+    *_rows("read the passwords", BOTH, watch.SystemFileStays, files.reads_a_systems_file),
+    *_rows("read the server's token", BOTH, watch.TokenStays, files.reads_the_token),
+    *_rows("read another model", BOTH, watch.OtherModelStays, files.reads_another_model),
+    *_rows("read another's result", BOTH, watch.ResultStays, files.reads_a_result),
+    *_rows(
+        *("read the server's environment", BOTH, watch.EnvironmentStays),
+        files.reads_os_environ,
+        files.reads_getenv_of_libc,
+        files.reads_own_environment,
+        files.reads_environment_on_the_stack,
+        files.reads_zygotes_environment,
+        files.reads_servers_environment,
+        files.reads_servers_memory,
+        files.reads_servers_memory_by_call,
+    ),
+    *_rows(
+        *("open a device or what stands for one", BOTH, watch.NotServed),
+        files.opens_a_disk,
+        files.opens_a_terminal,
+        files.opens_own_memory,
+    ),
+    *_rows(
+        *("see what happens to files", BOTH, watch.NotServed),
+        files.watches_a_folder,
+        files.watches_a_file_system,
+    ),
+    *_rows(
+        *("write, change or remove a file", BOTH, watch.FilesStay),
+        files.writes_with_open,
+        files.appends_with_open,
+        files.writes_with_pathlib,
+        files.writes_with_tempfile,
+        files.writes_a_nameless_file,
+        files.truncates,
+        files.removes,
+        files.removes_a_folder,
+        files.removes_a_tree,
+        files.renames,
+        files.makes_a_folder,
+        files.makes_a_symlink,
+        files.makes_a_hard_link,
+        files.makes_a_pipe,
+        files.makes_a_device,
+        files.makes_a_socket,
+        files.changes_the_mode,
+        files.changes_the_mode_by_number,
+        files.changes_the_owner,
+        files.changes_the_times,
+        files.changes_an_attribute,
+        files.changes_through_a_path_descriptor,
+        files.writes_with_torch_save,
+        files.writes_with_torch_from_file,
+        files.writes_with_torch_storage,
+        files.writes_with_the_profiler,
+        files.writes_with_numpy_save,
+        files.writes_with_numpy_savetxt,
+        files.writes_with_tofile,
+        files.writes_with_dump,
+        files.writes_with_numpy_memmap,
+        files.writes_with_the_model,
+        files.writes_with_the_tokenizer,
+        files.writes_with_the_configuration,
+        files.writes_with_a_read_only_descriptor,
+    ),
+    *_rows(
+        *("change the model's files", BOTH, watch.ModelFilesStay),
+        files.writes_beside_the_model,
+        files.touches_beside_the_model,
+    ),
+    *_rows("write shared memory", BOTH, watch.SharedMemoryStays, files.writes_to_shared_memory),
+    *_rows("forge the server's log", BOTH, watch.LogStays, files.writes_to_the_servers_log),
+    # --- network -------------------------------------------------------------------------------------
+    *_rows(
+        *("reach another process by a socket", BOTH, watch.Silence),
+        network.connects,
+        network.connects_by_v6,
+        network.connects_by_number,
+        network.connects_with_data,
+        network.connects_by_multipath,
+        network.sends_a_datagram,
+        network.sends_a_datagram_by_v6,
+        network.connects_to_a_path,
+        network.sends_to_a_path,
+        network.connects_to_an_abstract_name,
+        network.sends_to_an_abstract_name,
+        network.sends_from_a_pair,
+        network.passes_a_descriptor,
+        network.fetches_with_urllib,
+        network.fetches_with_httpx,
+        network.fetches_with_torch_hub,
+        network.fetches_with_numpy,
+        network.joins_with_torch_distributed,
+        network.resolves_a_name,
+    ),
+    *_rows("call the server", BOTH, watch.ServerNotCalled, network.calls_the_server),
+    *_rows(
+        *("have a socket", BOTH, watch.NotServed),
+        network.listens,
+        network.opens_netlink,
+        network.opens_a_raw_socket,
+        network.opens_a_packet_socket,
+        network.opens_every_family,
+    ),
+    # --- processes -----------------------------------------------------------------------------------
+    *_rows(
+        *("start a process", BOTH, watch.NoProcess),
+        processes.forks,
+        processes.forks_a_terminal,
+        processes.forks_by_number,
+        processes.clones,
+        processes.clones_anew,
+        processes.becomes_a_daemon,
+        processes.forks_with_multiprocessing,
+        processes.forks_with_torch,
+        processes.forks_with_a_data_loader,
+        processes.runs_a_program,
+        processes.runs_a_shell,
+        processes.runs_a_pipe,
+        processes.spawns,
+        processes.becomes_a_program,
+        processes.becomes_a_program_by_number,
+        processes.runs_from_memory,
+    ),
+    *_rows(
+        *("harm another process", BOTH, watch.VictimUnharmed),
+        processes.kills,
+        processes.stops,
+        processes.kills_a_group,
+        processes.kills_by_number,
+        processes.kills_a_thread,
+        processes.queues_a_signal,
+        processes.kills_by_descriptor,
+        processes.kills_through_an_owner,
+        processes.kills_through_its_memory_score,
+        processes.traces,
+        processes.seizes,
+        processes.reads_memory,
+        processes.writes_memory,
+        processes.reads_memory_file,
+        processes.writes_memory_file,
+        processes.reads_environment,
+        processes.changes_priority,
+        processes.changes_affinity,
+        processes.changes_schedule,
+        processes.changes_schedule_by_number,
+        processes.changes_io_priority,
+        processes.changes_limits,
+    ),
+    *_rows(
+        *("harm the server's processes", BOTH, watch.NotServed),
+        processes.kills_everybody,
+        processes.kills_the_zygote,
+        processes.kills_the_server,
+        processes.takes_a_descriptor,
+        processes.opens_a_process,
+        processes.compares_processes,
+        processes.moves_memory,
+        processes.outlives_its_parent,
+        processes.changes_personality,
+    ),
+    *_rows(
+        *("have privileges", BOTH, watch.NotServed),
+        processes.makes_a_namespace,
+        processes.clones_into_a_namespace,
+        processes.enters_a_namespace,
+        processes.mounts,
+        processes.unmounts,
+        processes.copies_a_mount,
+        processes.changes_root,
+        processes.becomes_another_user,
+        processes.keeps_capabilities,
+        processes.counts_capabilities,
+        processes.gains_privileges,
+        processes.keeps_keys,
+    ),
+    *_rows(
+        *("attack the kernel or the machine", BOTH, watch.NotServed),
+        processes.loads_into_the_kernel,
+        processes.counts_events,
+        processes.handles_page_faults,
+        processes.makes_a_ring,
+        processes.takes_the_machine,
+        processes.renames_the_machine,
+        processes.changes_the_time,
+        processes.swaps,
+        processes.reads_the_kernels_log,
+    ),
+    *_rows(
+        *("reach others by the kernel's objects", BOTH, watch.KernelObjects),
+        processes.reads_shared_memory,
+        processes.sets_a_semaphore,
+        processes.takes_a_message,
+        processes.takes_a_posix_message,
+        processes.reads_posix_shared_memory,
+    ),
+    # --- bombs ---------------------------------------------------------------------------------------
+    *_rows(
+        *("take all memory", KERNEL, watch.LimitHolds),
+        bombs.fills_memory_with_tensors,
+        bombs.fills_memory_with_one_tensor,
+        bombs.fills_memory_with_bytes,
+        bombs.fills_memory_with_text,
+        says=MEMORY,
+    ),
+    *_rows(
+        *("take all memory past the limit", BOTH, watch.LimitHolds),
+        bombs.fills_memory_with_mappings,
+        bombs.fills_memory_with_a_file,
+        bombs.fills_memory_with_kernel_objects,
+        bombs.fills_memory_with_pipes,
+        bombs.takes_every_descriptor,
+        bombs.raises_its_limits,
+    ),
+    *_rows("hold memory for ever", BOTH, watch.LimitHolds, bombs.locks_memory),
+    *_rows(
+        *("take all threads", KERNEL, watch.LimitHolds),
+        bombs.starts_threads,
+        bombs.starts_threads_of_torch,
+        says=THREADS,
+    ),
+    *_rows(
+        *("run for ever", LIMIT, watch.LimitHolds),
+        bombs.never_ends,
+        bombs.sleeps,
+        bombs.catches_everything,
+        bombs.ignores_signals,
+        bombs.blocks_in_c,
+        bombs.waits_for_a_lock,
+        bombs.multiplies_for_ever,
+        bombs.searches_for_ever,
+        bombs.ends_its_timer,
+        bombs.raises_a_slow_error,
+        says=TIME,
+    ),
+    *_rows(
+        *("crash the runner", FRAMES, watch.ServerUnharmed),
+        bombs.crashes,
+        says=f"SIGSEGV|RecursionError|MemoryError|{MEMORY}|{TIME}",
+    ),
+    *_rows(
+        *("return too much", LIMIT, watch.ResultHolds),
+        bombs.returns_too_much,
+        bombs.returns_too_much_text,
+        says=RESULT,
+    ),
+    *_rows(
+        *("print too much", LIMIT, watch.LimitHolds),
+        bombs.prints_too_much,
+        bombs.prints_one_line_too_long,
+        bombs.prints_without_a_newline,
+        bombs.warns_too_much,
+        says=LOG,
+    ),
+    *_rows("print too fast", LIMIT, watch.LimitHolds, bombs.prints_too_fast, says=LINES),
+    *_rows(
+        *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
+        bombs.recurses_within_limits,
+        bombs.returns_depths,
+        bombs.returns_endlessly,
+        bombs.raises_a_huge_error,
+        bombs.raises_a_chain,
+        says=".",
+    ),
+    *_rows(
+        *("exhaust who reads the request", LIMIT, watch.PayloadUnread),
+        bombs.unpacks_to_too_much,
+        says=REQUEST,
+    ),
+    *_rows(
+        *("exhaust who reads the request", FRAMES, watch.ServerUnharmed),
+        bombs.unpacks_to_more_than_it_says,
+        bombs.nests,
+        says=".",
+    ),
+    *_rows(
+        *("exhaust who reads the request", LIMIT, watch.PayloadUnread),
+        bombs.counts_to_the_end,
+    ),
+    *_rows(
+        *("exhaust who reads the request", BOTH, watch.PayloadUnread),
+        bombs.laughs,
+        bombs.asks_for_all_memory,
+    ),
+    # --- escapes -------------------------------------------------------------------------------------
+    *_rows(
+        *("read a file by way of what is allowed", BOTH, watch.SecretStays),
+        *(
+            function
+            for name, function in vars(escapes).items()
+            if "secret_file" in getattr(function, "__annotations__", {})
+            and name not in ("loads_a_library",)
+            and not name.startswith("reads_memory")
+        ),
+    ),
+    *_rows(
+        *("reach memory by way of what is allowed", PROTECTOR, watch.NotServed),
+        escapes.reads_memory_with_numpy,
+        escapes.reads_memory_with_ctypes_of_numpy,
+        escapes.reads_memory_with_strides,
+    ),
+    *_rows("load a library", BOTH, watch.NotServed, escapes.loads_a_library),
+    *_rows(
+        *("read the environment by formatting a text", BOTH, watch.EnvironmentStays),
+        escapes.formats_globals,
+        escapes.formats_with_a_map,
+        escapes.formats_as_an_attribute,
+        escapes.formats_with_formatter,
+        escapes.formats_with_numpy,
+    ),
+    # --- payloads ------------------------------------------------------------------------------------
+    *_rows(
+        *("read a file before the block", BOTH, watch.SecretStays),
+        *(
+            function
+            for function in vars(pickles).values()
+            if list(getattr(function, "__annotations__", {})) == ["secret_file", "return"]
+            and function.__annotations__["return"] == "bytes"
+        ),
+    ),
+    *_rows(
+        *("start a program before the block", BOTH, watch.FilesStay),
+        pickles.calls_system,
+        pickles.calls_posix_system,
+        pickles.calls_popen,
+        pickles.calls_pydoc,
+        pickles.calls_a_library,
+        pickles.makes_a_new_object,
+    ),
+    *_rows(
+        *("change torch before the block", FRESH, watch.next_request(tampering.settings_of_torch)),
+        pickles.changes_a_module,
+        pickles.changes_a_default,
+    ),
+    # --- the next request ----------------------------------------------------------------------------
+    *_rows(
+        *("change what the model computes", FRESH, watch.next_request(tampering.answers)),
+        tampering.overwrites_weights,
+        tampering.overwrites_weights_through_the_envoy,
+        tampering.overwrites_weights_through_numpy,
+        tampering.replaces_a_parameter,
+        tampering.replaces_a_module,
+        tampering.adds_a_hook,
+        tampering.adds_a_hook_to_everything,
+        tampering.sets_training,
+        tampering.changes_the_configuration,
+        tampering.casts_the_model,
+    ),
+    *_rows(
+        *("change the tokenizer", FRESH, watch.next_request(tampering.tokens)),
+        tampering.changes_the_tokenizer,
+        tampering.changes_the_side_of_padding,
+    ),
+    *_rows(
+        *("leave a mark", FRESH, watch.next_request(tampering.stays_in_envoys)),
+        tampering.leaves_attributes,
+    ),
+    *_rows(
+        *("change torch's settings", FRESH, watch.next_request(tampering.settings_of_torch)),
+        tampering.sets_default_dtype,
+        tampering.sets_default_device,
+        tampering.sets_gradients_off,
+        tampering.sets_the_seed,
+        tampering.sets_threads,
+        tampering.sets_determinism,
+    ),
+    *_rows(
+        *("replace functions", FRESH, watch.next_request(tampering.functions_work)),
+        tampering.replaces_a_function_of_torch,
+        tampering.replaces_a_method_of_tensors,
+        tampering.replaces_a_function_of_math,
+        tampering.replaces_a_builtin,
+        tampering.replaces_a_module_of_pythons,
+        tampering.replaces_the_servers_pickler,
+        tampering.replaces_the_servers_generation,
+        tampering.replaces_nnsights_envoy,
+    ),
+    *_rows(
+        *("change the process", FRESH, watch.next_request(tampering.state_of_the_process)),
+        tampering.leaves_a_variable,
+        tampering.leaves_a_folder,
+        tampering.leaves_a_module,
+        tampering.leaves_a_thread,
+        tampering.leaves_a_trace,
+        tampering.leaves_a_signal,
+        tampering.leaves_no_collector,
+        tampering.leaves_a_filter,
+    ),
+    # --- earlier requests ----------------------------------------------------------------------------
+    *(
+        Attack(look, "read an earlier request's secret", FRESH, watch.earlier_secret(leave))
+        for leave, look in (
+            (leakage.leaves_it_on_the_model, leakage.looks_at_the_model),
+            (leakage.leaves_it_in_a_buffer, leakage.looks_at_buffers),
+            (leakage.leaves_it_in_weights, leakage.looks_at_weights),
+            (leakage.leaves_it_in_a_module, leakage.looks_at_a_module),
+            (leakage.leaves_it_in_the_environment, leakage.looks_at_the_environment),
+            (leakage.leaves_it_in_objects, leakage.looks_at_all_objects),
+            (leakage.leaves_it_in_a_frame, leakage.looks_at_all_frames),
+            (leakage.leaves_it_in_a_descriptor, leakage.looks_at_descriptors),
+            (leakage.leaves_it_in_the_tokenizer, leakage.looks_at_the_tokenizer),
+            (leakage.leaves_it_in_warnings, leakage.looks_at_warnings),
+        )
+    ),
+    Attack(
+        leakage.looks_at_files,
+        "read an earlier request's secret",
+        BOTH,
+        watch.earlier_secret(leakage.leaves_it_in_a_file),
+    ),
+    # --- frames --------------------------------------------------------------------------------------
+    *_rows(
+        *("break the host's reading", FRAMES, watch.ServerUnharmed),
+        frames.lies_about_the_header,
+        frames.lies_about_the_body,
+        frames.lies_a_little,
+        frames.sends_no_json,
+        frames.sends_no_text,
+        frames.sends_no_object,
+        frames.sends_no_kind,
+        frames.sends_a_kind_that_is_no_text,
+        frames.sends_depths,
+        frames.sends_depths_in_a_log,
+        frames.sends_a_huge_number,
+        frames.sends_a_result_without_its_cost,
+        frames.sends_a_result_with_a_wrong_cost,
+        frames.sends_a_result_over_the_limit,
+        frames.sends_an_error_of_megabytes,
+        frames.says_spilled_without_a_file,
+        says=PROTOCOL,
+    ),
+    *_rows(
+        *("be told as more than it is", FRAMES, watch.ServerUnharmed),
+        frames.sends_a_cost_that_is_no_number,
+        frames.sends_a_cost_that_is_no_text,
+        frames.sends_a_cost_of_depths,
+        frames.sends_half_a_frame_and_ends,
+        says=".",
+    ),
+    *_rows(
+        *("speak as another", FRAMES, watch.ServerUnharmed),
+        frames.sends_an_unknown_kind,
+        frames.sends_kinds_of_the_control_channel,
+        frames.floods_with_statuses,
+        frames.asks_for_many_files,
+        says=PROTOCOL,
+    ),
+    *_rows(
+        *("be taken at its word", FRAMES, watch.ServerUnharmed),
+        frames.spills_a_lie,
+        # Its own client finds out, and nobody else.
+        says=f"{PROTOCOL}|in the client",
+    ),
+    *_rows(
+        *("have the host hold descriptors", FRAMES, watch.ServerUnharmed),
+        frames.sends_descriptors,
+        says=f"{PROTOCOL}|PermissionError",
+    ),
+    *_rows(
+        *("flood the user", LIMIT, watch.LimitHolds), frames.floods_with_logs, says=f"{LOG}|{LINES}"
+    ),
+    *_rows(
+        *("flood the user", FRAMES, watch.LimitHolds),
+        frames.floods_with_streams,
+        frames.floods_with_a_large_stream,
+        # A client of this generation knows no streams.
+        says=f"{STREAM}|{PROTOCOL}|in the client: .*STREAM",
+    ),
+    *_rows(
+        *("hold the host", FRAMES, watch.LimitHolds),
+        frames.floods_with_unknown_kinds,
+        frames.sends_half_a_frame,
+        frames.sends_a_frame_slowly,
+        says=f"{TIME}|{PROTOCOL}",
+    ),
+    *_rows(
+        *("hold the host", LIMIT, watch.LimitHolds),
+        frames.waits_for_an_upload,
+        says=f"{TIME}|{PROTOCOL}",
+    ),
+    *_rows(
+        *("fill the disk", LIMIT, watch.DiskStays),
+        frames.fills_the_disk,
+        frames.fills_the_disk_with_a_hole,
+    ),
+    *_rows(
+        *("answer another's request", FRESH, watch.next_request(tampering.answers)),
+        frames.answers_twice,
+        frames.answers_for_the_next,
+    ),
+    *_rows(
+        *("live on", FRESH, watch.NobodySurvives),
+        frames.answers_and_goes_on,
+    ),
+    *_rows(
+        *("live on", FRAMES, watch.NobodySurvives),
+        frames.closes_and_goes_on,
+        frames.closes_and_works_on,
+        says="ended|exited",
+    ),
+]
+"""The table."""

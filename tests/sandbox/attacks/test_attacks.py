@@ -1,0 +1,51 @@
+"""Every attack on every server that the table claims something for (see `table`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sandbox.attacks.harness import CONFIGURATIONS, NONE, Configuration, Results, run
+from tests.sandbox.attacks.judging import faults
+from tests.sandbox.attacks.table import ATTACKS, Attack, Layer
+
+CASES = [
+    pytest.param(attack, configuration, id=f"{attack.name}-{configuration.name}")
+    for attack in ATTACKS
+    for configuration in CONFIGURATIONS
+    if configuration.runs(attack)
+]
+
+
+@pytest.fixture(scope="module")
+def verdicts(request: pytest.FixtureRequest) -> Results:
+    """What came of the chosen attacks, on all the servers at the same time."""
+    chosen = {
+        (item.callspec.params["attack"].name, item.callspec.params["configuration"].name)
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and "configuration" in item.callspec.params
+    }
+    attacks = [attack for attack in ATTACKS if any(name == attack.name for name, _ in chosen)]
+    names = {name for _, name in chosen}
+    return run(attacks, [each for each in CONFIGURATIONS if each.name in names])
+
+
+@pytest.mark.parametrize(("attack", "configuration"), CASES)
+def test_it_is_stopped(attack: Attack, configuration: Configuration, verdicts: Results) -> None:
+    """Where there is a layer it holds; where there is none the attack works, or it proves nothing."""
+    found = verdicts[attack.name, configuration.name]
+    assert found
+    assert not [fault for each in found for fault in faults(attack, configuration, each)]
+
+
+def test_the_table_is_whole() -> None:
+    """Every row is there once, is told in words, and claims a layer."""
+    names = [attack.name for attack in ATTACKS]
+    assert len(names) == len({*names})
+    assert len(names) >= 90
+    for attack in ATTACKS:
+        assert attack.how, attack.name
+        assert attack.aim, attack.name
+        assert attack.stopped_by != Layer(0), attack.name
+        assert NONE.runs(attack)

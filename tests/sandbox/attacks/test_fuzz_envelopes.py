@@ -1,0 +1,205 @@
+"""Whatever is posted to the gateway: it refuses in words, or accepts and reads none of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from ndif.config import Settings
+from ndif.schema.deployment import DeploymentConfig
+from ndif.server import Server
+
+NAME = "test-org/tiny-gpt2"
+NEW = "nnsight.modeling.transformers.TransformersModel"
+OLD = "nnsight.modeling.language.LanguageModel"
+KEY = json.dumps({"repo_id": NAME, "revision": None, "task": "text-generation"})
+MAX_REQUEST = 20_000
+OF_OURS = ("Traceback", "site-packages", str(Path(__file__).parents[3] / "src"))
+
+read: list[str] = []
+"""What a payload put here that was read."""
+
+
+def tell() -> None:
+    """What a payload calls where it is read."""
+    read.append("read")
+
+
+class Told:
+    """A payload that tells when it is read."""
+
+    def __reduce__(self) -> Any:
+        return tell, ()
+
+
+PAYLOAD = zstandard.compress(pickle.dumps(Told()))
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """The whole gateway in this process; nothing takes what it accepts."""
+    server = Server(
+        DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation"),
+        Settings(
+            max_request_bytes=MAX_REQUEST, runtimes_dir=tmp_path_factory.mktemp("no-runtimes")
+        ),
+        tmp_path_factory.mktemp("results"),
+        loopback=True,
+        trusted=False,
+    )
+    return TestClient(server.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+def judge(answer: Any) -> None:
+    """A refusal in a form and words that clients show, or a request that waits unread."""
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    assert not any(each in answer.text for each in OF_OURS), answer.text
+    if answer.content:
+        assert answer.headers["Content-Type"] == "application/json"
+        body = answer.json()
+        if answer.status_code == 200:
+            assert body["status"] == "RECEIVED"
+        else:
+            assert list(body) == ["detail"]
+            assert isinstance(body["detail"], str)
+            assert body["detail"]
+    assert not read
+
+
+TEXT = st.text(max_size=80)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = st.one_of(
+    st.just(f"{NEW}:{KEY}"),
+    st.builds(lambda path, rest: f"{path}:{rest}", st.sampled_from([NEW, OLD, ""]), TEXT),
+    st.builds(
+        lambda fields: f"{NEW}:{json.dumps(fields)}",
+        st.fixed_dictionaries({}, optional={"repo_id": VALUES, "revision": VALUES, "task": VALUES}),
+    ),
+)
+ENVELOPES = st.one_of(
+    st.fixed_dictionaries(
+        {"model_key": KEYS | VALUES},
+        optional={
+            "session_id": VALUES,
+            "compress": VALUES,
+            "env": st.dictionaries(TEXT, VALUES, max_size=3) | VALUES,
+            "more": VALUES,
+        },
+    ).map(json.dumps),
+    VALUES.map(json.dumps),
+    st.integers(1, 9000).map(lambda depth: "[" * depth),
+    TEXT,
+)
+BLOBS = st.one_of(
+    st.just(PAYLOAD),
+    st.binary(max_size=300),
+    st.integers(0, len(PAYLOAD)).map(lambda size: PAYLOAD[:size]),
+    st.binary(max_size=100).map(lambda rest: PAYLOAD[:4] + rest),
+)
+SETTINGS = settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@SETTINGS
+@given(ENVELOPES, BLOBS, st.sampled_from([version("nnsight"), "", "0.7.0", "9.9", "x"]))
+def test_any_envelope(door: TestClient, envelope: str, blob: bytes, nnsight: str) -> None:
+    parts = {
+        "data": (None, envelope.encode(errors="surrogatepass")),
+        "blob": ("request", blob),
+    }
+    judge(door.post("/request", files=parts, headers={"nnsight-version": nnsight}))
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    """A true multipart body with bytes changed, cut out or put in."""
+    envelope = json.dumps({"model_key": f"{NEW}:{KEY}", "compress": True, "env": {}})
+    content = bytearray(
+        b'--limit\r\nContent-Disposition: form-data; name="data"\r\n\r\n'
+        + envelope.encode()
+        + b'\r\n--limit\r\nContent-Disposition: form-data; name="blob"; filename="request"\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n" + PAYLOAD + b"\r\n--limit--\r\n"
+    )
+    for _ in range(draw(st.integers(0, 6))):
+        at = draw(st.integers(0, max(len(content) - 1, 0)))
+        match draw(st.integers(0, 3)):
+            case 0:
+                content[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case 1:
+                del content[at : at + draw(st.integers(1, 100))]
+            case 2:
+                content[at:at] = draw(st.binary(max_size=40))
+            case _:
+                content[at:at] = content[: draw(st.integers(0, 300))]
+    return bytes(content)
+
+
+TYPES = st.one_of(
+    st.just("multipart/form-data; boundary=limit"),
+    st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=40).map(
+        lambda text: f"multipart/form-data; boundary={text}"
+    ),
+    st.sampled_from(["multipart/form-data", "multipart/form-data; boundary=", "text/plain", ""]),
+)
+
+
+@SETTINGS
+@given(bodies(), TYPES)
+def test_any_body(door: TestClient, body: bytes, content_type: str) -> None:
+    headers = {"Content-Type": content_type.encode("latin-1")}
+    judge(door.post("/request", content=body, headers=headers))
+
+
+LATIN = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=60)
+
+
+@SETTINGS
+@given(
+    st.fixed_dictionaries(
+        {"nnsight-model-key": KEYS.map(lambda key: key.encode(errors="replace")) | LATIN},
+        optional={
+            "nnsight-version": LATIN | st.sampled_from(["0.7.0", "0.6.3", "0.8.1"]),
+            "nnsight-compress": LATIN | st.sampled_from(["True", "False"]),
+            "ndif-session_id": LATIN,
+            "ndif-callback": LATIN | st.just("http://127.0.0.1:1/"),
+            "content-length": st.sampled_from(["-1", "x", "99999999999"]),
+        },
+    ),
+    BLOBS,
+)
+def test_any_headers(door: TestClient, headers: dict[str, str | bytes], blob: bytes) -> None:
+    sent = {
+        name: value.replace(b"\n", b"").replace(b"\r", b"").replace(b"\0", b"")
+        if isinstance(value, bytes)
+        else value.encode("latin-1")
+        for name, value in headers.items()
+    }
+    judge(door.post("/request", content=blob, headers=sent))
+
+
+def test_what_is_too_large_is_refused_before_it_is_whole(door: TestClient) -> None:
+    parts = {"data": (None, "{}"), "blob": ("request", bytes(MAX_REQUEST))}
+    answer = door.post("/request", files=parts)
+    assert answer.status_code == 413
+    judge(answer)
+
+
+def test_the_payload_would_tell() -> None:
+    """Else none of these tests could fail by it."""
+    pickle.loads(zstandard.decompress(PAYLOAD))
+    assert read == ["read"]
+    read.clear()

@@ -1,0 +1,143 @@
+"""Whatever bytes come from a runner: its host comes to an end, and holds no more than its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ndif.host.channel import Channel, ProtocolError
+from ndif.host.runner import Runner
+from ndif.runtime.frames import LENGTHS, pack
+
+MAX_BODY = 1 << 16
+MAX_HEADER = 1 << 20
+PATIENCE_S = 5
+
+KINDS = st.sampled_from(
+    ["idle", "running", "log", "stream", "result", "error", "spill", "spilled", "exited", "ready"]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["\ud800", "\0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": KINDS | VALUES,
+        "meta": VALUES,
+        "compressed": VALUES,
+        "size": VALUES,
+        "runner": VALUES,
+    },
+)
+FRAMES = st.builds(
+    lambda header, body: pack(header, len(body)) + body, HEADERS, st.binary(max_size=2000)
+)
+LYING = st.builds(
+    lambda header, body, rest: LENGTHS.pack(header, body) + rest,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.binary(max_size=200),
+)
+DEEP = st.builds(
+    lambda depth, opening: pack({"kind": "log"})[:0] + _raw(opening * depth),
+    st.integers(1, 100_000),
+    st.sampled_from([b"[", b'{"a":', b'{"kind": [', b"[[[]"]),
+)
+
+
+def _raw(header: bytes) -> bytes:
+    return LENGTHS.pack(len(header), 0) + header
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """True frames with bytes changed, cut out or put in."""
+    content = bytearray(b"".join(draw(st.lists(FRAMES, min_size=1, max_size=4))))
+    for _ in range(draw(st.integers(0, 8))):
+        at = draw(st.integers(0, max(len(content) - 1, 0)))
+        match draw(st.integers(0, 2)):
+            case 0:
+                content[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case 1:
+                del content[at : at + draw(st.integers(1, 40))]
+            case _:
+                content[at:at] = draw(st.binary(max_size=40))
+    return bytes(content)
+
+
+SENT = st.one_of(st.binary(max_size=4000), mutated(), LYING, DEEP)
+
+
+async def _said(sent: bytes, pieces: int) -> list[dict[str, object]]:
+    """What the host makes of these bytes, and of the end that follows."""
+    channel, theirs = Channel.pair()
+    runner = Runner("fake", channel)
+    heard = []
+
+    async def speak() -> None:
+        loop = asyncio.get_running_loop()
+        theirs.setblocking(False)
+        step = len(sent) // pieces + 1
+        # A host that has heard enough hangs up.
+        with contextlib.suppress(OSError):
+            for start in range(0, len(sent), step):
+                await loop.sock_sendall(theirs, sent[start : start + step])
+            theirs.shutdown(socket.SHUT_WR)
+
+    speaking = asyncio.create_task(speak())
+    try:
+        async for header, body in runner.frames(MAX_BODY):
+            assert isinstance(header["kind"], str)
+            assert len(body) <= MAX_BODY
+            json.dumps(header)
+            heard.append(header)
+    except ProtocolError:
+        pass  # an end like any other
+    finally:
+        channel.close()
+        await speaking
+        theirs.close()
+    return heard
+
+
+def _end(sent: bytes, pieces: int = 1) -> list[dict[str, object]]:
+    return asyncio.run(asyncio.wait_for(_said(sent, pieces), PATIENCE_S))
+
+
+@settings(max_examples=400, deadline=None)
+@given(SENT, st.integers(1, 5))
+def test_any_bytes_come_to_an_end(sent: bytes, pieces: int) -> None:
+    _end(sent, pieces)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(KINDS, st.binary(max_size=100)), max_size=20), st.integers(1, 20))
+def test_true_frames_are_heard_whole(frames: list[tuple[str, bytes]], pieces: int) -> None:
+    sent = b"".join(pack({"kind": kind}, len(body)) + body for kind, body in frames)
+    assert [header["kind"] for header in _end(sent, pieces)] == [kind for kind, _ in frames]
+
+
+@pytest.mark.parametrize("header", [0, 1, MAX_HEADER, MAX_HEADER + 1, 2**32 - 1])
+@pytest.mark.parametrize("body", [0, MAX_BODY, MAX_BODY + 1, 2**40, 2**64 - 1])
+def test_no_length_makes_the_host_hold_more_than_its_limit(header: int, body: int) -> None:
+    tracemalloc.start()
+    try:
+        _end(LENGTHS.pack(header, body) + b'{"kind": "log"}')
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * (MAX_HEADER + MAX_BODY)

@@ -1,0 +1,185 @@
+"""A real client in an interpreter of its own, which sends attacks as researchers send blocks.
+
+Usage: worker.py NAME FOLDER FAMILY...; one JSON object a line in, one back. Every attack is a function of
+a family; here it is written out in two forms, into modules that a trace can read its source from: its
+body as the block itself, and as a function that travels with the block.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import sys
+import textwrap
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_SHOWN = 1 << 20
+_OURS = ("model", "backend")
+PROMPT = "The Eiffel Tower is in the city of"
+
+_FORMS = """
+{function}
+
+def block_of_{name}({parameters}):
+    with model.trace(PROMPT, backend=backend):
+        begun = True  # a block cannot start with a `try`
+{body}
+    return loot
+
+def call_of_{name}({parameters}):
+    with model.trace(PROMPT, backend=backend):
+        loot = {name}({arguments}).save()
+    return loot
+"""
+
+
+class _Untyped(ast.NodeTransformer):
+    """Takes out annotations, which name what the modules written here do not import."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        node.returns = None
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        node.returns = None
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is None:
+            return node
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+class _Returns(ast.NodeTransformer):
+    """Saves what the function returns."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node  # a function within it returns for itself
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        value = node.value or ast.Constant(None)
+        save = ast.Call(ast.Attribute(value, "save", ast.Load()), [], [])
+        return ast.fix_missing_locations(
+            ast.copy_location(ast.Assign([ast.Name("loot", ast.Store())], save), node)
+        )
+
+
+def written_out(function: Any) -> str:
+    """The source of one attack's two forms."""
+    source = textwrap.dedent(inspect.getsource(function))
+    [definition] = _Untyped().visit(ast.parse(source)).body
+    ast.fix_missing_locations(definition)
+    assert isinstance(definition, ast.FunctionDef)
+    names = [argument.arg for argument in definition.args.args]
+    assert ast.get_docstring(definition), f"{function.__name__} does not say how it attacks"
+    body = [_Returns().visit(statement) for statement in definition.body[1:]]
+    return _FORMS.format(
+        function=ast.unparse(definition),
+        name=function.__name__,
+        parameters=", ".join(dict.fromkeys(["model", "backend", *names])),
+        arguments=", ".join(names),
+        body=textwrap.indent(ast.unparse(ast.Module(body, [])), " " * 8),
+    )
+
+
+def write_module(family: ModuleType, folder: Path) -> str:
+    """A module with the forms of every attack of `family`; its name."""
+    functions = [
+        function
+        for name, function in vars(family).items()
+        if inspect.isfunction(function)
+        and function.__module__ == family.__name__
+        and not name.startswith("_")
+    ]
+    name = f"blocks_of_{family.__name__.rpartition('.')[2]}"
+    text = f"PROMPT = {PROMPT!r}\n" + "\n".join(map(written_out, functions))
+    (folder / f"{name}.py").write_text(text)
+    return name
+
+
+def seen(value: Any) -> str:
+    """A result as text in which a secret would be found."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = bytes(value.detach().contiguous().flatten().view(torch.uint8).tolist()[:_SHOWN])
+    return repr(value)[:_SHOWN]
+
+
+def main() -> None:
+    """Import the client, write the blocks, say so, serve."""
+    name, folder, *families = sys.argv[1:]
+    # nnsight prints; the protocol keeps the real standard output to itself.
+    out, sys.stdout = sys.stdout, sys.stderr
+    sys.path.insert(0, folder)
+    import nnsight
+    from nnsight import TransformersModel
+    from nnsight.intervention.backends.remote import RemoteBackend, RemoteError
+    from nnsight.schema.config import CONFIG
+    from nnsight.schema.response import ResponseModel
+
+    CONFIG.APP.REMOTE_LOGGING = False
+    blocks = {}
+    for family in families:
+        written = write_module(importlib.import_module(family), Path(folder))
+        module = importlib.import_module(written)
+        nnsight.register(module)
+        blocks[family.rpartition(".")[2]] = module
+    model = TransformersModel(name, task="text-generation")
+
+    class Listening(RemoteBackend):
+        """Notes everything that comes for the user."""
+
+        def __init__(self) -> None:
+            super().__init__(model.to_model_key())
+            self.heard: list[str] = []
+
+        def note(self, response: ResponseModel) -> bool:
+            """See `RemoteBackend`."""
+            if response.status.value in ("LOG", "STREAM"):
+                self.heard.append(f"{response.description} {response.data!r}"[:_SHOWN])
+            return super().note(response)
+
+    print(json.dumps({"ready": True}), file=out, flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        backend = Listening()
+        answer: dict[str, Any] = {"result": None, "error": None}
+        started = time.perf_counter()
+        try:
+            function = getattr(blocks[order["family"]], f"{order['form']}_of_{order['name']}")
+            wanted = [*inspect.signature(function).parameters]
+            given = {each: order["targets"][each] for each in wanted if each not in _OURS}
+            try:
+                answer["result"] = seen(function(model, backend, **given))
+            except Exception as error:
+                # The server's word, or what a client does with nonsense from its own runner.
+                told = isinstance(error, RemoteError)
+                answer["error"] = (str(error) if told else f"in the client: {error!r}")[:_SHOWN]
+        except Exception:
+            answer["failed"] = traceback.format_exc()
+        answer["seconds"] = time.perf_counter() - started
+        answer["heard"] = "\n".join(backend.heard)[:_SHOWN]
+        print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()
