@@ -22,8 +22,14 @@ SERVING = ("starlette", "pydantic", "uvicorn", "socketio")
 DANGEROUS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch", "joblib")
 
 DEPTHS = {
-    "schema": 0, "sandbox": 0, "runtime": 1, "stores": 1,
-    "host": 2, "cluster": 3, "queue": 4, "gateway": 5,
+    "schema": 0,
+    "sandbox": 0,
+    "runtime": 1,
+    "stores": 1,
+    "host": 2,
+    "cluster": 3,
+    "queue": 4,
+    "gateway": 5,
 }
 """A house imports itself and what lies deeper; `stores` and `schema` know none of the others."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from ndif.host.channel import ProtocolError
 from ndif.host.dialogue import Dialogue, LimitError, Limits, meta_of
+from ndif.runtime.frames import MAX_TEXT
 
 FRAME = 256
 """What an empty streamed frame counts for."""
@@ -41,9 +42,11 @@ def a_dialogue(
     log_lines_per_s: float = 1e9,
     streamed_bytes: int = 1 << 30,
     clock: Clock | None = None,
+    converses: bool = True,
     state: str = "during",
 ) -> Dialogue:
-    dialogue = Dialogue(Limits(log_bytes, log_lines_per_s, streamed_bytes), clock or Clock())
+    limits = Limits(log_bytes, log_lines_per_s, streamed_bytes, frame_bytes=1000)
+    dialogue = Dialogue(limits, converses=converses, clock=clock or Clock())
     for kind in PATHS[state]:
         dialogue.hear({"kind": kind}, b"")
     return dialogue
@@ -71,11 +74,10 @@ def test_each_kind_in_each_state(state: str, kind: str) -> None:
             dialogue.hear({"kind": kind}, b"x")
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", sorted(BEFORE | DURING | SPILLING))
+@pytest.mark.parametrize(
+    ("state", "kind"), [(state, kind) for state in STATES for kind in sorted(STATES[state])]
+)
 def test_where_each_kind_leads(state: str, kind: str) -> None:
-    if kind not in STATES[state]:
-        pytest.skip("it may not come")
     dialogue = a_dialogue(state=state)
     dialogue.hear({"kind": kind}, b"")
     after = {"running": DURING, "spill": SPILLING}.get(kind, STATES[state])
@@ -114,6 +116,21 @@ def test_nothing_is_printed_or_streamed_while_a_file_is_written() -> None:
     for kind in ("log", "stream", "await upload", "result"):
         with pytest.raises(ProtocolError):
             a_dialogue(state="spilling").hear({"kind": kind}, b"")
+
+
+def test_a_client_that_cannot_answer_is_asked_nothing() -> None:
+    for kind in ("stream", "await upload"):
+        with pytest.raises(ProtocolError, match="may not come here"):
+            a_dialogue(converses=False).hear({"kind": kind}, b"")
+    log(a_dialogue(converses=False))
+
+
+def test_each_kind_has_room_for_what_it_carries() -> None:
+    room = a_dialogue().room
+    assert {room({"kind": kind}) for kind in ("result", "stream")} == {1000}
+    assert {room({"kind": kind}) for kind in ("log", "error")} == {MAX_TEXT}
+    others = set(EVERY) - {"result", "stream", "log", "error"}
+    assert {room({"kind": kind}) for kind in others} == {0}
 
 
 def test_what_is_refused_is_named_briefly() -> None:

@@ -32,7 +32,7 @@ Respond = Callable[[Response], Awaitable[None]]
 _DONE = "Your job has been completed."
 _EXIT_PATIENCE_S = 1.0
 _SLACK = 1 << 20
-"""What a frame may hold beyond the largest inline result or streamed function: an error's text."""
+"""What a frame and a file may hold beyond the largest result: what holds it together."""
 
 
 class ReplicaLostError(Exception):
@@ -72,7 +72,11 @@ class ModelActor:
         self._fresh = Fresh(lambda: self.process.fork(fresh=True), settings.runner_pool)
         self._first: Runners = self._fresh if untrusted else self._kept
         self._limits = Limits(
-            settings.max_log_bytes, settings.max_log_lines_per_s, settings.max_streamed_bytes
+            settings.max_log_bytes,
+            settings.max_log_lines_per_s,
+            settings.max_streamed_bytes,
+            # A hybrid job may send its client as much as that may send back.
+            max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + _SLACK,
         )
         self._adapters = Adapters(runtime, settings.adapters, settings.max_adapter_bytes)
         self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
@@ -157,11 +161,11 @@ class ModelActor:
 
     async def _run(self, request: Request, runner: Runner, respond: Respond) -> Response:
         upload: Upload | None = None
-        dialogue = Dialogue(self._limits)
+        dialogue = Dialogue(self._limits, converses=request.wire is Wire.HEADERS)
         try:
             with contextlib.suppress(OSError):  # a runner that died idle: its frames end at once
                 await runner.send(self._instructions(request), request.payload)
-            async for header, body in runner.frames(self._max_body()):
+            async for header, body in runner.frames(dialogue.room):
                 match dialogue.hear(header, body):
                     case "running":
                         await respond(
@@ -219,13 +223,6 @@ class ModelActor:
             "compress_stored": request.compress,
             "nearby": request.nearby,
         }
-
-    def _max_body(self) -> int:
-        # A hybrid job may send its client as much as that may send back.
-        settings = self._settings
-        return (
-            max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + _SLACK
-        )
 
     async def _inline(self, request: Request, header: Mapping[str, Any], body: bytes) -> Response:
         """A result that came in the frame: it goes on in one, or into the store if it is polled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ndif.runtime.frames import LENGTHS, Header, pack, unpack_header
@@ -53,20 +53,22 @@ class Channel:
             if body:
                 await loop.sock_sendall(self._socket, body)
 
-    async def receive(self, max_body: int) -> tuple[dict[str, Any], bytes]:
-        """Read one frame.
+    async def receive(self, room: Callable[[Header], int]) -> tuple[dict[str, Any], bytes]:
+        """Read one frame; `room` says of its header how large its body may be.
 
         Raises:
             EOFError: when the other end is gone.
             ProtocolError: when a length or the header is not what may come.
         """
         header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))
-        if header_size > _MAX_HEADER or body_size > max_body:
-            raise ProtocolError(f"a frame of {header_size} + {body_size} bytes is over the limit")
+        if header_size > _MAX_HEADER:
+            raise ProtocolError(f"a header of {header_size} bytes is over the limit")
         try:
             header = unpack_header(bytes(await self._exactly(header_size)))
         except (ValueError, RecursionError) as error:
             raise ProtocolError(str(error)) from error
+        if body_size > room(header):
+            raise ProtocolError(f"a frame of {body_size} bytes is over the limit of its kind")
         return header, bytes(await self._exactly(body_size)) if body_size else b""
 
     def close(self) -> None:
@@ -80,7 +82,8 @@ class Channel:
         while view:
             try:
                 count = await loop.sock_recv_into(self._socket, view)
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                # uvloop's word for a socket that is closed here is a ValueError.
                 raise EOFError(str(error)) from error
             if count == 0:
                 raise EOFError("the other end closed the channel")

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndif.host.channel import ProtocolError
+from ndif.runtime.frames import MAX_TEXT
 
 _BEFORE = frozenset({"idle", "running"})
-_DURING = frozenset({"log", "stream", "await upload", "spill", "result", "error"})
+_DURING = frozenset({"log", "spill", "result", "error"})
+_CONVERSING = frozenset({"stream", "await upload"})
 _SPILLING = frozenset({"spilled", "error"})
 _BURST_S = 10
 _ENDLESS = 1 << 63
@@ -29,18 +31,33 @@ class Limits:
     log_bytes: int
     log_lines_per_s: float
     streamed_bytes: int
+    frame_bytes: int
+    """Of a result in a frame, and of a function that is streamed."""
 
 
 class Dialogue:
     """One request's frames, checked as they come."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: Limits, *, converses: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`converses`: whether its client is of a kind that hybrid jobs can be sent to."""
         self._limits = limits
+        self._during = _DURING | _CONVERSING if converses else _DURING
         self._clock = clock
         self._expected = _BEFORE
         self._logged = self._streamed = 0
         self._lines = limits.log_lines_per_s * _BURST_S
         self._counted = clock()
+
+    def room(self, header: Mapping[str, Any]) -> int:
+        """How large a frame of this header may be."""
+        match header["kind"]:
+            case "result" | "stream":
+                return self._limits.frame_bytes
+            case "log" | "error":
+                return MAX_TEXT
+        return 0
 
     def hear(self, header: Mapping[str, Any], body: bytes) -> str:
         """The kind of a frame that may come now.
@@ -54,7 +71,7 @@ class Dialogue:
             raise ProtocolError(f"{kind[:20]!r} may not come here")
         match kind:
             case "running":
-                self._expected = _DURING
+                self._expected = self._during
             case "spill":
                 self._expected = _SPILLING
             case "log":

@@ -54,6 +54,8 @@ class Kept:
     async def take(self) -> Runner:
         """See `Runners.take`."""
         if self._runner is None or not self._runner.alive:
+            if self._runner is not None:
+                self._runner.close()
             self._runner, self._spare = self._spare, None
         if self._runner is None or not self._runner.alive:
             self._runner = await self._fork()
@@ -76,7 +78,9 @@ class Fresh:
 
     async def start(self) -> None:
         """See `Runners.start`."""
-        self._waiting = deque(runner for runner in self._waiting if runner.alive)
+        for runner in [runner for runner in self._waiting if not runner.alive]:
+            self._waiting.remove(runner)
+            runner.close()
         while len(self._waiting) < self._size:
             self._waiting.append(await self._new())
 
@@ -86,6 +90,7 @@ class Fresh:
             runner = self._waiting.popleft()
             if runner.alive:
                 return runner
+            runner.close()
         return await self._new()
 
     def give_back(self, runner: Runner) -> None:
@@ -93,7 +98,7 @@ class Fresh:
 
         Not before: who warms up beside a request that runs takes its cores.
         """
-        runner.kill()
+        self._discard(runner)
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.create_task(self._refill(), name="runner pool")
 
@@ -102,14 +107,18 @@ class Fresh:
         with contextlib.suppress(Exception):
             await self.start()
 
+    def _discard(self, runner: Runner) -> None:
+        runner.kill()
+        runner.close()
+
     async def _new(self) -> Runner:
         runner = await self._fork()
         try:
             await asyncio.wait_for(runner.ready(), _PATIENCE_S)
         except asyncio.TimeoutError as error:
-            runner.kill()
+            self._discard(runner)
             raise RunnerError(f"a runner was not ready within {_PATIENCE_S:g} s") from error
         except BaseException:
-            runner.kill()
+            self._discard(runner)
             raise
         return runner

@@ -108,7 +108,7 @@ class ModelProcess:
 
     async def _loaded(self, control: Channel, progress: Callable[[int, int], None]) -> None:
         while True:
-            header, body = await control.receive(_MAX_MESSAGE)
+            header, body = await control.receive(lambda _: _MAX_MESSAGE)
             match header["kind"]:
                 case "progress":
                     progress(int(header["done"]), int(header["total"]))
@@ -181,7 +181,7 @@ class ModelProcess:
     async def _listen(self, control: Channel) -> None:
         with contextlib.suppress(EOFError, ProtocolError):
             while True:
-                header, _ = await control.receive(_MAX_MESSAGE)
+                header, _ = await control.receive(lambda _: _MAX_MESSAGE)
                 if header["kind"] == "verified":
                     self._verified.put_nowait(int(header["restored"]))
                     continue

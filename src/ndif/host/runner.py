@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ndif.host.channel import Channel
+from ndif.runtime.frames import Header
 
 T = TypeVar("T")
 
@@ -43,9 +44,15 @@ class Runner:
             self.kill()
 
     def exited(self, code: int | None) -> None:
-        """The zygote's word that it ended; None where the zygote ended first."""
+        """The zygote's word that it ended; None where the zygote ended first.
+
+        What it said before is still to be read: its channel stays open until then.
+        """
         if not self._exit.done():
             self._exit.set_result(code)
+
+    def close(self) -> None:
+        """Read no more of it."""
         self._channel.close()
 
     async def exit_code(self, patience_s: float) -> int | None:
@@ -75,7 +82,7 @@ class Runner:
         Raises:
             RunnerError: if it cannot be what it must, or has ended.
         """
-        async for header, body in self.frames(_MAX_REASON):
+        async for header, body in self.frames(lambda _: _MAX_REASON):
             if header["kind"] == "failed":
                 raise RunnerError(body.decode(errors="replace"))
             if header["kind"] == "idle":
@@ -88,15 +95,17 @@ class Runner:
         """Write a frame to it."""
         await self._channel.send(header, body, fds)
 
-    async def frames(self, max_body: int) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """What it says, until it ends.
+    async def frames(
+        self, room: Callable[[Header], int]
+    ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
+        """What it says, until it ends; `room` says of a header how large its frame may be.
 
         Raises:
             ProtocolError: when it says what it may not.
         """
         while True:
             try:
-                frame = await self._channel.receive(max_body)
+                frame = await self._channel.receive(room)
             except EOFError:
                 return
             yield frame

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LENGTHS = struct.Struct("!IQ")
+MAX_TEXT = 1 << 20
+"""Bytes of a line that was printed, or of an error, in one frame."""
 
 Header = Mapping[str, Any]
 

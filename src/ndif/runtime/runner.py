@@ -18,7 +18,7 @@ import torch
 import zstandard
 
 from ndif.runtime import memory
-from ndif.runtime.frames import Channel
+from ndif.runtime.frames import MAX_TEXT, Channel
 from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
 from ndif.runtime.generations.port import Policy
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
@@ -32,8 +32,14 @@ _IDLE_S = 0.05
 """How long nothing must come before the runner tidies up, so that tidying delays nobody."""
 
 
-_OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc", "Cannot allocate memory")
-"""How Python, torch and the C library say it."""
+_SIGNS_OF_A_LIMIT = (
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "bad_alloc",
+    "can't start new thread",
+)
+"""How Python, torch and the C library say that there is no more."""
 
 
 class LogStream(io.TextIOBase):
@@ -60,8 +66,11 @@ class LogStream(io.TextIOBase):
         self._line = ""
 
     def _send(self, line: str) -> None:
-        if line.strip():
-            self._channel.send({"kind": "log"}, line.encode(errors="replace"))
+        if not line.strip():
+            return
+        text = line.encode(errors="replace")
+        for start in range(0, len(text), MAX_TEXT):
+            self._channel.send({"kind": "log"}, text[start : start + MAX_TEXT])
 
 
 def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
@@ -141,7 +150,7 @@ class Runner:
             )
             self._deliver(result, header, cost)
         except BlockError as error:
-            self._fail(error.traceback + self._why_no_memory(error.traceback), meta())
+            self._fail(error.traceback + self._which_limit(error.traceback), meta())
         except (PayloadError, ResultTooLargeError) as error:
             self._fail(str(error), meta())
         except (EOFError, ConnectionError):
@@ -180,16 +189,18 @@ class Runner:
 
     def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
         self._channel.send(
-            {"kind": "error", "meta": meta}, text.encode(errors="replace")[: 1 << 20]
+            {"kind": "error", "meta": meta}, text.encode(errors="replace")[:MAX_TEXT]
         )
 
-    def _why_no_memory(self, text: str) -> str:
+    def _which_limit(self, text: str) -> str:
         """What a limit has to do with an error that says nothing of one."""
-        if self._stranger is None or not any(sign in text for sign in _OUT_OF_MEMORY):
+        if self._stranger is None or not any(sign in text for sign in _SIGNS_OF_A_LIMIT):
             return ""
+        limits = self._stranger.confinement
         return (
-            f"\nA request may take {self._stranger.confinement.memory_bytes:,} bytes of memory on this "
-            "server (NDIF_RUNNER_MEMORY_BYTES)."
+            f"\nA request may take {limits.memory_bytes:,} bytes of memory on this server "
+            f"(NDIF_RUNNER_MEMORY_BYTES), and start {limits.max_threads} threads, whose stacks count "
+            "(NDIF_RUNNER_MAX_THREADS)."
         )
 
     def _conversation(self) -> Conversation:

@@ -28,11 +28,19 @@ def explain(error: BaseException, tb: TracebackType | None, internal: str) -> st
         for frame in traceback.StackSummary.extract(_walk(tb), capture_locals=False)
         if not frame.filename.startswith((internal, _OURS))
     ]
-    last = "".join(traceback.format_exception_only(type(error), error)).rstrip()
+    last = _text(error)
     if not frames:
         return last
     lines = "".join(traceback.format_list(frames)).rstrip()
     return f"Traceback (most recent call last):\n{lines}\n{last}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception_only(type(error), error)).rstrip()
+    except BaseException:
+        # A class of the user's own: its notes, say, may be code.
+        return f"{type(error).__name__}: <its text cannot be made>"
 
 
 def sentence(error: BaseException) -> str:

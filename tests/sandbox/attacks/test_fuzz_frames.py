@@ -100,7 +100,7 @@ async def _said(sent: bytes, pieces: int) -> list[dict[str, object]]:
 
     speaking = asyncio.create_task(speak())
     try:
-        async for header, body in runner.frames(MAX_BODY):
+        async for header, body in runner.frames(lambda _: MAX_BODY):
             assert isinstance(header["kind"], str)
             assert len(body) <= MAX_BODY
             json.dumps(header)

@@ -35,6 +35,11 @@ UNBOUND = frozenset(
         "__dataclass_params__",
         "__reduce__",
         "__reduce_ex__",
+        # Told of one of these, numpy and torch take any address for an array's.
+        "__array_interface__",
+        "__array_struct__",
+        "__cuda_array_interface__",
+        "__dlpack__",
     }
 )
 """Names that no code may bind, in a class or elsewhere."""
