@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +63,11 @@ class Stranger:
         if rehearsal is not None:
             inherit(files)
             rehearsal.run(policy)
+            # Else a collection in the middle of it would write to every object there is.
+            gc.collect()
+            gc.freeze()
+            # What is free is not to be copied, but to be empty.
+            ctypes.CDLL(None).malloc_trim(0)
             pages = Pages.written_by(lambda: rehearsal.as_a_runner(policy))
         return cls(confinement, policy, untrusted.adapters, pages)
 

@@ -112,6 +112,8 @@ class Nnsight08:
 
     def _apply(self, env: dict[str, Any]) -> None:
         """Give the model the adapter and attention implementation of this request alone."""
+        # A client names what it has none of, or leaves it out.
+        env = {name: value for name, value in env.items() if value is not None}
         if env == self._env:
             return
         try:

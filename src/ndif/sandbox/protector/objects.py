@@ -26,15 +26,22 @@ class ProtectedObjects:
     def __init__(self, denied: Mapping[str, str], nnsight: Mapping[str, str]) -> None:
         self._denied = denied
         self._nnsight = nnsight
+        self._objects: Mapping[str, Any] | None = None
         self._held: dict[int, Any] = {}
         self._weights: dict[int, torch.Tensor] = {}
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def hold(self, objects: Mapping[str, Any]) -> None:
-        """Protect `objects` and the modules, weights and settings that they hold; forget earlier ones."""
+        """Protect `objects` and the modules, weights and settings that they hold; forget earlier ones.
+
+        The same dictionary is the same objects: a runner finds them walked through by its zygote.
+        """
+        self._copies.clear()
+        if objects is self._objects:
+            return
+        self._objects = objects
         self._held.clear()
         self._weights.clear()
-        self._copies.clear()
         for value in objects.values():
             self._hold(value)
 
