@@ -125,7 +125,7 @@ class Protector:
         Its lines become known under that name; those of a library must not be taken for the user's.
         """
         text = str(name)
-        if text.startswith(_libraries()) or os.path.normpath(text) in _loaded(len(sys.modules)):
+        if os.path.normpath(text).startswith(_libraries()):
             return f"<client>{text}"
         return text
 
@@ -217,11 +217,9 @@ _ABSENT = object()
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    return tuple({f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib", "stdlib")})
+    """The folders that this server's modules are from.
 
-
-@functools.lru_cache(maxsize=1)
-def _loaded(count: int) -> set[str]:
-    """The files of every module that is loaded, `count` of them: gathered anew when there are more."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return {os.path.normpath(file) for file in files if file}
+    Not the modules' own files: to ask each of them would copy a page of memory for each in every runner.
+    """
+    named = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+    return tuple({f"{os.path.normpath(folder)}/" for folder in (*named, *sys.path) if folder})
