@@ -121,6 +121,8 @@ class Runner:
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
+        # An earlier block may have been left in the middle of a `no_grad`.
+        torch.set_grad_enabled(True)
         self._channel.send({"kind": "running"})
         if self._stranger is None:
             memory.reset_peak()

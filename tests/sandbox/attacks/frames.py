@@ -350,20 +350,6 @@ def floods_with_a_large_stream(streamed_bytes: int) -> object:
     return "SURVIVED"
 
 
-def waits_for_an_upload(seconds: float) -> object:
-    """an upload that no client sends"""
-    import gc
-
-    [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "Channel" and each.socket.fileno() >= 0
-    ]
-    channel.send({"kind": "await upload"})
-    channel.receive()
-    return "SURVIVED"
-
-
 def asks_for_many_files() -> object:
     """files for results, one after the other"""
     import gc

@@ -641,11 +641,6 @@ ATTACKS: list[Attack] = [
         says=f"{TIME}|{PROTOCOL}",
     ),
     *_rows(
-        *("hold the host", LIMIT, watch.LimitHolds),
-        frames.waits_for_an_upload,
-        says=f"{TIME}|{PROTOCOL}",
-    ),
-    *_rows(
         *("fill the disk", LIMIT, watch.DiskStays),
         frames.fills_the_disk,
         frames.fills_the_disk_with_a_hole,
