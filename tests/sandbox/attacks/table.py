@@ -526,7 +526,6 @@ ATTACKS: list[Attack] = [
         *("change torch's settings", FRESH, watch.next_request(tampering.settings_of_torch)),
         tampering.sets_default_dtype,
         tampering.sets_default_device,
-        tampering.sets_gradients_off,
         tampering.sets_the_seed,
         tampering.sets_threads,
         tampering.sets_determinism,

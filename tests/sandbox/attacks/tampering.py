@@ -163,15 +163,6 @@ def sets_default_device() -> object:
     return torch.set_default_device("meta")
 
 
-def sets_gradients_off() -> object:
-    """torch.set_grad_enabled"""
-    import torch
-
-    torch.set_grad_enabled(not torch.is_grad_enabled())
-    torch._C._set_grad_enabled(False)
-    return True
-
-
 def sets_the_seed() -> object:
     """torch.manual_seed"""
     import torch

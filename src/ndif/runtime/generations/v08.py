@@ -38,6 +38,8 @@ class Nnsight08:
     def __init__(self) -> None:
         self.model: Any = None
         self._objects: dict[str, Any] | None = None
+        self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
+        """The weights, and whether each takes gradients, before the first adapter."""
         self._env: dict[str, Any] = {}
         self._attention: str | None = None
         """The implementation that the model was loaded with: what a request gets that names none."""
@@ -116,6 +118,9 @@ class Nnsight08:
         env = {name: value for name, value in env.items() if value is not None}
         if env == self._env:
             return
+        if self._trained is None:
+            parameters = self.model._module.parameters()
+            self._trained = [(parameter, parameter.requires_grad) for parameter in parameters]
         try:
             self.model._remoteable_set_env(env)
         except Exception as error:
@@ -127,6 +132,10 @@ class Nnsight08:
         finally:
             self._objects = None
         self._env = env
+        if "peft" not in env:
+            # An adapter freezes what it is put on, and leaves it so.
+            for parameter, trains in self._trained or ():
+                parameter.requires_grad_(trains)
 
     def _persistent_objects(self) -> dict[str, Any]:
         if self._objects is None:
