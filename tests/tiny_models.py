@@ -7,11 +7,15 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    BertConfig,
+    BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    T5Config,
+    T5Model,
 )
 
 _TEXT = "The Eiffel Tower is in the city of Paris. Madison Square Garden is in New York."
@@ -70,6 +74,42 @@ def make_llama(folder: Path, seed: int = 0) -> Path:
         eos_token_id=0,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_bert(folder: Path, seed: int = 0) -> Path:
+    """Write a BERT that fills masks, and its tokenizer, to `folder`; return it."""
+    tokenizer = _tokenizer()
+    tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_t5(folder: Path, seed: int = 0) -> Path:
+    """Write an encoder and decoder without a head, and their tokenizer, to `folder`; return it."""
+    tokenizer = _tokenizer()
+    torch.manual_seed(seed)
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    T5Model(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

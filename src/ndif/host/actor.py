@@ -143,11 +143,11 @@ class ModelActor:
                 watching.cancel()
             self._runner = None
             runners.give_back(runner)
-            if not request.trusted:
+            if self.process.shares_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
 
     async def _verify(self, runner: Runner) -> None:
-        """Where runners share the weights' memory, see that this one left them as they were."""
+        """See that this one left the weights that it shared as they were."""
         # Until it is gone, it may still write.
         await runner.exit_code(_EXIT_PATIENCE_S)
         if restored := await self.process.verify():

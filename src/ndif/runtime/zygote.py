@@ -82,7 +82,7 @@ class Zygote:
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
-        control.send({"kind": "ready", **ready})
+        control.send({"kind": "ready", "shared": self._owned is not None, **ready})
 
     def _export(self) -> Export | None:
         """How an owner shares the weights; None where there is none, as on CPUs."""

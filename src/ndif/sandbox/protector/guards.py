@@ -174,6 +174,8 @@ class Guards:
             )
         wrapper = self._is_nnsights(kind)
         envoy = wrapper and "_module" in _own(value)
+        if envoy and _names_submodule(value, name):
+            return self._plain(value, name)
         protected = envoy or value in self._protected
         if wrapper:
             self._protected.check_nnsight(value, name)
@@ -378,6 +380,12 @@ class Guards:
 def _bases(cls: type) -> tuple[type, ...]:
     found: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
     return found
+
+
+def _names_submodule(envoy: Any, name: str) -> bool:
+    """Whether `name` is one that the model's author gave to a part of it, as T5's `decoder`."""
+    parts = getattr(_own(envoy)["_module"], "_modules", {})
+    return name in parts and name in _own(envoy)
 
 
 def _own(value: Any) -> Mapping[str, Any]:
