@@ -22,10 +22,10 @@ from bench.processes import (
     NDIF,
     Watch,
     client,
+    held_weights,
     instant,
     resident,
     server,
-    weights_of_its_own,
 )
 from bench.sandbox import sandbox
 from prepare_model import prepare  # an example, which `bench.processes` has made importable
@@ -84,11 +84,9 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
                 name = f"{size} MB bfloat16, {generation}: rate / instant"
                 figures.append(Figure(name, ratio, 0.6, "x", at_most=False, how=how))
             if generation != "0.8":
-                own = weights_of_its_own(pid) / (folder / "model.safetensors").stat().st_size
-                how = (
-                    "the part of the weights that a process of two generations shares with no other"
-                )
-                figures.append(Figure("weights that are not shared", own, 0.1, "x", how=how))
+                held = held_weights(pid, (folder / "model.safetensors").stat().st_size)
+                how = "by the processes of two generations; once is what they share"
+                figures.append(Figure("copies of the weights", held, 1.1, "x", how=how))
             name = f"copies of a 256 MB result in one process, {generation}"
             how = "most anonymous memory that a process gained; the values themselves are one"
             figures.append(Figure(name, growth / (256 * MB), 2.0, "x", how=how))

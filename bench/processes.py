@@ -113,19 +113,22 @@ def resident(pid: int) -> int:
     return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024  # type: ignore[index]
 
 
-def weights_of_its_own(pid: int) -> int:
-    """Bytes of the weights' file that the process with the most of them shares with no other."""
-    most = 0
+def held_weights(pid: int, size: int) -> float:
+    """How often a tree of processes holds `size` bytes of weights: once, and what any has for itself."""
+    memories, own = set(), 0
     for process in descendants(pid):
-        own, inside = 0, False
+        mine, inside = 0, False
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
-                if not line.split()[0].endswith(":"):
-                    inside = line.endswith("model.safetensors")
-                elif inside and line.startswith("Private_"):
-                    own += int(line.split()[1]) * 1024
-        most = max(most, own)
-    return most
+                words = line.split()
+                if not words[0].endswith(":"):
+                    inside = "model.safetensors" in line or "memfd:weights" in line
+                    if inside:
+                        memories.add(words[4])
+                elif inside and line.startswith("Private_Dirty"):
+                    mine += int(words[1]) * 1024
+        own = max(own, mine)
+    return len(memories) + own / size
 
 
 def proportional(pid: int) -> int:

@@ -23,13 +23,13 @@ _END = "<|endoftext|>"
 _CHAT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
-def make_gpt2(folder: Path, seed: int = 0) -> Path:
+def make_gpt2(folder: Path, seed: int = 0, width: int = 64) -> Path:
     """Write a GPT-2 and its tokenizer to `folder`; return it."""
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
     config = GPT2Config(
         vocab_size=len(tokenizer),
-        n_embd=64,
+        n_embd=width,
         n_layer=4,
         n_head=4,
         n_positions=256,
@@ -96,13 +96,13 @@ def make_bert(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def make_t5(folder: Path, seed: int = 0) -> Path:
+def make_t5(folder: Path, seed: int = 0, width: int = 32) -> Path:
     """Write an encoder and decoder without a head, and their tokenizer, to `folder`; return it."""
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
     config = T5Config(
         vocab_size=len(tokenizer),
-        d_model=32,
+        d_model=width,
         d_kv=16,
         d_ff=64,
         num_layers=2,

@@ -21,6 +21,7 @@ from ndif.gateway.submit import Submit
 from ndif.gateway.subscribe import Subscribe
 from ndif.host.actor import ModelActor
 from ndif.host.runtimes import Runtimes
+from ndif.host.weights import Weights
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
@@ -49,6 +50,7 @@ class Server:
         broker = MemoryBroker()
         runtimes = Runtimes(settings.runtimes)
         responder = Responder(broker, self._objects)
+        weights = Weights()
         self.controller = Controller(
             config,
             lambda config, generation: ModelActor(
@@ -57,6 +59,7 @@ class Server:
                 settings,
                 broker,
                 self._objects,
+                weights,
                 untrusted=not trusted,
             ),
         )

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ndif.host.process import ModelProcess
 from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
+from ndif.host.weights import Weights
 from ndif.runtime.spec import ModelSpec
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
@@ -105,7 +106,7 @@ def test_after_a_crash_the_next_runner_works(client: Client) -> None:
 async def process(checkpoint: Path, device: str | None) -> AsyncIterator[ModelProcess]:
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
     spec = ModelSpec(str(checkpoint), "0.8", task="text-generation", device=device)
-    started = ModelProcess(spec, runtime)
+    started = ModelProcess(spec, runtime, Weights())
     await started.start(PATIENCE_S, lambda done, total: None)
     try:
         yield started

@@ -5,6 +5,7 @@ What is measured runs in processes of its own, so that nothing else of a test's 
 
 from __future__ import annotations
 
+import array
 import ctypes
 import hashlib
 import json
@@ -17,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from ndif.runtime.forking import Pages, inherit, mappings
+from ndif.runtime.forking import Pages
+from ndif.runtime.mappings import Mapping, mappings, written
 
 ROOT = Path(__file__).parents[2]
 PAGES = 2000
@@ -74,9 +74,9 @@ def address(area: mmap.mmap) -> int:
     return ctypes.addressof(byte)
 
 
-def covered(pages: Pages, start: int, end: int) -> int:
-    """How many bytes between two addresses are in `pages`."""
-    pairs = list(zip(pages.ranges[::2], pages.ranges[1::2], strict=True))
+def covered(ranges: array.array[int], start: int, end: int) -> int:
+    """How many bytes between two addresses are in `ranges`."""
+    pairs = list(zip(ranges[::2], ranges[1::2], strict=True))
     return sum(max(0, min(end, at + size) - max(start, at)) for at, size in pairs)
 
 
@@ -99,11 +99,11 @@ def digest(area: mmap.mmap) -> str:
 
 def copying() -> dict[str, Any]:
     written, left = memory(1), memory(2)
-    pages = Pages.written_by(lambda: write(written))
+    pages = Pages.used_by(lambda: write(written))
     before = [digest(written), digest(left)]
 
     def with_copies() -> dict[str, Any]:
-        pages.copy()
+        pages.fetch()
         same = [digest(written), digest(left)] == before
         return {"same": same, "faults": faults(lambda: write(written))}
 
@@ -111,9 +111,9 @@ def copying() -> dict[str, Any]:
         "with": in_a_fork(with_copies),
         "without": in_a_fork(lambda: faults(lambda: write(written))),
         "mine": [digest(written), digest(left)] == before,
-        "written": covered(pages, address(written), address(written) + SIZE),
-        "left": covered(pages, address(left), address(left) + SIZE),
-        "all": sum(pages.ranges[1::2]),
+        "written": covered(pages.written, address(written), address(written) + SIZE),
+        "left": covered(pages.written, address(left), address(left) + SIZE),
+        "all": sum(pages.written[1::2]),
     }
     return answer
 
@@ -127,12 +127,12 @@ def finding_ranges() -> dict[str, Any]:
         for page in apart:
             write(area, range(page, page + 1))
 
-    pages = Pages.written_by(run)
-    pairs = list(zip(pages.ranges[::2], pages.ranges[1::2], strict=True))
+    pages = Pages.used_by(run)
+    pairs = list(zip(pages.written[::2], pages.written[1::2], strict=True))
     mine = [pair for pair in pairs if start <= pair[0] < start + SIZE]
     return {
         "mine": [[(at - start) // mmap.PAGESIZE, size // mmap.PAGESIZE] for at, size in mine],
-        "aligned": all(value % mmap.PAGESIZE == 0 for value in pages.ranges),
+        "aligned": all(value % mmap.PAGESIZE == 0 for value in pages.written),
         "ordered": pairs == sorted(pairs),
     }
 
@@ -144,13 +144,13 @@ def failing() -> dict[str, Any]:
         write(area)
         raise SystemExit("as a rehearsal may")
 
-    pages = Pages.written_by(run)
-    pages.copy()
+    pages = Pages.used_by(run)
+    pages.fetch()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
-        Pages.written_by(lambda: None)
+        Pages.used_by(lambda: None)
     return {
-        "ranges": len(pages.ranges),
+        "ranges": len(pages.written) + len(pages.read),
         "same": area[7] == 1,
         "leaked": len(list(Path("/proc/self/fd").iterdir())) - descriptors,
     }
@@ -159,21 +159,21 @@ def failing() -> dict[str, Any]:
 def gone() -> dict[str, Any]:
     """Memory that is written in the fork alone, and memory that is no more."""
     area = memory(1)
-    pages = Pages.written_by(lambda: write(area))
+    pages = Pages.used_by(lambda: write(area))
     start = address(area)
     area.close()
     kept: list[mmap.mmap] = []
-    only_there = Pages.written_by(lambda: kept.append(memory(3)))
+    only_there = Pages.used_by(lambda: kept.append(memory(3)))
 
     def copy() -> bool:
-        pages.copy()
-        only_there.copy()
+        pages.fetch()
+        only_there.fetch()
         return True
 
-    return {"survived": in_a_fork(copy), "size": covered(pages, start, start + SIZE)}
+    return {"survived": in_a_fork(copy), "size": covered(pages.written, start, start + SIZE)}
 
 
-def inheriting(file: str, other: str) -> dict[str, Any]:
+def finding(file: str, other: str) -> dict[str, Any]:
     def mapped(path: str) -> mmap.mmap:
         with Path(path).open("rb") as opened:
             area = mmap.mmap(
@@ -182,7 +182,7 @@ def inheriting(file: str, other: str) -> dict[str, Any]:
                 flags=mmap.MAP_PRIVATE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
-        # One of 2 MiB is one fault, and no fork inherits it.
+        # One of 2 MiB is one fault.
         area.madvise(mmap.MADV_NOHUGEPAGE)
         return area
 
@@ -191,12 +191,14 @@ def inheriting(file: str, other: str) -> dict[str, Any]:
     read(others)
     without = in_a_fork(lambda: resident(weights))
     before = digest(weights)
-    inherit([Path(file), Path("/nothing/is/here")])
+    pages = Pages.used_by(lambda: read(weights))
 
     def fork() -> dict[str, Any]:
+        pages.fetch()
         return {
             "resident": resident(weights),
             "others": resident(others),
+            "own": sum(written(of(weights))[1::2]),
             "faults": faults(lambda: read(weights)),
             "total": read(weights),
             "digest": digest(weights),
@@ -209,6 +211,11 @@ def inheriting(file: str, other: str) -> dict[str, Any]:
         "before": before,
         "after": digest(weights),
     }
+
+
+def of(area: mmap.mmap) -> Mapping:
+    """The mapping that it is."""
+    return next(mapping for mapping in mappings() if mapping.start == address(area))
 
 
 def measured(name: str, *arguments: Path) -> Any:
@@ -263,13 +270,14 @@ def test_memory_that_is_no_more_is_passed_over() -> None:
     assert found == {"survived": True, "size": SIZE}
 
 
-def test_a_fork_reads_inherited_weights_without_a_stop(tmp_path: Path) -> None:
+def test_a_fork_reads_weights_without_a_stop(tmp_path: Path) -> None:
     files = tmp_path / "weights", tmp_path / "others"
     for file in files:
         file.write_bytes(os.urandom(SIZE))
-    found = measured("inheriting", *files)
+    found = measured("finding", *files)
     assert found["without"] == found["fork"]["others"] == 0
     assert found["fork"]["resident"] == SIZE
+    assert found["fork"]["own"] == 0  # found, and not copied
     assert found["fork"]["faults"] < FEW
     expected = hashlib.sha256(files[0].read_bytes()).hexdigest()
     assert found["before"] == found["after"] == found["fork"]["digest"] == expected
@@ -290,20 +298,8 @@ def test_mappings_of_a_file_with_a_space_in_its_name(tmp_path: Path) -> None:
     assert found.end - found.start == mmap.PAGESIZE
 
 
-@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
-def test_only_private_memory_that_can_be_written_is_touched(tmp_path: Path, flags: int) -> None:
-    file = tmp_path / "weights"
-    file.write_bytes(bytes(mmap.PAGESIZE))
-    with (
-        file.open("rb") as opened,
-        mmap.mmap(opened.fileno(), 0, flags=flags, prot=mmap.PROT_READ),
-    ):
-        inherit([file])  # a write to it would be this process's end
-    assert file.read_bytes() == bytes(mmap.PAGESIZE)
-
-
 if __name__ == "__main__":
     PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
-        run.__name__: run for run in (copying, finding_ranges, failing, gone, inheriting)
+        run.__name__: run for run in (copying, finding_ranges, failing, gone, finding)
     }
     print(json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:])))

@@ -25,6 +25,7 @@ from ndif.config import Settings
 from ndif.host.actor import ModelActor, ReplicaLostError
 from ndif.host.process import ModelProcessError
 from ndif.host.runtimes import Runtime
+from ndif.host.weights import Weights
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response
@@ -169,6 +170,7 @@ async def serve(
         settings or Settings(),
         cast(Broker, None),
         cast(ObjectStore, None),
+        Weights(),
         untrusted=settings is not None,
     )
     served = Served(actor)

@@ -17,6 +17,7 @@ from ndif.host.process import ModelProcess, ModelProcessError, describe_exit
 from ndif.host.runner import Runner, RunnerError
 from ndif.host.runtimes import Runtime
 from ndif.host.watch import Watch
+from ndif.host.weights import Weights
 from ndif.runtime.spec import ModelSpec, Untrusted
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
@@ -49,6 +50,7 @@ class ModelActor:
         settings: Settings,
         broker: Broker,
         objects: ObjectStore,
+        weights: Weights,
         *,
         untrusted: bool,
     ) -> None:
@@ -63,7 +65,7 @@ class ModelActor:
             threads=config.threads,
             untrusted=_untrusted(settings) if untrusted else None,
         )
-        self.process = ModelProcess(spec, runtime)
+        self.process = ModelProcess(spec, runtime, weights)
         self._settings = settings
         self._timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         self._broker = broker

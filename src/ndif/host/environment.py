@@ -11,6 +11,7 @@ _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 
 _HARMLESS = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV"),
+    "GLIBC_TUNABLES",
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_MODULES_CACHE", "XDG_CACHE_HOME"),
     *(
         "OMP_",
@@ -36,6 +37,8 @@ def environment(runtime: Runtime) -> dict[str, str]:
         # By default torch's threads spin for some 10 ms after their last work, which is when those who
         # carry the result to its client need the cores. This is 0.5 ms, longer than between two layers.
         "GOMP_SPINCOUNT": "10000",
+        # What a model allocates is in huge pages, of which a fork has 512 times fewer to copy the table of.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
         # The tokenizer's own thread pool would not survive a fork.

@@ -11,6 +11,8 @@ from typing import Protocol
 from ndif.host.runner import Runner, RunnerError
 
 _PATIENCE_S = 120.0
+_DELIVERY_S = 0.03
+"""How long a result is on its way to a client that is near."""
 
 Fork = Callable[[], Awaitable[Runner]]
 """A new runner. Raises `ModelProcessError` where the model's process is gone."""
@@ -96,13 +98,15 @@ class Fresh:
     def give_back(self, runner: Runner) -> None:
         """See `Runners.give_back`. It ends, and another takes its place in the line.
 
-        Not before: who warms up beside a request that runs takes its cores.
+        Not before: who warms up beside a request that runs takes its cores. And not quite yet: those who
+        carry the result to its client need them.
         """
         self._discard(runner)
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.create_task(self._refill(), name="runner pool")
 
     async def _refill(self) -> None:
+        await asyncio.sleep(_DELIVERY_S)
         # A process that is gone says so to the next request; nobody waits for this.
         with contextlib.suppress(Exception):
             await self.start()

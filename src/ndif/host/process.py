@@ -18,6 +18,7 @@ from ndif.host.download import DownloadError, Found, download
 from ndif.host.environment import environment, for_strangers
 from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
+from ndif.host.weights import Weights
 from ndif.runtime.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,11 @@ class ModelProcessError(Exception):
 class ModelProcess:
     """The zygote of one model, and the runners it forks."""
 
-    def __init__(self, spec: ModelSpec, runtime: Runtime) -> None:
+    def __init__(self, spec: ModelSpec, runtime: Runtime, weights: Weights) -> None:
+        """`weights`: what this process and others of this machine share."""
         self.spec = spec
         self.runtime = runtime
+        self._weights = weights
         self.model: Mapping[str, Any] = {}
         """What the process says it loaded, once it is ready."""
         self.load_s = self.loaded_at = 0.0
@@ -116,6 +119,13 @@ class ModelProcess:
                     progress(int(header["done"]), int(header["total"]))
                 case "failed":
                     raise ModelProcessError(body.decode(errors="replace"))
+                case "weights":
+                    fd = await self._weights.of(self, header["name"], int(header["size"]))
+                    filled = self._weights.filled(header["name"])
+                    given = [] if fd is None else [fd]
+                    await control.send({"kind": "weights", "filled": filled}, fds=given)
+                case "filled":
+                    self._weights.fill(header["name"], usable=bool(header["usable"]))
                 case "ready":
                     self.model, self.load_s = header["model"], float(header["load_s"])
                     self.loaded_at = float(header["loaded_at"])
@@ -200,6 +210,7 @@ class ModelProcess:
 
     def _end(self) -> None:
         self.ended.set()
+        self._weights.leave(self)
         for runner in self._runners.values():
             runner.exited(None)
         self._runners.clear()

@@ -93,16 +93,20 @@ class Runner:
         self._threads = start_threads(threads)
         self._stranger = stranger
 
+    def warm_up(self) -> None:
+        """Have ready what a first pass builds in each process."""
+        warm_up(self._generation.model)
+
     def serve_once(self) -> None:
         """Run one request; the end of this process is what cleans up after it."""
-        self._prepare()
+        self._greet()
         with contextlib.suppress(EOFError, ConnectionError):
             header, payload, _ = self._channel.receive()
             self._run(header, bytes(payload))
 
     def serve(self) -> None:
         """Run what comes until the host hangs up."""
-        self._prepare()
+        self._greet()
         while True:
             self._tidy_when_idle()
             try:
@@ -113,11 +117,8 @@ class Runner:
             del payload
             self._reset()
 
-    def _prepare(self) -> None:
+    def _greet(self) -> None:
         warnings.showwarning = show_warning
-        # A pass of its own costs a runner of one request as much as it would save.
-        if self._stranger is None or self._stranger.pages is None:
-            warm_up(self._generation.model)
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:

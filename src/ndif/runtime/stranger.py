@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
-from ndif.runtime.forking import Pages, inherit
 from ndif.runtime.generations.port import Policy
 from ndif.runtime.spec import Untrusted
 from ndif.sandbox.confinement import Confinement, of_checkpoint
@@ -31,8 +28,6 @@ class Stranger:
     confinement: Confinement
     policy: Policy | None
     adapters: str
-    pages: Pages | None
-    """What a forward pass writes to; None where it runs elsewhere, on a GPU."""
 
     @classmethod
     def prepare(
@@ -48,10 +43,9 @@ class Stranger:
         """
         adapters = Path(untrusted.adapters)
         adapters.mkdir(parents=True, exist_ok=True)
-        files = of_checkpoint(folder)
         confinement = Confinement.prepare(
             untrusted.sandbox,
-            readable=(*files, adapters.resolve()),
+            readable=(*of_checkpoint(folder), adapters.resolve()),
             memory_bytes=untrusted.memory_bytes,
             result_bytes=untrusted.result_bytes,
             max_threads=untrusted.max_threads,
@@ -59,17 +53,9 @@ class Stranger:
             gpu=owned is not None,
         )
         policy = _policy(untrusted)
-        pages = None
         if rehearsal is not None:
-            inherit(files)
             rehearsal.run(policy)
-            # Else a collection in the middle of it would write to every object there is.
-            gc.collect()
-            gc.freeze()
-            # What is free is not to be copied, but to be empty.
-            ctypes.CDLL(None).malloc_trim(0)
-            pages = Pages.written_by(lambda: rehearsal.as_a_runner(policy))
-        return cls(confinement, policy, untrusted.adapters, pages)
+        return cls(confinement, policy, untrusted.adapters)
 
     def enter(self, install: Callable[[], None] | None) -> None:
         """Confine this process; `install` maps weights that are on GPUs.
@@ -81,8 +67,6 @@ class Stranger:
         constants.HF_HUB_OFFLINE = True
         constants.HF_HUB_CACHE = self.adapters
         self.confinement.enter()
-        if self.pages is not None:
-            self.pages.copy()
         if install is not None:
             install()
             self.confinement.finish()

@@ -26,6 +26,7 @@ from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
 
 if TYPE_CHECKING:
+    from ndif.runtime.forking import Pages
     from ndif.runtime.owner import Owned
     from ndif.runtime.rehearsal import Rehearsal
     from ndif.runtime.stranger import Stranger
@@ -70,6 +71,7 @@ class Zygote:
         self._owned: Owned | None = None
         self._stranger: Stranger | None = None
         self._rehearsal: Rehearsal | None = None
+        self._pages: Pages | None = None
         # First, because what comes next may ask torch for its devices.
         export = self._export()
         self._generation = adapter(spec.generation)
@@ -79,10 +81,25 @@ class Zygote:
 
             folder = Path(ready["model"]["folder"])
             self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned, self._rehearsal)
+        self._settle()
+        control.send({"kind": "ready", "shared": self._owned is not None, **ready})
+
+    def _settle(self) -> None:
+        """Arrange this process's memory for the forks to come."""
+        from ndif.runtime.forking import Pages
+        from ndif.runtime.heap import settle
+        from ndif.runtime.huge import shared
+
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
-        control.send({"kind": "ready", "shared": self._owned is not None, **ready})
+        settle()
+        stranger, rehearsal = self._stranger, self._rehearsal
+        if stranger is not None and rehearsal is not None:
+            self._pages = Pages.used_by(lambda: rehearsal.as_a_runner(stranger.policy))
+            # All of the weights: what a request is the first to read would count as what it takes.
+            for mapping in shared():
+                self._pages.read.extend((mapping.start, mapping.size))
 
     def _export(self) -> Export | None:
         """How an owner shares the weights; None where there is none, as on CPUs."""
@@ -94,6 +111,7 @@ class Zygote:
 
     def _load(self) -> dict[str, Any]:
         from ndif.runtime import progress
+        from ndif.runtime.huge import share, weights_of
         from ndif.runtime.rehearsal import Rehearsal
 
         progress.report(
@@ -104,10 +122,12 @@ class Zygote:
         started = time.perf_counter()
         self._generation.load(self._spec)
         loaded, loaded_at = time.perf_counter(), time.time()
+        model = describe(self._generation.model, self._spec)
+        share(weights_of(Path(model["folder"])), self._control)
         self._rehearsal = Rehearsal(self._generation, self._spec)
         self._rehearsal.run()
         return {
-            "model": describe(self._generation.model, self._spec),
+            "model": model,
             "load_s": loaded - started,
             "loaded_at": loaded_at,
         }
@@ -221,7 +241,9 @@ class Zygote:
         from ndif.runtime.runner import Runner
 
         self._install()
-        Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads).serve()
+        runner = Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads)
+        runner.warm_up()
+        runner.serve()
 
     def _run_fresh(self, fd: int) -> None:
         """Be a runner of one request, confined before it reads a byte of it."""
@@ -235,7 +257,13 @@ class Zygote:
         except Exception as error:
             channel.send({"kind": "failed"}, sentence(error).encode())
             raise
-        Runner(channel, self._generation, self._spec.threads, stranger).serve_once()
+        if self._pages is not None:
+            self._pages.fetch()
+        runner = Runner(channel, self._generation, self._spec.threads, stranger)
+        # Elsewhere a pass of its own costs a runner of one request as much as it would save.
+        if self._pages is None:
+            runner.warm_up()
+        runner.serve_once()
 
     def _install(self) -> None:
         """Have the weights, where they are in an owner."""

@@ -1,0 +1,106 @@
+"""The heap of a process that forks: measured in processes of their own, by the pages a fork writes to."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ndif.runtime import heap
+from ndif.runtime.forking import Pages
+from ndif.runtime.mappings import mappings
+
+ROOT = Path(__file__).parents[2]
+HOLES, HOLE = 20_000, 700
+PAGE = 4096
+
+_libc = ctypes.CDLL(None)
+_libc.malloc.argtypes, _libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
+_libc.free.argtypes, _libc.free.restype = [ctypes.c_size_t], None
+
+
+def with_holes() -> list[int]:
+    """A heap of which every other piece is free; where the rest is, each filled with its number."""
+    pieces = [_libc.malloc(HOLE) for _ in range(2 * HOLES)]
+    for number, piece in enumerate(pieces):
+        ctypes.memset(piece, number % 251, HOLE)
+    for piece in pieces[::2]:
+        _libc.free(piece)
+    return pieces[1::2]
+
+
+def in_holes(count: int) -> Callable[[], None]:
+    """What a request does: take memory, write to it, give it back."""
+
+    def run() -> None:
+        for piece in [_libc.malloc(HOLE - 50) for _ in range(count)]:
+            ctypes.memset(piece, 7, HOLE - 50)
+
+    return run
+
+
+def copied(run: Callable[[], None], until: int) -> int:
+    """How many pages of the heap, up to an address, a fork copies that does `run`."""
+    ranges = Pages.used_by(run).written
+    mapping = next(m for m in mappings() if m.path == "[heap]")
+    return sum(
+        size // PAGE
+        for at, size in zip(ranges[::2], ranges[1::2], strict=True)
+        if mapping.start <= at < until
+    )
+
+
+def measure() -> dict[str, Any]:
+    pieces = with_holes()
+    end = max(pieces)
+    gc.collect()
+    before = copied(in_holes(HOLES // 2), end)
+    heap.settle()
+    after = copied(in_holes(HOLES // 2), end)
+    same = all(
+        ctypes.string_at(piece, HOLE) == bytes([(2 * number + 1) % 251]) * HOLE
+        for number, piece in enumerate(pieces)
+    )
+    large = _libc.malloc(heap._ROOM // 2)
+    return {"before": before, "after": after, "same": same, "huge": huge(), "beside": large > end}
+
+
+def huge() -> int:
+    """Bytes of this process that are in huge pages."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def measured() -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.test_heap"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_fork_takes_memory_in_one_piece_and_not_from_holes() -> None:
+    found = measured()
+    # Without: a page for every few holes.
+    assert found["before"] > HOLES // 2 * HOLE // PAGE // 2
+    assert found["after"] < found["before"] // 10
+    # Nothing that is in use was touched, and what is there can be used on.
+    assert found["same"]
+    assert found["beside"]
+    # The heap that was settled is larger than this by far.
+    assert found["huge"] >= 8 << 20
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

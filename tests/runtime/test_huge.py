@@ -1,0 +1,273 @@
+"""Weights in memory that is shared: the same bytes at the same addresses, and no way to change them."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ndif.host.process import ModelProcess
+from ndif.host.runtimes import Runtime
+from ndif.host.weights import Weights
+from ndif.runtime.frames import Channel
+from ndif.runtime.huge import share, weights_of
+from ndif.runtime.mappings import mappings
+from ndif.runtime.spec import ModelSpec, Untrusted
+from tests.tiny_models import make_gpt2, make_t5
+
+ROOT = Path(__file__).parents[2]
+SIZE = (5 << 20) + 3 * mmap.PAGESIZE
+PAGE = 300
+"""One that the process itself writes to, before its weights are shared."""
+
+
+class Host:
+    """The other end of a channel: hands out one memory for each name, and notes what it is told."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(theirs)
+        self.memory: dict[str, int] = {}
+        self.usable: dict[str, bool] = {}
+        self.generous = True
+        threading.Thread(target=self._serve, args=(Channel(ours),), daemon=True).start()
+
+    def _serve(self, channel: Channel) -> None:
+        while True:
+            header, _, _ = channel.receive()
+            name = header["name"]
+            if header["kind"] == "filled":
+                self.usable[name] = header["usable"]
+                continue
+            answer = json.dumps(
+                {"kind": "weights", "filled": self.usable.get(name, False)}
+            ).encode()
+            frame = len(answer).to_bytes(4, "big") + bytes(8) + answer
+            if not self.generous:
+                channel.socket.sendall(frame)
+                continue
+            if name not in self.memory:
+                self.memory[name] = os.memfd_create("weights", os.MFD_ALLOW_SEALING)
+            socket.send_fds(channel.socket, [frame], [self.memory[name]])
+
+
+def mapped(file: Path) -> mmap.mmap:
+    with file.open("rb") as opened:
+        return mmap.mmap(
+            opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+
+
+def address(area: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(area))
+
+
+def path(area: mmap.mmap) -> str:
+    at = address(area)
+    return next(m.path for m in mappings() if m.start <= at < m.end)
+
+
+def digest(area: mmap.mmap) -> str:
+    return hashlib.sha256(memoryview(area)).hexdigest()
+
+
+def refused(write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except PermissionError:
+        return True
+    return False
+
+
+# What is measured, each in a process of its own.
+
+
+def sharing(folder: str) -> dict[str, Any]:
+    file = Path(folder, "model.safetensors")
+    host = Host()
+    first = mapped(file)
+    truth = digest(first)
+    first[PAGE * mmap.PAGESIZE] ^= 255
+    before = digest(first), address(first)
+    share(weights_of(Path(folder)), host.channel)
+    after = digest(first), address(first)
+    (fd,) = host.memory.values()
+    huge = Path("/proc/self/smaps").read_text().partition("/memfd:weights")[2]
+    found = re.search(r"ShmemPmdMapped:\s+(\d+)", huge)
+    report = {
+        "own": before[0] != truth,
+        "same": before == after,
+        "moved": path(first).startswith("/memfd:weights"),
+        "huge": int(found[1]) << 10 if found else 0,
+        "sealed": refused(lambda: os.pwrite(fd, b"x", 0)),
+        "closed": refused_to_shrink(fd),
+    }
+    # A second process of the same weights, or as good as one: it finds them filled.
+    second = mapped(file)
+    others = [m for m in weights_of(Path(folder)) if m.start == address(second)]
+    aligned = address(second) % (2 << 20) == address(first) % (2 << 20)
+    share(others, host.channel)
+    report["second"] = digest(second) == truth
+    report["one memory"] = len(host.memory) == (1 if aligned else 2)
+    # What is written to one is in no other, nor in the file.
+    second[5] ^= 255
+    report["private"] = (
+        digest(first) == before[0] and hashlib.sha256(file.read_bytes()).hexdigest() == truth
+    )
+    return report
+
+
+def refused_to_shrink(fd: int) -> bool:
+    return refused(lambda: os.ftruncate(fd, 0))
+
+
+def staying(folder: str) -> dict[str, Any]:
+    """Weights that stay where they are: the host has no memory; their file is another by now."""
+    file = Path(folder, "model.safetensors")
+    host = Host()
+    host.generous = False
+    area = mapped(file)
+    truth = digest(area)
+    share(weights_of(Path(folder)), host.channel)
+    report = {"refused": path(area) == str(file) and digest(area) == truth}
+    host.generous = True
+    weights = weights_of(Path(folder))
+    file.rename(file.with_suffix(".old"))
+    file.write_bytes(bytes(SIZE))
+    share(weights, host.channel)
+    report["replaced"] = digest(area) == truth and not host.memory
+    return report
+
+
+def small(folder: str) -> dict[str, Any]:
+    """Weights that no huge page fits."""
+    file = Path(folder, "model.safetensors")
+    file.write_bytes(os.urandom(64 << 10))
+    host = Host()
+    area = mapped(file)
+    area[7] ^= 255
+    before = digest(area)
+    share(weights_of(Path(folder)), host.channel)
+    share([], host.channel)
+    return {"same": digest(area) == before, "stayed": path(area) == str(file)}
+
+
+def measured(name: str, folder: Path) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.test_huge", name, str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# The tests.
+
+
+def test_shared_weights_are_the_same_where_they_were(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(os.urandom(SIZE))
+    found = measured("sharing", tmp_path)
+    assert found.pop("huge") >= 2 << 20
+    assert all(found.values()), found
+
+
+def test_weights_stay_in_their_file_where_they_must(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(os.urandom(SIZE))
+    found = measured("staying", tmp_path)
+    assert all(found.values()), found
+
+
+def test_small_weights_stay_in_their_file(tmp_path: Path) -> None:
+    found = measured("small", tmp_path)
+    assert all(found.values()), found
+
+
+def backing(pid: int) -> set[int]:
+    """The inodes of what a process has its weights from."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {
+        int(line.split()[4]) for line in lines if re.search(r"memfd:weights|safetensors$", line)
+    }
+
+
+def memories() -> int:
+    """How many descriptors of such memory this process has."""
+    links = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return sum("memfd:weights" in str(link) for link in links)
+
+
+def test_processes_of_two_generations_share_one_memory(tmp_path: Path, runtimes: Path) -> None:
+    folder = make_gpt2(tmp_path / "model", width=512)
+    before = memories()
+
+    async def run() -> None:
+        weights = Weights()
+        overlay = Runtime("0.7", "0.7", Path(sys.executable), (runtimes / "0.7",))
+        processes = []
+        for runtime in (Runtime("0.8", "0.8", Path(sys.executable), ()), overlay):
+            spec = ModelSpec(str(folder), runtime.generation, task="text-generation")
+            processes.append(ModelProcess(spec, runtime, weights))
+            await processes[-1].start(60, lambda done, total: None)
+        assert memories() == before + 1
+        pids = [process._process.pid for process in processes if process._process]
+        found = [backing(pid) for pid in pids]
+        assert len(found[0]) == 1
+        assert found[0] == found[1]
+        # One runner of each, which has them, too.
+        for process in processes:
+            runner = await process.fork(fresh=False)
+            await runner.ready()
+            assert runner.pid is not None
+            assert backing(runner.pid) == found[0]
+        await processes[0].stop()
+        assert backing(pids[1]) == found[0]
+        await processes[1].stop()
+
+    asyncio.run(run())
+    assert memories() == before
+
+
+def test_a_runner_holds_all_of_the_weights_before_its_request(tmp_path: Path) -> None:
+    """Even of a model that none could be rehearsed with: what a request takes is counted from there."""
+    folder = make_t5(tmp_path / "model", width=2048)
+    size = (folder / "model.safetensors").stat().st_size
+    untrusted = Untrusted("require", False, None, 1 << 30, 1 << 20, 64, str(tmp_path / "adapters"))
+
+    async def run() -> int:
+        runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
+        spec = ModelSpec(str(folder), "0.8", task="feature-extraction", untrusted=untrusted)
+        process = ModelProcess(spec, runtime, Weights())
+        await process.start(60, lambda done, total: None)
+        runner = await process.fork(fresh=True)
+        await runner.ready()
+        status = status_of(runner.pid)
+        await process.stop()
+        return int(re.findall(r"RssShmem:\s+(\d+)", status)[0]) << 10
+
+    assert size > 4 << 20
+    assert asyncio.run(run()) >= size // (2 << 20) * (2 << 20)
+
+
+def status_of(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
+if __name__ == "__main__":
+    PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
+        run.__name__: run for run in (sharing, staying, small)
+    }
+    print(json.dumps(PROGRAMS[sys.argv[1]](sys.argv[2])))
