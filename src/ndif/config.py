@@ -94,6 +94,11 @@ class Settings(BaseSettings):
         gt=0,
         description="A larger adapter is not fetched for an untrusted request.",
     )
+    adapter_cache_bytes: int = Field(
+        default=20 * GiB,
+        gt=0,
+        description="What such adapters take on disk; those that were named longest ago go first.",
+    )
     max_streamed_bytes: int = Field(
         default=1 * GiB, gt=0, description="What one hybrid request may send its client altogether."
     )

@@ -1089,11 +1089,13 @@ def _by_files(given: Given) -> Callable[[int], int]:
 
 
 def _by_calls(_: Given) -> Callable[[int], int]:
-    from ndif.sandbox.calls import restrict
+    from ndif.sandbox.calls import Filter
+
+    calls = Filter.compile(devices=False)
 
     def confine(channel: int) -> int:
         _as_third(channel)
-        restrict(devices=False)
+        calls.load()
         return 3
 
     return confine

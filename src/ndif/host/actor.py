@@ -80,7 +80,12 @@ class ModelActor:
             # A hybrid job may send its client as much as that may send back.
             max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + _SLACK,
         )
-        self._adapters = Adapters(runtime, settings.adapters, settings.max_adapter_bytes)
+        self._adapters = Adapters(
+            runtime,
+            settings.adapters,
+            settings.max_adapter_bytes,
+            settings.adapter_cache_bytes,
+        )
         self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: Runner | None = None
         self._verifying: asyncio.Task[None] | None = None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from ndif.host.runtimes import Runtime
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PATIENCE_S = 60.0
+_CURRENT_S = 300.0
+"""How long what was fetched is not looked for again: to ask the hub takes two seconds."""
 _SHOWN = 100
 
 
@@ -23,12 +28,15 @@ class AdapterError(Exception):
 
 
 class Adapters:
-    """A cache of public adapters."""
+    """A cache of public adapters, of which those go that nobody named for longest."""
 
-    def __init__(self, runtime: Runtime, cache: Path, max_bytes: int) -> None:
+    def __init__(self, runtime: Runtime, cache: Path, max_bytes: int, max_cache_bytes: int) -> None:
+        """`max_bytes`: of one; `max_cache_bytes`: of all, though the newest is always kept."""
         self._runtime = runtime
         self._cache = cache
         self._max_bytes = max_bytes
+        self._max_cache_bytes = max_cache_bytes
+        self._fetched: dict[str, float] = {}
 
     async def fetch(self, env: Mapping[str, Any]) -> None:
         """Have what a request's `env` names where its runner can read it.
@@ -44,6 +52,15 @@ class Adapters:
                 f"The adapter {str(name)[:_SHOWN]!r} is not the name of a repository (ORG/NAME). This "
                 "server takes adapters from the Hub alone, not from folders."
             )
+        folder = self._cache / f"models--{name.replace('/', '--')}"
+        if time.monotonic() - self._fetched.get(name, -_CURRENT_S) >= _CURRENT_S or not _exists(
+            folder
+        ):
+            await self._fetch(name)
+            self._fetched[name] = time.monotonic()
+        await asyncio.to_thread(self._make_room, folder)
+
+    async def _fetch(self, name: str) -> None:
         fetching = await asyncio.create_subprocess_exec(
             str(self._runtime.interpreter),
             "-m",
@@ -69,3 +86,29 @@ class Adapters:
         if fetching.returncode != 0:
             why = said.decode(errors="replace").strip().splitlines() or ["its fetching failed"]
             raise AdapterError(f"The adapter {name!r} cannot be used here: {why[-1]}.")
+
+    def _make_room(self, newest: Path) -> None:
+        """Note that `newest` was named just now, and delete others until all fit."""
+        with contextlib.suppress(OSError):  # another replica's, which makes room itself
+            os.utime(newest)
+            sizes = {folder: _bytes(folder) for folder in self._cache.glob("models--*")}
+            used = sorted(sizes, key=lambda folder: folder.stat().st_mtime)
+            total = sum(sizes.values())
+            for folder in used:
+                if total <= self._max_cache_bytes or folder == newest:
+                    continue
+                shutil.rmtree(folder, ignore_errors=True)
+                total -= sizes[folder]
+
+
+def _exists(folder: Path) -> bool:
+    return folder.is_dir()
+
+
+def _bytes(folder: Path) -> int:
+    """What lies in it; links into it count nothing."""
+    return sum(
+        file.lstat().st_size
+        for file in folder.rglob("*")
+        if file.is_file() and not file.is_symlink()
+    )

@@ -11,7 +11,7 @@ from typing import Protocol
 from ndif.host.runner import Runner, RunnerError
 
 _PATIENCE_S = 120.0
-_DELIVERY_S = 0.03
+_DELIVERY_S = 0.01
 """How long a result is on its way to a client that is near."""
 
 Fork = Callable[[], Awaitable[Runner]]

@@ -42,7 +42,10 @@ class Weights:
                 return None
         if size > _available_bytes() // 2:
             return None
-        fd = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            fd = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:  # a container that forbids it
+            return None
         self._memory[name] = _Memory(fd, user, {user})
         return fd
 

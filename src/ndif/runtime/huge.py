@@ -128,6 +128,8 @@ def _fill(mapping: Mapping, fd: int) -> bool:
         _map(mapping, mmap.MAP_PRIVATE, file.fileno(), mapping.offset)
     if huge:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    else:
+        os.ftruncate(fd, 0)  # what came of it takes no memory
     return huge
 
 

@@ -251,14 +251,14 @@ class Zygote:
 
         stranger = self._stranger
         assert stranger is not None  # noqa: S101 - the host asks for one only where it said so
+        if self._pages is not None:
+            self._pages.fetch()
         channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
         try:
             stranger.enter(self._install if self._owned is not None else None)
         except Exception as error:
             channel.send({"kind": "failed"}, sentence(error).encode())
             raise
-        if self._pages is not None:
-            self._pages.fetch()
         runner = Runner(channel, self._generation, self._spec.threads, stranger)
         # Elsewhere a pass of its own costs a runner of one request as much as it would save.
         if self._pages is None:

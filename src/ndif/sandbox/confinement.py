@@ -11,10 +11,13 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ndif.sandbox import limits, privileges
 from ndif.sandbox.layers import layers, missing
+
+if TYPE_CHECKING:
+    from ndif.sandbox.calls import Filter
 
 Mode = Literal["require", "best-effort", "off"]
 
@@ -56,6 +59,8 @@ class Confinement:
     gpu: bool
     rules: int | None
     """A descriptor of the files that may be opened; None where this machine cannot tell them apart."""
+    calls: Filter | None
+    """The system calls that may be made; None where this machine cannot tell them apart, either."""
 
     @classmethod
     def prepare(
@@ -76,11 +81,13 @@ class Confinement:
             ConfinementError: if this machine cannot confine as `mode` asks.
         """
         verify(mode)
-        rules = None
+        rules = calls = None
         if mode != "off":
             with _allowing_less(mode):
                 # Here, because to find libseccomp it runs another program.
-                import ndif.sandbox.calls  # noqa: F401
+                from ndif.sandbox.calls import Filter
+
+                calls = Filter.compile(devices=gpu)
             reading = [*interpreter(), *map(Path, _SYSTEM), *readable]
             writing = [Path(os.devnull)]
             if gpu:
@@ -90,7 +97,7 @@ class Confinement:
                 from ndif.sandbox.files import ruleset
 
                 rules = ruleset(reading, writing)
-        return cls(mode, memory_bytes, result_bytes, max_threads, gpu, rules)
+        return cls(mode, memory_bytes, result_bytes, max_threads, gpu, rules, calls)
 
     def isolate(self, channel: int) -> int:
         """Part this process from what it has from its parent; where its `channel` is now.
@@ -138,11 +145,9 @@ class Confinement:
         Raises:
             ConfinementError: if this machine cannot, and must.
         """
-        if self.mode != "off":
+        if self.calls is not None:
             with _allowing_less(self.mode):
-                from ndif.sandbox.calls import restrict
-
-                restrict(devices=self.gpu)
+                self.calls.load()
 
     def permit_file(self) -> None:
         """Let this process write the file that it was handed for its result."""

@@ -1,0 +1,132 @@
+"""The cache of adapters that strangers name, filled from a real hub on loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from tests.on_loop import on_loop
+
+from ndif.gateway.hub import Hub, HubModel
+from ndif.host import adapters
+from ndif.host.adapters import AdapterError, Adapters
+from ndif.host.runtimes import Runtime
+
+ROUGHLY = 30_000
+"""Bytes of each adapter."""
+
+RUNTIME = Runtime("0.8", "0.8", Path(sys.executable), ())
+
+
+class Counted(Hub):
+    """A hub that notes how often it was asked."""
+
+    asked = 0
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    """Four adapters of one size."""
+    import asyncio
+
+    served = Counted(share_weights=True)
+    for name in ("one", "two", "three", "four"):
+        folder = tmp_path / "hub" / name
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_bytes(os.urandom(ROUGHLY))
+        served.serve(HubModel(f"org/{name}", folder, None, None))
+    app = Starlette(routes=[Mount("/hub", routes=served.routes())])
+
+    async def counting(scope: object, receive: object, send: object) -> None:
+        served.asked += 1
+        await app(scope, receive, send)  # type: ignore[arg-type]
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(counting, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}/hub")
+    yield served
+    server.should_exit = True
+    thread.join(10)
+
+
+def kept(cache: Path) -> set[str]:
+    return {folder.name.rpartition("--")[2] for folder in cache.glob("models--*")}
+
+
+def whole(cache: Path, name: str) -> bool:
+    """Whether the files of one are there to be read."""
+    files = list(cache.glob(f"models--org--{name}/snapshots/*/adapter_model.safetensors"))
+    return len(files) == 1 and files[0].stat().st_size == ROUGHLY
+
+
+@on_loop
+async def test_what_was_fetched_just_now_is_not_asked_for_again(
+    hub: Counted, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    fetching = Adapters(RUNTIME, cache, 1 << 20, 1 << 30)
+    await fetching.fetch({"peft": "org/one"})
+    asked = hub.asked
+    assert asked > 0
+    assert whole(cache, "one")
+    began = time.monotonic()
+    await fetching.fetch({"peft": "org/one"})
+    assert hub.asked == asked
+    assert time.monotonic() - began < 1
+    await fetching.fetch({})
+    assert hub.asked == asked
+
+
+@on_loop
+async def test_after_a_while_it_is(
+    hub: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetching = Adapters(RUNTIME, tmp_path / "cache", 1 << 20, 1 << 30)
+    await fetching.fetch({"peft": "org/one"})
+    asked = hub.asked
+    monkeypatch.setattr(adapters, "_CURRENT_S", 0.0)
+    await fetching.fetch({"peft": "org/one"})
+    assert hub.asked > asked
+
+
+@on_loop
+async def test_those_named_longest_ago_make_room(hub: Counted, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    fetching = Adapters(RUNTIME, cache, 1 << 20, 2 * ROUGHLY + 10_000)
+    for name in ("one", "two", "one", "three"):
+        await fetching.fetch({"peft": f"org/{name}"})
+        assert whole(cache, name)
+    assert kept(cache) == {"one", "three"}
+    # One that had to go comes back.
+    await fetching.fetch({"peft": "org/two"})
+    assert kept(cache) == {"two", "three"}
+    assert whole(cache, "two")
+
+
+@on_loop
+async def test_one_alone_is_kept_however_large(hub: Counted, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    fetching = Adapters(RUNTIME, cache, 1 << 20, 1)
+    await fetching.fetch({"peft": "org/four"})
+    assert whole(cache, "four")
+
+
+@on_loop
+async def test_one_that_is_too_large_is_not_fetched(hub: Counted, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    fetching = Adapters(RUNTIME, cache, ROUGHLY // 2, 1 << 30)
+    with pytest.raises(AdapterError, match="this server takes at most 15,000"):
+        await fetching.fetch({"peft": "org/four"})
+    assert kept(cache) == set()
