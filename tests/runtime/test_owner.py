@@ -293,7 +293,13 @@ async def test_cuda_where_there_is_none(tiny_gpt2: Path) -> None:
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
     config = DeploymentConfig("test/model", str(tiny_gpt2), device="cuda:0")
     actor = ModelActor(
-        config, runtime, Settings(), cast(Broker, None), cast(ObjectStore, None), untrusted=False
+        config,
+        runtime,
+        Settings(),
+        cast(Broker, None),
+        cast(ObjectStore, None),
+        Weights(),
+        untrusted=False,
     )
     with pytest.raises(ModelProcessError, match=r"^ValueError: The model is to be on cuda:0, but"):
         await actor.start(lambda done, total: None)
