@@ -50,6 +50,9 @@ class Settings(BaseSettings):
         validation_alias="COORDINATOR_PROCESSOR_REPLY_FREQ_S",
         description="Seconds between updates to a queued user.",
     )
+    max_attempts: int = Field(
+        default=2, ge=1, description="How often a request is run whose replica is lost."
+    )
     socketio_max_http_buffer_size: int = Field(
         default=100_000_000,
         validation_alias="SOCKETIO_MAX_HTTP_BUFFER_SIZE",

@@ -85,7 +85,7 @@ class Line:
     replicas: list[Replica]
     ran: list[str]
 
-    async def join(self, *, polled: bool = False) -> Client:
+    async def join(self, user: str = "", *, polled: bool = False) -> Client:
         """A client that sends one request and waits for it."""
         channel = None if polled else self.broker.subscribe()
         request = Request(
@@ -96,6 +96,7 @@ class Line:
             compress=False,
             base_url="http://here",
             session=channel.session if channel else None,
+            user=user,
         )
         await self.broker.submit(request)
         claimed = await self.broker.claim()
@@ -148,6 +149,7 @@ async def a_line(
     may_start: asyncio.Event | None = None,
     reply_freq_s: float = NEVER_S,
     store: FileStore | None = None,
+    max_attempts: int = 2,
 ) -> AsyncIterator[Line]:
     """A line whose replicas `act`; `reasons` are those for which the first of them do not start."""
     broker, store = MemoryBroker(), store or FileStore(folder, 3600)
@@ -160,7 +162,7 @@ async def a_line(
 
     controller = Controller(DeploymentConfig("org/name", "org/name"), make)
     responder = Responder(broker, store)
-    processor = Processor("0.8", controller, broker, responder, reply_freq_s)
+    processor = Processor("0.8", controller, broker, responder, reply_freq_s, max_attempts)
     running = asyncio.create_task(processor.run())
     try:
         yield Line(processor, broker, store, replicas, ran)
@@ -190,7 +192,9 @@ class Gate:
 
 def position(response: Response) -> int:
     found = re.fullmatch(
-        r"Your job is number (\d+) in the line for org/name\.", response.description
+        r"Your job is number (\d+) in the line for org/name\."
+        r"( By what jobs took lately it starts in [a-z0-9 ]+\.)?",
+        response.description,
     )
     assert found, response
     return int(found[1])
@@ -244,6 +248,70 @@ async def test_requests_run_one_at_a_time_in_the_order_they_came(tmp_path: Path)
             await client.hears(Status.COMPLETED)
         assert line.ran == [client.request.id for client in clients]
         assert most == 1
+
+
+@on_loop
+async def test_users_take_turns(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        flood = [await line.join("busy") for _ in range(50)]
+        await gate.began.get()
+        other = await line.join("other")
+        # One runs, one of the same user is next at most.
+        assert position(await other.hears(Status.QUEUED)) <= 3
+        gate.let_end(51)
+        await other.hears(Status.COMPLETED)
+        assert line.ran.index(other.request.id) <= 2
+        for client in flood:
+            await client.hears(Status.COMPLETED)
+        # Whoever it is, their own stay in the order they came.
+        assert [r for r in line.ran if r != other.request.id] == [c.request.id for c in flood]
+
+
+@on_loop
+async def test_what_runs_long_costs_its_user_as_many_turns(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        await asyncio.sleep(0.05 if request.user == "long" else 0.005)
+        return await complete(replica, request, respond)
+
+    async with a_line(tmp_path, act) as line:
+        clients = [await line.join(user) for _ in range(12) for user in ("long", "short")]
+        for client in clients:
+            await client.hears(Status.COMPLETED)
+        users = {client.request.id: client.request.user for client in clients}
+        order = [users[request] for request in line.ran]
+        # By what was measured the one has ten times as long: the other's are done long before.
+        assert order[:16].count("short") >= 9
+
+
+@on_loop
+async def test_a_wait_is_told_once_there_is_something_to_tell_it_by(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if request.id in slow:
+            await asyncio.sleep(1.5)
+            return await complete(replica, request, respond)
+        return await gate(replica, request, respond)
+
+    slow: set[str] = set()
+    async with a_line(tmp_path, act) as line:
+        first = await line.join()
+        heard = await first.hears(Status.QUEUED)
+        assert "lately" not in heard.description  # nothing is known yet
+        slow.add(first.request.id)
+        await first.hears(Status.COMPLETED)
+        await line.join()
+        await gate.began.get()
+        for _ in range(6):
+            last = await line.join()
+        said = (await last.hears(Status.QUEUED)).description
+        found = re.search(r"it starts in about (\d+) seconds\.", said)
+        assert found, said
+        # Six are ahead at a second and a half, one of which has begun.
+        assert 5 <= int(found[1]) <= 12
+        gate.let_end(8)
+        await last.hears(Status.COMPLETED)
 
 
 @on_loop
@@ -417,6 +485,20 @@ async def test_a_request_that_loses_every_replica_ends_as_an_error(tmp_path: Pat
         await harmless.hears(Status.COMPLETED)
         assert line.ran == [deadly.request.id] * 2 + [harmless.request.id]
         assert len(line.replicas) == 3
+
+
+@pytest.mark.parametrize(("attempts", "said"), [(1, "lost once"), (3, "lost 3 times")])
+@on_loop
+async def test_how_often_it_is_tried_is_the_operators(
+    tmp_path: Path, attempts: int, said: str
+) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        raise replica.lose()
+
+    async with a_line(tmp_path, act, max_attempts=attempts) as line:
+        client = await line.join()
+        assert said in (await client.hears(Status.ERROR)).description
+        assert line.ran == [client.request.id] * attempts
 
 
 @on_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from ndif.stores.broker import Broker
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
 _NEWEST = "0.8"
+_DIGEST = 16
 _SHOWN = 100
 """How much of what a client sent is repeated to it."""
 
@@ -125,6 +127,7 @@ class Submit:
             nearby=http.client is not None and is_loopback(http.client.host),
             session=envelope.session_id or None,
             env=envelope.env,
+            user=_user(http),
             trusted=self._trusted,
         )
 
@@ -155,6 +158,7 @@ class Submit:
             nearby=http.client is not None and is_loopback(http.client.host),
             session=headers.get("ndif-session_id") or None,
             callback=callback,
+            user=_user(http),
             trusted=self._trusted,
         )
 
@@ -237,3 +241,11 @@ def _shown(text: str) -> str:
 
 def _base_url(http: HttpRequest) -> str:
     return str(http.base_url).rstrip("/")
+
+
+def _user(http: HttpRequest) -> str:
+    """Who shares the model by turn: a key's holder, told apart by a digest of it, or else a machine."""
+    key = http.headers.get("ndif-api-key", "")
+    if key:
+        return f"key {hashlib.sha256(key.encode()).hexdigest()[:_DIGEST]}"
+    return f"host {http.client.host}" if http.client is not None else ""

@@ -48,6 +48,7 @@ class Dispatcher:
                 self._broker,
                 self._responder,
                 self._settings.processor_reply_freq_s,
+                self._settings.max_attempts,
             )
             self.processors[generation] = processor
             self._tasks.append(asyncio.create_task(processor.run(), name=f"processor {generation}"))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ndif.cluster.controller import Controller, DeploymentError
 from ndif.host.actor import ModelActor, ReplicaLostError
+from ndif.queue.estimates import RunTimes, describe_wait
+from ndif.queue.line import Entry, Line
 from ndif.queue.responder import Responder
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -16,8 +20,6 @@ from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 
 logger = logging.getLogger(__name__)
-
-_MAX_ATTEMPTS = 2
 
 
 class ProcessorStatus(str, Enum):
@@ -31,8 +33,18 @@ class ProcessorStatus(str, Enum):
     CANCELLED = "CANCELLED"
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a replica is running."""
+
+    entry: Entry[Request]
+    replica: ModelActor
+    since: float
+    """Monotonic seconds."""
+
+
 class Processor:
-    """Runs requests in the order they came, each on whichever replica is ready."""
+    """Has the users of a model take turns, each request on whichever replica is ready."""
 
     def __init__(
         self,
@@ -41,6 +53,7 @@ class Processor:
         broker: Broker,
         responder: Responder,
         reply_freq_s: float,
+        max_attempts: int,
     ) -> None:
         self.generation = generation
         self.status = ProcessorStatus.UNINITIALIZED
@@ -48,15 +61,21 @@ class Processor:
         self._broker = broker
         self._responder = responder
         self._reply_freq_s = reply_freq_s
-        self._line: deque[Request] = deque()
+        self._max_attempts = max_attempts
+        self._line: Line[Request] = Line()
+        self._run_times = RunTimes()
         self._arrived = asyncio.Event()
         self._attempts: Counter[str] = Counter()
-        self._current: tuple[Request, ModelActor] | None = None
+        self._current: _Run | None = None
 
     async def enqueue(self, request: Request) -> None:
-        """Put a request at the end of the line and tell its user the position."""
-        self._line.append(request)
-        await self._tell_position(request, len(self._line) + (self._current is not None))
+        """Put a request in line and tell its user the position."""
+        entry = Entry(request.id, request.user, request, request.received)
+        entry = replace(entry, cost=self._run_times.expected(entry))
+        self._line.add(entry)
+        position = self._line.position(request.id)
+        if position is not None:  # else the next of the regular updates says it
+            await self._tell_position(entry, position)
         self._arrived.set()
 
     async def run(self) -> None:
@@ -74,13 +93,12 @@ class Processor:
 
     async def cancel(self, request_id: str, reason: str) -> bool:
         """End a request wherever it is; whether it was here."""
-        for request in self._line:
-            if request.id == request_id:
-                self._line.remove(request)
-                await self._finish(request, Response(request.id, Status.ERROR, reason))
-                return True
-        if self._current is not None and self._current[0].id == request_id:
-            self._current[1].cancel(reason)
+        waiting = self._line.remove(request_id)
+        if waiting is not None:
+            await self._finish(waiting.what, Response(request_id, Status.ERROR, reason))
+            return True
+        if self._current is not None and self._current.entry.id == request_id:
+            self._current.replica.cancel(reason)
             return True
         return False
 
@@ -90,21 +108,21 @@ class Processor:
         except DeploymentError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
             self.status = ProcessorStatus.UNINITIALIZED
-            while self._line:
-                request = self._line.popleft()
-                await self._finish(request, Response(request.id, Status.ERROR, str(error)))
+            for waiting in self._line.remove_all(lambda _: True):
+                await self._finish(waiting.what, Response(waiting.id, Status.ERROR, str(error)))
             return
-        if not self._line:
+        entry = self._line.take()
+        if entry is None:
             return  # who waited for it was cancelled meanwhile
-        request = self._line.popleft()
+        request = entry.what
         if request.session is not None and not self._broker.present(request.session):
             logger.info("request %s: its client left while it waited", request.id)
             await self._broker.release(request)
             return
         self.status = ProcessorStatus.BUSY
-        self._current = (request, replica)
+        self._current = _Run(entry, replica, time.monotonic())
         try:
-            await self._execute(request, replica)
+            await self._execute(self._current)
         finally:
             self._current = None
             if self.status is ProcessorStatus.BUSY:
@@ -122,7 +140,9 @@ class Processor:
         self.status = ProcessorStatus.READY
         return replica
 
-    async def _execute(self, request: Request, replica: ModelActor) -> None:
+    async def _execute(self, run: _Run) -> None:
+        request, replica = run.entry.what, run.replica
+
         async def respond(response: Response) -> None:
             await self._responder.respond(request, response)
 
@@ -135,7 +155,7 @@ class Processor:
         try:
             response = await replica(request, respond)
         except ReplicaLostError as error:
-            await self._retry(request, error)
+            await self._retry(run.entry, error)
             return
         except Exception:
             # A defect of ours must cost one request, not the line.
@@ -148,6 +168,9 @@ class Processor:
         finally:
             if leaving is not None:
                 leaving.cancel()
+        ran_s = time.monotonic() - run.since
+        self._run_times.measured(request.user, ran_s)
+        self._line.settle(run.entry, ran_s)
         await self._finish(request, response)
 
     async def _cancel_when_gone(self, session: str, replica: ModelActor) -> None:
@@ -155,20 +178,21 @@ class Processor:
         await self._broker.departed(session)
         replica.cancel("The client left.")
 
-    async def _retry(self, request: Request, error: ReplicaLostError) -> None:
+    async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
         self.status = ProcessorStatus.UNINITIALIZED
-        self._attempts[request.id] += 1
-        if self._attempts[request.id] < _MAX_ATTEMPTS:
-            logger.warning("request %s: %s; it is tried again", request.id, error)
-            self._line.appendleft(request)
+        self._attempts[entry.id] += 1
+        if self._attempts[entry.id] < self._max_attempts:
+            logger.warning("request %s: %s; it is tried again", entry.id, error)
+            self._line.give_back(entry)
             return
+        times = "once" if self._max_attempts == 1 else f"{self._max_attempts} times"
         await self._finish(
-            request,
+            entry.what,
             Response(
-                request.id,
+                entry.id,
                 Status.ERROR,
-                f"The model's process was lost {_MAX_ATTEMPTS} times while it ran this job ({error}). "
+                f"The model's process was lost {times} while it ran this job ({error}). "
                 "It may need more memory than the server has.",
             ),
         )
@@ -182,18 +206,29 @@ class Processor:
     async def _reply_forever(self) -> None:
         while True:
             await asyncio.sleep(self._reply_freq_s)
-            ahead = self._current is not None
-            for position, request in enumerate(list(self._line), start=1):
-                await self._tell_position(request, position + ahead)
+            work_ahead_s = 0.0
+            for entry, position in self._line.positions():
+                await self._tell_position(entry, position, work_ahead_s)
+                work_ahead_s += self._run_times.expected(entry)
 
-    async def _tell_position(self, request: Request, position: int) -> None:
-        text = f"Your job is number {position} in the line for {request.model.repo_id}."
+    async def _tell_position(
+        self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
+    ) -> None:
+        running = [self._current.since] if self._current is not None else []
+        text = (
+            f"Your job is number {position + len(running)} in the line for "
+            f"{entry.what.model.repo_id}."
+        )
+        replicas = int(self._controller.ready(self.generation))
+        wait = self._run_times.wait(position, replicas, running, time.monotonic(), work_ahead_s)
+        if wait is not None:
+            text += f" By what jobs took lately it starts in {describe_wait(wait.seconds)}."
         await self._responder.respond(
-            request,
-            Response(request.id, Status.QUEUED, text),
-            unless=lambda: request not in self._line,
+            entry.what,
+            Response(entry.id, Status.QUEUED, text),
+            unless=lambda: entry.id not in self._line,
         )
 
     async def _tell_all(self, status: Status, text: str) -> None:
-        for request in list(self._line):
-            await self._responder.respond(request, Response(request.id, status, text))
+        for entry in list(self._line):
+            await self._responder.respond(entry.what, Response(entry.id, status, text))

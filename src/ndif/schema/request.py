@@ -41,6 +41,8 @@ class Request:
     env: Mapping[str, Any] = field(default_factory=dict)
     """What the model must look like for this request alone (a PEFT adapter)."""
     callback: str = ""
+    user: str = ""
+    """Whose it is, for all to have their turns: opaque, and no secret."""
     trusted: bool = False
     """Whether its code may run unconfined: the server's word, which no client can give."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))

@@ -1,0 +1,261 @@
+"""How long the line is, in seconds: honest beside a simulated one, and said in a user's words."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ndif.queue.estimates import RunTimes, Wait, describe_wait
+from ndif.queue.line import Entry, Line
+
+Draw = Callable[[random.Random], float]
+
+
+def entry(user: str = "ann") -> Entry[None]:
+    return Entry(user, user, None, 0.0)
+
+
+def measured(*runs_s: float, user: str = "ann") -> RunTimes:
+    times = RunTimes()
+    for ran_s in runs_s:
+        times.measured(user, ran_s)
+    return times
+
+
+# One request
+
+
+def test_before_any_measurement() -> None:
+    times = RunTimes()
+    assert times.expected(entry()) == 1.0
+    assert times.wait(1, 1, [0.0], 0.0) is None
+
+
+def test_an_entry_is_expected_to_run_as_its_users_others_did() -> None:
+    times = RunTimes()
+    for _ in range(30):
+        times.measured("ann", 0.1)
+        times.measured("bob", 20.0)
+    assert times.expected(entry("ann")) == pytest.approx(1.3, rel=0.2)
+    assert times.expected(entry("bob")) == pytest.approx(20, rel=0.2)
+    assert times.expected(entry("carol")) == pytest.approx(10, rel=0.2)
+
+
+def test_one_outlier_says_little_about_a_stranger() -> None:
+    times = measured(*[1.0] * 100, 3600.0)
+    assert times.expected(entry("bob")) == pytest.approx(1.0)
+
+
+def test_what_is_long_past_is_forgotten() -> None:
+    times = measured(*[100.0] * 300, *[1.0] * 256)
+    assert times.expected(entry("ann")) == pytest.approx(1.0)
+    assert times.expected(entry("bob")) == pytest.approx(1.0)
+
+
+def test_many_users_are_not_all_remembered() -> None:
+    times = RunTimes()
+    for number in range(5000):
+        times.measured(f"user-{number}", 1.0)
+    assert len(times._users) <= 1024
+
+
+# The line
+
+
+def test_without_a_replica_nobody_knows() -> None:
+    assert measured(1.0).wait(1, 0, [], 0.0) is None
+
+
+def test_an_idle_replica_takes_at_once() -> None:
+    times = measured(*[10.0] * 9)
+    assert times.wait(1, 2, [0.0], 0.0) == Wait(0.0, 0.0, 0.0)
+    assert times.wait(2, 2, [], 0.0) == Wait(0.0, 0.0, 0.0)
+
+
+def test_run_times_that_are_all_alike_are_foreseen() -> None:
+    times = measured(*[10.0] * 100)
+    seconds = [times.wait(place, 2, [0.0, 4.0], 6.0) for place in range(1, 6)]
+    assert [wait and wait.seconds for wait in seconds] == pytest.approx([4, 8, 14, 18, 24])
+
+
+def test_the_work_ahead_counts_where_it_is_known() -> None:
+    times = measured(*[1.0] * 50, *[100.0] * 50)
+    short = times.wait(11, 1, [0.0], 0.0, work_ahead_s=10.0)
+    usual = times.wait(11, 1, [0.0], 0.0)
+    long = times.wait(11, 1, [0.0], 0.0, work_ahead_s=1000.0)
+    assert short is not None
+    assert usual is not None
+    assert long is not None
+    assert short.seconds < usual.seconds / 2 < usual.seconds < long.seconds
+    assert long.seconds > 900
+
+
+def test_a_request_that_runs_longer_than_any_is_expected_to_run_on() -> None:
+    wait = measured(*[1.0] * 100).wait(1, 1, [0.0], 60.0)
+    assert wait is not None
+    assert 30 <= wait.seconds <= 120
+
+
+def test_few_measurements_are_doubted() -> None:
+    few, many = (measured(*[5.0] * count).wait(4, 1, [0.0], 0.0) for count in (1, 200))
+    assert few is not None
+    assert many is not None
+    assert few.seconds == many.seconds
+    assert few.low < many.low < many.seconds < many.high < few.high
+
+
+DISTRIBUTIONS: dict[str, Draw] = {
+    "all alike": lambda dice: 2.0,
+    "even": lambda dice: dice.uniform(1, 3),
+    "exponential": lambda dice: dice.expovariate(0.5),
+    "long tail": lambda dice: dice.lognormvariate(0, 1.3),
+    "two kinds": lambda dice: 20.0 if dice.random() < 0.1 else 0.5,
+}
+
+
+@dataclass
+class Told:
+    """What an arrival was told, and what came of it."""
+
+    wait: Wait
+    real: float
+
+
+def simulated(draw: Draw, replicas: int, load: float, count: int = 2000) -> list[Told]:
+    """A line in the order of arrival, Poisson arrivals, `replicas` that serve it (M/G/c)."""
+    dice = random.Random(7)
+    mean = statistics.fmean(draw(dice) for _ in range(20_000))
+    times = RunTimes()
+    free = [0.0] * replicas
+    jobs: list[tuple[float, float]] = []  # start and end, in the order of arrival
+    ended: list[tuple[float, float]] = []
+    told, now, first_waiting = [], 0.0, 0
+    for _ in range(count):
+        now += dice.expovariate(load * replicas / mean)
+        while ended and ended[0][0] <= now:
+            times.measured("ann", heapq.heappop(ended)[1])
+        start = max(now, heapq.heappop(free))
+        ran = draw(dice)
+        heapq.heappush(free, start + ran)
+        heapq.heappush(ended, (start + ran, ran))
+        while first_waiting < len(jobs) and jobs[first_waiting][0] <= now:
+            first_waiting += 1
+        running = [began for began, end in jobs[:first_waiting][-200:] if end > now]
+        wait = times.wait(len(jobs) - first_waiting + 1, replicas, running, now)
+        if len(jobs) > 300 and start > now:
+            assert wait is not None
+            told.append(Told(wait, start - now))
+        jobs.append((start, start + ran))
+    return told
+
+
+@pytest.mark.parametrize("load", [0.7, 0.95, 1.3])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_waits_are_honest_beside_a_simulated_line(kind: str, replicas: int, load: float) -> None:
+    told = simulated(DISTRIBUTIONS[kind], replicas, load)
+    assert len(told) > 100
+    ratios = [one.real / max(one.wait.seconds, 1e-9) for one in told]
+    assert 0.75 <= statistics.median(ratios) <= 1.33
+    assert all(one.wait.low <= one.wait.seconds <= one.wait.high for one in told)
+    slack = 1e-6
+    inside = [one.wait.low - slack <= one.real <= one.wait.high + slack for one in told]
+    assert statistics.fmean(inside) >= 0.7
+
+
+def test_waits_are_honest_where_users_are_unlike() -> None:
+    """Many short jobs of one user and a few long ones of another, in the order of a fair line."""
+    dice = random.Random(1)
+    runs_s: dict[str, Draw] = {
+        "ann": lambda dice: dice.lognormvariate(3, 0.5),
+        "bob": lambda dice: dice.expovariate(10),
+    }
+    times = RunTimes()
+    for user in ["ann"] * 10 + ["bob"] * 200:
+        times.measured(user, runs_s[user](dice))
+    line: Line[None] = Line()
+    for number, user in enumerate(["ann"] * 30 + ["bob"] * 600):
+        one = Entry(f"{number}", user, None, float(number))
+        line.add(replace(one, cost=times.expected(one)))
+    told, ahead_s = [], 0.0
+    for one, place in line.positions():
+        told.append(times.wait(place, 2, [0.0, 0.0], 0.0, ahead_s))
+        ahead_s += times.expected(one)
+    real, free = [], [runs_s["bob"](dice), runs_s["ann"](dice)]
+    for one, _ in line.positions():
+        start = min(free)
+        free[free.index(start)] += runs_s[one.user](dice)
+        real.append(start)
+    ratios = [after / before.seconds for after, before in zip(real, told, strict=True) if before]
+    assert 0.67 <= statistics.median(ratios) <= 1.5
+    assert statistics.fmean(0.33 <= ratio <= 3 for ratio in ratios) > 0.9
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0, 1e4), min_size=1, max_size=40),
+    st.integers(1, 5),
+    st.lists(st.floats(0, 1e4), max_size=5),
+)
+def test_a_wait_is_a_range_whatever_was_measured(
+    runs_s: list[float], replicas: int, running_since: list[float]
+) -> None:
+    times = measured(*runs_s)
+    waits = [
+        times.wait(place, replicas, running_since[:replicas], 1e4, place * 1.0)
+        for place in (1, 2, 3, 10, 100, 1000)
+    ]
+    for wait in waits:
+        assert wait is not None
+        assert 0 <= wait.low <= wait.seconds <= wait.high < float("inf")
+
+
+# In words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "a moment"),
+        (4.4, "about 4 seconds"),
+        (12, "about 10 seconds"),
+        (38, "about 40 seconds"),
+        (59, "about a minute"),
+        (170, "about 3 minutes"),
+        (1600, "about 25 minutes"),
+        (3500, "about an hour"),
+        (3700, "more than an hour"),
+        (2.5 * 3600, "more than 2 hours"),
+        (1e6, "more than a day"),
+    ],
+)
+def test_a_wait_in_words(seconds: float, words: str) -> None:
+    assert describe_wait(seconds) == words
+
+
+UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+
+
+def seconds_said(words: str) -> float:
+    number, unit = re.fullmatch(r"(?:about|more than) (\d+|an?) (\w+?)s?", words).groups()  # type: ignore[union-attr]
+    return (int(number) if number.isdigit() else 1) * UNITS_S[unit]
+
+
+@settings(deadline=None)
+@given(st.floats(3, 1e6))
+def test_words_are_true(seconds: float) -> None:
+    words = describe_wait(seconds)
+    said = seconds_said(words)
+    if words.startswith("about"):
+        assert seconds == pytest.approx(said, rel=0.35)
+    else:
+        assert said <= seconds
+        assert said * 2 > seconds or said == 86400

@@ -1,0 +1,515 @@
+"""Whose turn it is: fairness, priority and its ageing, honest positions, and what never happens."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ndif.queue.line import Entry, Line
+
+Step = tuple[Any, ...]
+
+FOREVER = 10**9
+_numbers = itertools.count()
+
+
+def entry(
+    user: str = "ann", *, priority: bool = False, weight: float = 1.0, cost: float = 1.0
+) -> Entry[None]:
+    number = next(_numbers)
+    return Entry(
+        f"{user}-{number}", user, None, float(number), weight=weight, priority=priority, cost=cost
+    )
+
+
+def add(line: Line[None], user: str, count: int = 1, **kwargs: float) -> list[Entry[None]]:
+    added = [entry(user, **kwargs) for _ in range(count)]  # type: ignore[arg-type]
+    for one in added:
+        line.add(one)
+    return added
+
+
+def takes(line: Line[None], count: int = FOREVER) -> list[Entry[None]]:
+    return list(itertools.islice(iter(line.take, None), count))  # type: ignore[arg-type]
+
+
+def users(entries: list[Entry[None]]) -> list[str]:
+    return [one.user for one in entries]
+
+
+# Turns
+
+
+def test_one_user_is_served_in_the_order_they_came() -> None:
+    line: Line[None] = Line()
+    came = add(line, "ann", 50)
+    assert takes(line) == came
+
+
+def test_a_flood_does_not_hold_up_another_users_single_request() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 1000)
+    takes(line, 100)
+    add(line, "bob")
+    assert "bob" in users(takes(line, 3))
+
+
+def test_users_take_turns() -> None:
+    line: Line[None] = Line()
+    for user in ("ann", "bob", "carol"):
+        add(line, user, 4)
+    assert users(takes(line)) == ["ann", "bob", "carol"] * 4
+
+
+def test_a_weight_of_three_is_served_three_times_as_often() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 400, weight=1)
+    add(line, "bob", 400, weight=3)
+    served = Counter(users(takes(line, 400)))
+    assert abs(served["bob"] - 300) <= 4
+
+
+def test_long_jobs_get_no_more_of_the_machine() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 100, cost=10)
+    add(line, "bob", 1000, cost=1)
+    seconds: Counter[str] = Counter()
+    for one in takes(line, 220):
+        seconds[one.user] += round(one.cost)
+    assert abs(seconds["ann"] - seconds["bob"]) <= 11
+
+
+def test_what_an_estimate_got_wrong_is_settled() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 400)
+    add(line, "bob", 400)
+    seconds: Counter[str] = Counter()
+    for one in takes_settled(line, {"ann": 9.0, "bob": 1.0}, 200):
+        seconds[one.user] += 9 if one.user == "ann" else 1
+    assert abs(seconds["ann"] - seconds["bob"]) <= 10
+
+
+def takes_settled(line: Line[None], runs_s: dict[str, float], count: int) -> Iterator[Entry[None]]:
+    for _ in range(count):
+        one = line.take()
+        assert one is not None
+        line.settle(one, runs_s[one.user])
+        yield one
+
+
+def test_settling_what_nobody_remembers_is_nothing() -> None:
+    line: Line[None] = Line()
+    [one] = add(line, "ann")
+    line.take()
+    assert line.take() is None
+    line.settle(one, 3600.0)
+    add(line, "ann")
+    add(line, "bob")
+    assert users(takes(line)) == ["ann", "bob"]
+
+
+def test_who_was_idle_has_saved_nothing_up() -> None:
+    line: Line[None] = Line()
+    add(line, "bob")
+    add(line, "ann", 500)
+    add(line, "carol", 500)
+    takes(line, 401)  # bob has gone, for four hundred turns
+    add(line, "bob", 100)
+    assert Counter(users(takes(line, 30))) == {"ann": 10, "bob": 10, "carol": 10}
+
+
+def test_who_goes_away_for_a_moment_still_owes() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", cost=20)
+    add(line, "bob", 100)
+    takes(line, 2)
+    add(line, "ann", cost=20)
+    assert users(takes(line, 19)) == ["bob"] * 19
+    assert "ann" in users(takes(line, 2))
+
+
+def test_what_nobody_waited_for_is_not_held_against_a_user() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", cost=3600)
+    takes(line, 1)
+    assert line.take() is None  # a replica stood idle
+    add(line, "bob", 10)
+    add(line, "ann", 10)
+    assert Counter(users(takes(line, 10))) == {"ann": 5, "bob": 5}
+
+
+# Priority and age
+
+
+def test_priority_goes_first() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 10)
+    takes(line, 5)
+    add(line, "bob", 10)
+    add(line, "carol", 3, priority=True)
+    assert users(takes(line, 3)) == ["carol"] * 3
+
+
+def test_priority_goes_before_the_same_users_ordinary_requests() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 3)
+    [urgent] = add(line, "ann", priority=True)
+    assert line.take() is urgent
+
+
+def test_a_flood_of_priority_uses_its_head_start_up() -> None:
+    line: Line[None] = Line(head_start_s=20, patience=FOREVER)
+    add(line, "ann", 1000, priority=True)
+    add(line, "bob", 1000)
+    first = users(takes(line, 22))
+    assert first.count("ann") == 21
+    assert Counter(users(takes(line, 100))) == {"ann": 50, "bob": 50}
+
+
+def test_a_head_start_is_earned_again_by_standing_back() -> None:
+    line: Line[None] = Line(head_start_s=20, patience=FOREVER)
+    add(line, "ann", 20, priority=True)
+    add(line, "bob", 1000)
+    takes(line, 20)
+    add(line, "ann", 40, priority=True)
+    assert users(takes(line, 4)).count("bob") >= 1
+    line.remove_all(lambda one: one.user == "ann")
+    takes(line, 60)
+    add(line, "ann", 20, priority=True)
+    assert users(takes(line, 20)) == ["ann"] * 20
+
+
+@pytest.mark.parametrize("patience", [1, 2, 8, 32])
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_nobody_starves_behind_new_users_without_end(patience: int, ahead: int) -> None:
+    line: Line[None] = Line(patience=patience)
+    add(line, "ann", ahead)
+    [waits] = add(line, "ann")
+    most = line.overtaken_at_most(ahead)
+    for strangers in range(FOREVER):
+        add(line, f"stranger-{strangers}", 2, priority=True, cost=0.0)
+        if line.take() is waits:
+            break
+        assert strangers <= most + ahead
+    assert strangers <= most + ahead
+
+
+def test_without_patience_somebody_would_starve() -> None:
+    """The flood of the test before is one that turns alone do not stop."""
+    line: Line[None] = Line(patience=FOREVER)
+    add(line, "ann")
+    for number in range(2000):
+        add(line, f"stranger-{number}", priority=True, cost=0.0)
+        one = line.take()
+        assert one is not None
+        assert one.user != "ann"
+
+
+# Histories
+
+_arrivals = st.tuples(
+    st.just("add"),
+    st.sampled_from("abcdef"),
+    st.booleans(),
+    st.sampled_from([0.5, 1.0, 3.0]),
+    st.sampled_from([0.0, 0.1, 1.0, 7.0, 100.0]),
+)
+_steps = st.one_of(
+    _arrivals,
+    _arrivals,
+    st.tuples(st.just("take")),
+    st.tuples(st.just("take")),
+    st.tuples(st.sampled_from(["remove", "give back", "settle"]), st.integers(0, 10**6)),
+)
+_histories = st.lists(_steps, max_size=80)
+_lines = st.builds(
+    lambda head_start_s, patience: Line[None](head_start_s, patience),
+    st.sampled_from([0.0, 5.0, 60.0]),
+    st.sampled_from([1, 2, 3, 5, 32]),
+)
+
+
+@dataclass
+class History:
+    """What a history does to a line, and who overtook whom."""
+
+    line: Line[None]
+    ahead: dict[str, int] = field(default_factory=dict)
+    came: dict[str, int] = field(default_factory=dict)
+    overtaken: Counter[str] = field(default_factory=Counter)
+    taken: list[Entry[None]] = field(default_factory=list)
+    """Out, and not given back."""
+    seen: set[str] = field(default_factory=set)
+    """Taken once, if not more."""
+
+    def run(self, steps: list[Step]) -> None:
+        for step in steps:
+            self.do(*step)
+
+    def do(self, what: str, *arguments: Any) -> None:
+        if what == "add":
+            user, priority, weight, cost = arguments
+            one = entry(user, priority=priority, weight=weight, cost=cost)
+            self.ahead[one.id] = len(self.line)
+            self.came[one.id] = len(self.came)
+            self.line.add(one)
+        elif what == "take":
+            self.took(self.line.take())
+        elif what == "remove" and len(self.line):
+            waiting = list(self.line)
+            one = waiting[arguments[0] % len(waiting)]
+            assert self.line.remove(one.id) is one
+        elif what in ("give back", "settle") and self.taken:
+            one = self.taken.pop(arguments[0] % len(self.taken))
+            if what == "give back":
+                self.line.give_back(one)
+            else:
+                self.line.settle(one, 3.0)
+
+    def took(self, one: Entry[None] | None) -> None:
+        if one is None:
+            assert len(self.line) == 0
+            return
+        self.taken.append(one)
+        if one.id in self.seen:
+            return
+        self.seen.add(one.id)
+        for waits in self.line:
+            if self.came[waits.id] < self.came[one.id] and waits.id not in self.seen:
+                self.overtaken[waits.id] += 1
+
+
+@settings(deadline=None, max_examples=150)
+@given(_lines, _histories)
+def test_positions_are_the_order_of_takes(line: Line[None], steps: list[Step]) -> None:
+    History(line).run(steps)
+    told = line.positions()
+    assert line.positions() == told, "asking changes nothing"
+    assert [place for _, place in told] == list(range(1, len(line) + 1))
+    assert all(line.position(one.id) == place for one, place in told)
+    assert takes(line) == [one for one, _ in told]
+
+
+@settings(deadline=None, max_examples=300)
+@given(_lines, _histories, st.integers(0, 60))
+def test_no_history_breaks_the_bound(line: Line[None], steps: list[Step], strangers: int) -> None:
+    history = History(line)
+    history.run(steps)
+    for number in range(strangers):  # and then as bad a history as there is
+        history.do("add", f"stranger-{number}", True, 3.0, 0.0)
+        history.do("take")
+    while len(line):
+        history.do("take")
+    for entry_id, count in history.overtaken.items():
+        assert count <= line.overtaken_at_most(history.ahead[entry_id])
+
+
+@settings(deadline=None, max_examples=150)
+@given(_lines, _histories)
+def test_nothing_is_lost_and_nothing_comes_twice(line: Line[None], steps: list[Step]) -> None:
+    history = History(line)
+    history.run(steps)
+    waiting = sorted(one.id for one in line)
+    assert len(waiting) == len(set(waiting)) == len(line)
+    assert all(one in line for one in waiting)
+    left = takes(line)
+    assert sorted(one.id for one in left) == waiting
+    assert len(line) == 0
+    for user in "abcdef":
+        for priority in (True, False):
+            first = [one for one in left if (one.user, one.priority) == (user, priority)]
+            again = [one for one in first if one.id in history.seen]
+            never = [one for one in first if one.id not in history.seen]
+            assert first == again + never
+            assert never == sorted(never, key=lambda one: history.came[one.id])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.dictionaries(
+        st.sampled_from("abcde"),
+        st.tuples(
+            st.sampled_from([0.5, 1.0, 2.0, 5.0]),
+            st.lists(st.floats(0.01, 50), min_size=20, max_size=40),
+        ),
+        min_size=2,
+    ),
+    st.integers(1, 20),
+    st.integers(1, 20),
+)
+def test_users_who_both_wait_are_served_alike(
+    demands: dict[str, tuple[float, list[float]]], since: int, count: int
+) -> None:
+    """Start-time fair queueing's theorem: no two differ by more than an entry of each, by weight."""
+    line: Line[None] = Line(patience=FOREVER)
+    for user, (weight, costs) in demands.items():
+        for cost in costs:
+            line.add(entry(user, weight=weight, cost=cost))
+    takes(line, since)
+    served = dict.fromkeys(demands, 0.0)
+    for _ in range(count):
+        if len({one.user for one in line}) < len(demands):
+            return  # who has nothing to wait for is owed nothing
+        [one] = takes(line, 1)
+        served[one.user] += one.cost / one.weight
+        for a, b in itertools.combinations(demands, 2):
+            (weight_a, costs_a), (weight_b, costs_b) = demands[a], demands[b]
+            most = max(costs_a) / weight_a + max(costs_b) / weight_b
+            assert abs(served[a] - served[b]) <= most + 1e-6
+
+
+# Coming back, going away
+
+
+def test_what_is_given_back_goes_next_and_is_charged_once() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 100, cost=5)
+    add(line, "bob", 500)
+    first = line.take()
+    assert first is not None
+    for _ in range(10):
+        line.give_back(first)
+        assert line.positions()[0] == (first, 1)
+        assert line.take() is first
+    served = users([first, *takes(line, 59)])
+    assert served.count("ann") == 10
+
+
+def test_several_given_back_keep_their_order_whatever_died_first() -> None:
+    line: Line[None] = Line()
+    came = add(line, "ann", 5)
+    out = takes(line, 3)
+    for one in (out[1], out[2], out[0]):
+        line.give_back(one)
+    assert list(line) == came
+    assert takes(line) == came
+
+
+def test_removal_in_the_middle() -> None:
+    line: Line[None] = Line()
+    came = add(line, "ann", 5)
+    bobs = add(line, "bob", 2)
+    assert line.remove(came[2].id) is came[2]
+    assert line.remove(came[2].id) is None
+    assert came[2].id not in line
+    assert [one for one in takes(line) if one.user == "ann"] == [*came[:2], *came[3:]]
+    assert bobs[0].id not in line
+
+
+def test_removing_a_later_request_does_not_move_the_first() -> None:
+    line: Line[None] = Line()
+    came = add(line, "ann", 3)
+    add(line, "bob", 3)
+    line.remove(came[2].id)
+    assert line.take() is came[0]
+
+
+def test_a_removed_priority_request_leaves_no_head_start() -> None:
+    line: Line[None] = Line()
+    add(line, "bob", 3)
+    add(line, "ann", 1)
+    [urgent] = add(line, "ann", priority=True)
+    line.remove(urgent.id)
+    assert users(takes(line, 2)) == ["bob", "ann"]
+
+
+def test_what_was_given_back_can_be_removed() -> None:
+    line: Line[None] = Line()
+    came = add(line, "ann", 2)
+    line.take()
+    line.give_back(came[0])
+    assert line.remove(came[0].id) is came[0]
+    assert list(line) == came[1:]
+
+
+def test_all_that_may_not_stay_are_removed() -> None:
+    line: Line[None] = Line()
+    anns = add(line, "ann", 3)
+    bobs = add(line, "bob", 3)
+    line.take()
+    line.give_back(anns[0])
+    assert line.remove_all(lambda one: one.user == "ann") == anns
+    assert list(line) == bobs
+    assert line.remove_all(lambda one: one.user == "ann") == []
+
+
+def test_a_replica_takes_only_what_it_accepts() -> None:
+    line: Line[None] = Line()
+    came = add(line, "ann", 4)
+    bobs = add(line, "bob", 2)
+    assert line.take(lambda one: one.user == "carol") is None
+    assert len(line) == 6
+    assert line.take(lambda one: one is not came[0]) is bobs[0]
+    assert line.take(lambda one: one.user == "ann" and one is not came[0]) is came[1]
+    assert [one for one in takes(line) if one.user == "ann"] == [came[0], *came[2:]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(_lines, _histories, st.sets(st.sampled_from("abcdef")))
+def test_what_is_accepted_goes_in_the_order_of_positions(
+    line: Line[None], steps: list[Step], accepted: set[str]
+) -> None:
+    History(line).run(steps)
+    first = next((one for one, _ in line.positions() if one.user in accepted), None)
+    assert line.take(lambda one: one.user in accepted) is first
+
+
+def test_a_place_far_back_is_not_looked_for() -> None:
+    line: Line[None] = Line()
+    came = add(line, "ann", 20)
+    assert line.position(came[4].id, within=5) == 5
+    assert line.position(came[5].id, within=5) is None
+    assert line.position("nobody") is None
+
+
+# What is refused
+
+
+def test_nothing_waits_twice() -> None:
+    line: Line[None] = Line()
+    [one] = add(line, "ann")
+    for put in (line.add, line.give_back):
+        with pytest.raises(ValueError, match="already"):
+            put(one)
+    line.take()
+    line.give_back(one)
+    with pytest.raises(ValueError, match="already"):
+        line.add(one)
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_would_disorder_turns_is_refused(number: float) -> None:
+    with pytest.raises(ValueError, match="weight"):
+        entry(weight=number)
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
+def test_a_cost_that_would_disorder_turns_is_refused(number: float) -> None:
+    with pytest.raises(ValueError, match="cost"):
+        entry(cost=number)
+
+
+@pytest.mark.parametrize(("head_start_s", "patience"), [(-1.0, 1), (float("nan"), 1), (1.0, 0)])
+def test_a_line_without_sense_is_refused(head_start_s: float, patience: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Line(head_start_s, patience)
+
+
+def test_a_line_that_is_never_empty_forgets_who_has_gone() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 2)
+    dice = random.Random(0)
+    for number in range(20_000):
+        add(line, f"user-{number}", priority=dice.random() < 0.2)
+        add(line, "ann")
+        takes(line, 2)
+    assert len(line._accounts) < 5_000
+    assert len(line._turns) < 5_000
