@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.figures import MB, Figure
+from bench.line import line
+from bench.placement import placement
 from bench.processes import (
     CACHE,
     NDIF,
@@ -91,6 +93,8 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
             how = "most anonymous memory that a process gained; the values themselves are one"
             figures.append(Figure(name, growth / (256 * MB), 2.0, "x", how=how))
     figures += sandbox(folder, environment)
+    figures += line()
+    figures += placement()
     return figures, raw
 
 

@@ -26,7 +26,7 @@ def entry(user: str = "ann") -> Entry[None]:
 def measured(*runs_s: float, user: str = "ann") -> RunTimes:
     times = RunTimes()
     for ran_s in runs_s:
-        times.measured(user, ran_s)
+        times.measured(entry(user), ran_s)
     return times
 
 
@@ -42,9 +42,9 @@ def test_before_any_measurement() -> None:
 def test_an_entry_is_expected_to_run_as_its_users_others_did() -> None:
     times = RunTimes()
     for _ in range(30):
-        times.measured("ann", 0.1)
-        times.measured("bob", 20.0)
-    assert times.expected(entry("ann")) == pytest.approx(1.3, rel=0.2)
+        times.measured(entry("ann"), 0.1)
+        times.measured(entry("bob"), 20.0)
+    assert 0.1 < times.expected(entry("ann")) < 0.5
     assert times.expected(entry("bob")) == pytest.approx(20, rel=0.2)
     assert times.expected(entry("carol")) == pytest.approx(10, rel=0.2)
 
@@ -52,6 +52,16 @@ def test_an_entry_is_expected_to_run_as_its_users_others_did() -> None:
 def test_one_outlier_says_little_about_a_stranger() -> None:
     times = measured(*[1.0] * 100, 3600.0)
     assert times.expected(entry("bob")) == pytest.approx(1.0)
+
+
+def test_one_outlier_counts_only_where_another_is_likely() -> None:
+    times = measured(*[1.0] * 199, 2000.0)
+    near, far = (times.wait(place, 1, [0.0], 0.0) for place in (101, 1001))
+    assert near is not None
+    assert far is not None
+    assert near.seconds == pytest.approx(101)
+    assert near.high > 1000
+    assert far.seconds == pytest.approx(11_000, rel=0.1)
 
 
 def test_what_is_long_past_is_forgotten() -> None:
@@ -63,7 +73,7 @@ def test_what_is_long_past_is_forgotten() -> None:
 def test_many_users_are_not_all_remembered() -> None:
     times = RunTimes()
     for number in range(5000):
-        times.measured(f"user-{number}", 1.0)
+        times.measured(entry(f"user-{number}"), 1.0)
     assert len(times._users) <= 1024
 
 
@@ -141,7 +151,7 @@ def simulated(draw: Draw, replicas: int, load: float, count: int = 2000) -> list
     for _ in range(count):
         now += dice.expovariate(load * replicas / mean)
         while ended and ended[0][0] <= now:
-            times.measured("ann", heapq.heappop(ended)[1])
+            times.measured(entry("ann"), heapq.heappop(ended)[1])
         start = max(now, heapq.heappop(free))
         ran = draw(dice)
         heapq.heappush(free, start + ran)
@@ -164,7 +174,7 @@ def test_waits_are_honest_beside_a_simulated_line(kind: str, replicas: int, load
     told = simulated(DISTRIBUTIONS[kind], replicas, load)
     assert len(told) > 100
     ratios = [one.real / max(one.wait.seconds, 1e-9) for one in told]
-    assert 0.75 <= statistics.median(ratios) <= 1.33
+    assert 0.67 <= statistics.median(ratios) <= 1.5
     assert all(one.wait.low <= one.wait.seconds <= one.wait.high for one in told)
     slack = 1e-6
     inside = [one.wait.low - slack <= one.real <= one.wait.high + slack for one in told]
@@ -179,8 +189,8 @@ def test_waits_are_honest_where_users_are_unlike() -> None:
         "bob": lambda dice: dice.expovariate(10),
     }
     times = RunTimes()
-    for user in ["ann"] * 10 + ["bob"] * 200:
-        times.measured(user, runs_s[user](dice))
+    for user in (["ann"] + ["bob"] * 20) * 12:
+        times.measured(entry(user), runs_s[user](dice))
     line: Line[None] = Line()
     for number, user in enumerate(["ann"] * 30 + ["bob"] * 600):
         one = Entry(f"{number}", user, None, float(number))

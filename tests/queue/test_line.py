@@ -165,6 +165,35 @@ def test_priority_goes_before_the_same_users_ordinary_requests() -> None:
     assert line.take() is urgent
 
 
+def test_a_priority_request_brings_its_waiting_user_forward() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", 5)
+    add(line, "bob", 5)
+    takes(line, 1)
+    [urgent] = add(line, "ann", priority=True)
+    assert line.take() is urgent
+
+
+def test_newcomers_do_not_pay_for_anothers_head_start() -> None:
+    line: Line[None] = Line(head_start_s=50, patience=FOREVER)
+    add(line, "ann", 500)
+    add(line, "bob", 500, priority=True)
+    takes(line, 60)
+    add(line, "carol")
+    assert "carol" in users(takes(line, 4))
+
+
+def test_newcomers_do_not_pay_for_what_was_due_by_age() -> None:
+    line: Line[None] = Line(patience=4)
+    add(line, "bob", cost=500)
+    takes(line, 1)
+    [due] = add(line, "bob")
+    add(line, "ann", 500)
+    assert due in takes(line, 4)
+    add(line, "carol")
+    assert "carol" in users(takes(line, 4))
+
+
 def test_a_flood_of_priority_uses_its_head_start_up() -> None:
     line: Line[None] = Line(head_start_s=20, patience=FOREVER)
     add(line, "ann", 1000, priority=True)
@@ -229,7 +258,11 @@ _steps = st.one_of(
     st.tuples(st.just("take")),
     st.tuples(st.sampled_from(["remove", "give back", "settle"]), st.integers(0, 10**6)),
 )
-_histories = st.lists(_steps, max_size=80)
+_histories = st.builds(
+    lambda crowd, steps: [*crowd, *steps],
+    st.lists(_arrivals, max_size=30),
+    st.lists(_steps, max_size=60),
+)
 _lines = st.builds(
     lambda head_start_s, patience: Line[None](head_start_s, patience),
     st.sampled_from([0.0, 5.0, 60.0]),
@@ -513,3 +546,28 @@ def test_a_line_that_is_never_empty_forgets_who_has_gone() -> None:
         takes(line, 2)
     assert len(line._accounts) < 5_000
     assert len(line._turns) < 5_000
+
+
+def test_a_line_from_which_nothing_is_taken_forgets_what_was_removed() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", cost=100)
+    takes(line, 1)
+    add(line, "bob")  # whose turn is next, while ann's comes and goes
+    add(line, "ann")
+    for _ in range(20_000):
+        line.remove(add(line, "ann", priority=True)[0].id)
+    assert len(line._turns) < 5_000
+    assert users(takes(line)) == ["bob", "ann"]
+
+
+def test_a_debt_is_not_forgotten_in_a_crowd() -> None:
+    line: Line[None] = Line()
+    add(line, "ann", cost=10_000)
+    add(line, "bob", 10)
+    takes(line, 2)
+    for number in range(5_000):
+        add(line, f"user-{number}")
+        takes(line, 1)
+    add(line, "carol", 20)
+    add(line, "ann")
+    assert "ann" not in users(takes(line, 20))

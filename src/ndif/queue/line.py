@@ -65,8 +65,8 @@ class _Account(Generic[T]):
 
     __slots__ = ("ordinary", "priority", "start", "turn")
 
-    def __init__(self, start: float) -> None:
-        self.start = start
+    def __init__(self) -> None:
+        self.start = 0.0
         self.priority: OrderedDict[str, Entry[T]] = OrderedDict()
         self.ordinary: OrderedDict[str, Entry[T]] = OrderedDict()
         self.turn: _Turn[T] | None = None
@@ -136,7 +136,7 @@ class Line(Generic[T]):
         """Put an entry in line."""
         self._refuse_twice(entry)
         self._forget_the_idle()
-        account = self._accounts.setdefault(entry.user, _Account(self._virtual))
+        account = self._accounts.setdefault(entry.user, _Account())
         if account.turn is None:
             account.start = max(account.start, self._virtual)
         urgent = bool(account.priority)

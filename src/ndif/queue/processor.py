@@ -169,7 +169,7 @@ class Processor:
             if leaving is not None:
                 leaving.cancel()
         ran_s = time.monotonic() - run.since
-        self._run_times.measured(request.user, ran_s)
+        self._run_times.measured(run.entry, ran_s)
         self._line.settle(run.entry, ran_s)
         await self._finish(request, response)
 

@@ -1,0 +1,83 @@
+"""How long one decision takes: 1,000 nodes of 8 GPUs with 5,000 deployments."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import replace
+
+from bench.figures import Figure
+from ndif.cluster.cluster import Cluster
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.cluster.rules import DEFAULT_RULES
+from ndif.cluster.wanted import Device, Wanted
+from ndif.cluster.why import why_not
+
+_GIB = 1024**3
+_NODES = 1000
+_GPUS = (80 * _GIB,) * 8
+_NOW = 1e6
+_LIMIT_MS = 20.0
+_DECISIONS = 30
+
+
+def placement() -> list[Figure]:
+    """Finding room, displacing others, and saying why neither can be."""
+    return [
+        _figure("finds room", [1, 1, 1, 1, 1], 60),
+        _figure("must evict", [1, 1, 2, 2, 2], 140),
+        _figure("cannot be placed", [1, 1, 2, 2, 2], 600, kept=True),
+    ]
+
+
+def _figure(what: str, gpus: list[int], size_gib: int, *, kept: bool = False) -> Figure:
+    """Each decision starts from what the one before has made; the first knows of nothing yet."""
+    rng = random.Random(0)
+    cluster = _cluster(gpus, rng, kept=kept)
+    took = []
+    for index in range(_DECISIONS):
+        wanted = Wanted(f"new-{index}", size_gib * _GIB, device=Device.GPU)
+        began = time.perf_counter()
+        decision = cluster.deploy([wanted], _NOW, rng, DEFAULT_RULES)
+        said = [why_not(refusal) for refusal in decision.refused]
+        took.append((time.perf_counter() - began) * 1e3)
+        if bool(said) != kept or bool(decision.evictions) != (what == "must evict"):
+            raise RuntimeError(f"Not what was to be measured: {what}.")
+        cluster = decision.cluster
+    return Figure(
+        f"one decision that {what}",
+        statistics.median(took),
+        _LIMIT_MS,
+        "ms",
+        how=f"{_NODES} nodes, {_NODES * len(gpus)} replicas; median of {_DECISIONS}, "
+        f"the first {took[0]:.1f}, the slowest after it {max(took[1:]):.1f}",
+    )
+
+
+def _cluster(gpus: list[int], rng: random.Random, *, kept: bool) -> Cluster:
+    """Nodes whose replicas have so many GPUs each; `kept`, most of them are protected for a while yet."""
+    nodes = []
+    for index in range(_NODES):
+        node = Node(f"node-{index}", f"node-{index}", Resources.of(_GPUS, 1024 * _GIB))
+        first = 0
+        for position, count in enumerate(gpus):
+            name = f"{index}-{position}"
+            deployment = Deployment(
+                model_key=f"model-{rng.randrange(_NODES)}",
+                replica_id=name,
+                node_id=node.id,
+                level=DeploymentLevel.HOT,
+                size_bytes=count * 60 * _GIB,
+                deployed=_NOW - rng.uniform(0, 4000 if kept else 0) - (0 if kept else 7200),
+                gpu_mem_bytes_by_id=dict.fromkeys(range(first, first + count), _GPUS[0]),
+            )
+            if kept and index % 2 and position == 0:
+                deployment = replace(deployment, dedicated=True)
+            node = node.with_replica(deployment)
+            first += count
+        nodes.append(node)
+    return Cluster.of(*nodes)

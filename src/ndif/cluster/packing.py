@@ -1,0 +1,92 @@
+"""On which GPUs of a node a replica goes.
+
+Three kinds, from the least that is taken to the most:
+
+- a *fraction* of one GPU, for a model of which `gpu_fraction_factor` would fit on it. All fractions of a
+  GPU take at most `fraction_largest_possible` of it, and none is added once less than
+  `min_available_gpu_fraction` is free;
+- one *whole* GPU: nobody else is on it, and all its memory is reserved, whatever the model needs of it;
+- *several* whole GPUs: as few as will do.
+
+So a GPU is empty, shared, or somebody's own, and how much of it is free says which. The first that applies:
+
+1. a fraction of a GPU that is shared already: of the one with the least free;
+2. the smallest empty GPU that holds the model: a fraction of it where the rules allow, else all of it;
+3. the fewest empty GPUs that hold it together, and of those the smallest that will do.
+
+What a GPU *holds* is its memory: that layers cannot be cut is for a model's padding to cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ndif.cluster.resources import Resources
+from ndif.cluster.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The GPUs of a replica."""
+
+    gpu_mem_bytes_by_id: Mapping[int, int]
+    gpu_memory_fraction: float | None
+    """Its share of the GPU that it shares; None where its GPUs are its own."""
+
+
+def assign(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
+    """Where a model of this size goes, as things are; None if nowhere."""
+    return _share(resources, size_bytes, rules) or _empty(resources, size_bytes, rules)
+
+
+def _share(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
+    shared = [
+        (free, index)
+        for index, (total, free) in enumerate(
+            zip(resources.gpu_bytes, resources.free_gpu_bytes, strict=True)
+        )
+        if 0 < free < total and size_bytes <= rules.largest_share(total, free)
+    ]
+    return _fraction(resources, min(shared)[1], size_bytes) if shared else None
+
+
+def _empty(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
+    empty = [
+        (total, index)
+        for index, total in enumerate(resources.gpu_bytes)
+        if resources.free_gpu_bytes[index] == total
+    ]
+    single = min((gpu for gpu in empty if size_bytes <= gpu[0]), default=None)
+    if single is None:
+        fewest = _fewest(empty, size_bytes)
+        return Assignment({index: total for total, index in fewest}, None) if fewest else None
+    total, index = single
+    if size_bytes <= rules.largest_share(total, total):
+        return _fraction(resources, index, size_bytes)
+    return Assignment({index: total}, None)
+
+
+def _fewest(empty: list[tuple[int, int]], size_bytes: int) -> list[tuple[int, int]]:
+    """The fewest GPUs that hold the model together; none if all do not."""
+    chosen: list[tuple[int, int]] = []
+    left = sorted(empty, key=lambda gpu: (-gpu[0], gpu[1]))
+    held = 0
+    while held < size_bytes:
+        if not left:
+            return []
+        chosen.append(left.pop(0))
+        held += chosen[-1][0]
+    # As many, but smaller: the largest are worth most to others.
+    for position, gpu in enumerate(chosen):
+        enough = (other for other in left if held - gpu[0] + other[0] >= size_bytes)
+        smaller = min(enough, default=gpu)
+        if smaller[0] < gpu[0]:
+            chosen[position] = smaller
+            held += smaller[0] - gpu[0]
+            left.remove(smaller)
+    return sorted(chosen, key=lambda gpu: gpu[1])
+
+
+def _fraction(resources: Resources, index: int, size_bytes: int) -> Assignment:
+    return Assignment({index: size_bytes}, size_bytes / resources.gpu_bytes[index])

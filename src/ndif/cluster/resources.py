@@ -1,0 +1,103 @@
+"""What a node has, and what of it is free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+_UNITS = {
+    "": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
+}
+_GPUS = re.compile(
+    rf"(?:(?P<count>\d{{1,6}})\s*x\s*)?(?P<size>\d{{1,18}}(?:\.\d{{1,18}})?)\s*(?P<unit>{'|'.join(_UNITS)})",
+    re.IGNORECASE,
+)
+_UNITS_BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
+_MOST_GPUS = 1024
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """The memory of each GPU that `2x24GiB` or `1x80GiB,2x24GiB` declares. Nothing, or 0, declares none.
+
+    Raises:
+        ValueError: with a sentence for the operator, when it is no such declaration.
+    """
+    if text.strip() in ("", "0"):
+        return ()
+    gpus: list[int] = []
+    for part in text.split(","):
+        found = _GPUS.fullmatch(part.strip())
+        size = float(found["size"]) * _UNITS_BY_LOWER[found["unit"].lower()] if found else 0
+        count = int(found["count"] or 1) if found else 0
+        if size < 1 or not 0 < count <= _MOST_GPUS - len(gpus):
+            raise ValueError(
+                f"{text[:200]!r} does not declare GPUs: {part.strip()[:200]!r} is not COUNTxMEMORY. "
+                f"Write 2x24GiB, or 1x80GiB,2x24GiB; at most {_MOST_GPUS} altogether."
+            )
+        gpus += [int(size)] * count
+    return tuple(gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Memory of a node's GPUs, each by its index, and of its CPU."""
+
+    gpu_bytes: tuple[int, ...]
+    cpu_bytes: int
+    """What WARM replicas, and those that run on the CPU, may take together."""
+    free_gpu_bytes: tuple[int, ...]
+    free_cpu_bytes: int
+
+    @classmethod
+    def of(
+        cls, gpu_bytes: Iterable[int], cpu_memory_bytes: int, cache_percentage: float = 0.9
+    ) -> Resources:
+        """Of an empty node: of its CPU memory, a part is left to everything else."""
+        gpus = tuple(gpu_bytes)
+        cpu_bytes = int(cpu_memory_bytes * cache_percentage)
+        if cpu_bytes < 0 or any(total < 1 for total in gpus):
+            raise ValueError("A node's memory must be more than nothing.")
+        return cls(gpus, cpu_bytes, gpus, cpu_bytes)
+
+    def taken(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
+        """What is left when these are taken.
+
+        Raises:
+            ValueError: if they are not there: a decision of ours was wrong.
+        """
+        return self._moved(gpus, cpu_bytes, -1)
+
+    def given_back(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
+        """What is there when these are given back.
+
+        Raises:
+            ValueError: if they were never taken.
+        """
+        return self._moved(gpus, cpu_bytes, 1)
+
+    def _moved(self, gpus: Mapping[int, int], cpu_bytes: int, sign: int) -> Resources:
+        free = list(self.free_gpu_bytes)
+        for index, held in gpus.items():
+            free[index] += sign * held
+            if not 0 <= free[index] <= self.gpu_bytes[index]:
+                raise ValueError(f"GPU {index} would have {free[index]} bytes free.")
+        free_cpu = self.free_cpu_bytes + sign * cpu_bytes
+        if not 0 <= free_cpu <= self.cpu_bytes:
+            raise ValueError(f"{free_cpu} bytes of CPU memory would be free.")
+        return replace(self, free_gpu_bytes=tuple(free), free_cpu_bytes=free_cpu)
+
+    def emptied(self) -> Resources:
+        """As if nobody held anything."""
+        return replace(self, free_gpu_bytes=self.gpu_bytes, free_cpu_bytes=self.cpu_bytes)
+
+    def describe(self) -> dict[str, Any]:
+        """They, for JSON."""
+        pairs = zip(self.gpu_bytes, self.free_gpu_bytes, strict=True)
+        return {
+            "gpus": [{"bytes": total, "free_bytes": free} for total, free in pairs],
+            "cpu": {"bytes": self.cpu_bytes, "free_bytes": self.free_cpu_bytes},
+        }

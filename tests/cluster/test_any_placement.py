@@ -1,0 +1,253 @@
+"""One replica is placed whenever there is any placement under the rules, and as cheaply: by brute force.
+
+The rules are written here a second time, from their description, over plain numbers: nothing below `places`
+knows how the cluster goes about it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from ndif.cluster.cluster import Cluster
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.level import CandidateLevel, DeploymentLevel
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.cluster.rules import DEFAULT_RULES
+from ndif.cluster.wanted import Device, Wanted
+
+NOW = 10_000.0
+MINIMUM_S = 3600.0
+
+Place = tuple[bool, int]
+"""Whether on the CPU, and the level: the least wins."""
+
+
+# By brute force
+
+
+def gpu_room(node: Node, staying: Sequence[Deployment], size: int) -> bool:
+    """Whether a model fits on GPUs of a node beside those that stay."""
+    total = node.resources.gpu_bytes
+    tenants: list[list[int]] = [[] for _ in total]
+    for deployment in staying:
+        for index, held in deployment.gpu_mem_bytes_by_id.items():
+            tenants[index].append(held)
+    for memory, theirs in zip(total, tenants, strict=True):
+        used = sum(theirs)
+        available = memory - used >= 0.3 * memory
+        if 3 * size <= memory and available and used + size <= 0.8 * memory:
+            return True
+    empty = [memory for memory, theirs in zip(total, tenants, strict=True) if not theirs]
+    return any(
+        sum(chosen) >= size
+        for count in range(1, len(empty) + 1)
+        for chosen in itertools.combinations(empty, count)
+    )
+
+
+def cpu_room(node: Node, staying: Sequence[Deployment], size: int) -> bool:
+    """Whether a model fits in the CPU memory of a node beside those that stay."""
+    used = sum(d.size_bytes for d in staying if d.on_cpu or d.level is DeploymentLevel.WARM)
+    return size <= node.resources.cpu_bytes - used
+
+
+def subsets(items: Sequence[Deployment]) -> Iterable[tuple[Deployment, ...]]:
+    for count in range(len(items) + 1):
+        yield from itertools.combinations(items, count)
+
+
+def goes(deployment: Deployment, wanted: Wanted, together: set[str], on_cpu: bool) -> bool:
+    """Whether a replica may have to go for what is wanted."""
+    if deployment.level is DeploymentLevel.WARM:
+        return on_cpu and deployment.model_key not in together - {wanted.model_key}
+    ripe = wanted.dedicated or NOW - deployment.deployed >= MINIMUM_S
+    return ripe and not deployment.dedicated and deployment.model_key not in together
+
+
+def places(cluster: Cluster, wanted: Wanted, together: set[str]) -> set[Place]:
+    """Every way there is."""
+    found: set[Place] = set()
+    kinds = {Device.GPU: [False], Device.CPU: [True], Device.AUTO: [False, True]}[wanted.device]
+    for node, on_cpu in itertools.product(cluster.nodes.values(), kinds):
+        room = cpu_room if on_cpu else gpu_room
+        there = list(node.replicas())
+        movable = [d for d in there if goes(d, wanted, together, on_cpu)]
+        warm = [
+            d
+            for d in there
+            if d.level is DeploymentLevel.WARM
+            and d.model_key == wanted.model_key
+            and d.on_cpu == on_cpu
+        ]
+        for going in subsets(movable):
+            staying = [d for d in there if d not in going]
+            if room(node, staying, wanted.size_bytes):
+                found.add((on_cpu, 4 if going else 2))
+            for deployment in warm:
+                if on_cpu:
+                    found.add((on_cpu, 1))
+                elif room(node, staying, deployment.size_bytes):
+                    found.add((on_cpu, 3 if going else 1))
+    return found
+
+
+def could_have_stayed(
+    node: Node, going: Sequence[Deployment], size: int, on_cpu: bool
+) -> list[Deployment]:
+    """Those that one need not have evicted, given the others."""
+    room = cpu_room if on_cpu else gpu_room
+    return [
+        spared
+        for spared in going
+        if room(node, [d for d in node.replicas() if d not in going or d is spared], size)
+    ]
+
+
+# Any small cluster
+
+
+def a_cluster(rng: random.Random) -> Cluster:
+    """At most three nodes of three GPUs, and five replicas, each in a place that the rules allow."""
+    nodes = []
+    for index in range(rng.choice([1, 1, 2, 2, 3])):
+        gpus = [rng.choice([10, 24, 24, 30, 80]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
+        memory = rng.choice([0, 20, 60, 120])
+        nodes.append(Node(f"n{index}", f"n{index}", Resources.of(gpus, memory, 1.0)))
+    replicas = rng.choice([0, 2, 3, 4, 5, 5, 5])
+    for index in range(30):
+        if sum(len(list(node.replicas())) for node in nodes) < replicas:
+            position = rng.randrange(len(nodes))
+            nodes[position] = one_more(nodes[position], str(index), rng)
+    return Cluster.of(*nodes)
+
+
+def one_more(node: Node, replica_id: str, rng: random.Random) -> Node:
+    """A node with one replica more, if what chance would have fits."""
+    kind = rng.choice(["share", "share", "whole", "whole", "whole", "cpu", "warm", "warm cpu"])
+    size = rng.randint(1, 60)
+    gpus: dict[int, int] = {}
+    fraction = None
+    if kind in ("share", "whole"):
+        total = node.resources.gpu_bytes
+        order = rng.sample(range(len(total)), len(total))
+        if kind == "share":
+            size = rng.randint(1, 10)
+            gpus = {i: size for i in order if shares(node, i, size)}
+            gpus = dict([*gpus.items()][:1])
+            fraction = size / total[next(iter(gpus))] if gpus else None
+        else:
+            empty = [i for i in order if node.resources.free_gpu_bytes[i] == total[i]]
+            gpus = {i: total[i] for i in empty[: rng.choice([1, 1, 2, 3])]}
+            size = min(size, sum(gpus.values()))
+        if not gpus:
+            return node
+    elif not cpu_room(node, list(node.replicas()), size):
+        return node
+    level = DeploymentLevel.WARM if kind.startswith("warm") else DeploymentLevel.HOT
+    return node.with_replica(
+        Deployment(
+            model_key=rng.choice("abc"),
+            replica_id=replica_id,
+            node_id=node.id,
+            level=level,
+            size_bytes=size,
+            deployed=NOW - rng.choice([0, 1000, 3599, MINIMUM_S, 5000, 9000]),
+            gpu_mem_bytes_by_id=gpus,
+            gpu_memory_fraction=fraction,
+            dedicated=level is DeploymentLevel.HOT and rng.random() < 0.15,
+            on_cpu=kind in ("cpu", "warm cpu"),
+        )
+    )
+
+
+def shares(node: Node, index: int, size: int) -> bool:
+    """Whether a model may have its share of this GPU."""
+    total = node.resources.gpu_bytes[index]
+    used = sum(d.gpu_mem_bytes_by_id.get(index, 0) for d in node.replicas())
+    return 3 * size <= total and used + size <= 0.8 * total and total - used >= 0.3 * total
+
+
+def a_wish(rng: random.Random) -> Wanted:
+    return Wanted(
+        model_key=rng.choice("aabd"),
+        size_bytes=rng.randint(1, rng.choice([8, 12, 24, 60, 150])),
+        dedicated=rng.random() < 0.3,
+        device=rng.choice([Device.GPU, Device.GPU, Device.CPU, Device.AUTO]),
+    )
+
+
+chances = st.integers(0, 2**64).map(random.Random)
+"""Clusters come from chance alone: what Hypothesis would choose itself is mostly empty."""
+
+
+def one_more_of(cluster: Cluster, wanted: Wanted) -> Wanted:
+    return Wanted(
+        wanted.model_key,
+        wanted.size_bytes,
+        len(cluster.hot(wanted.model_key)) + 1,
+        wanted.dedicated,
+        wanted.device,
+    )
+
+
+examples = settings(max_examples=1500, deadline=None)
+
+
+@examples
+@given(chances)
+def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
+    rng: random.Random,
+) -> None:
+    cluster = a_cluster(rng)
+    wanted = one_more_of(cluster, a_wish(rng))
+    # Another model that is asked for together, and has what it asks for.
+    others = [Wanted("b", 1, 0)] if wanted.model_key != "b" and rng.random() < 0.4 else []
+    together = {wanted.model_key, *(other.model_key for other in others)}
+    ways = places(cluster, wanted, together)
+    event(f"on the CPU, level: {min(ways, default=None)}")
+    decision = cluster.deploy([wanted, *others], NOW, rng, DEFAULT_RULES)
+    assert bool(decision.refused) == (not ways)
+    if not ways:
+        assert decision.evictions == ()
+        assert {d.key: d.level for d in decision.cluster.replicas()} == {
+            d.key: d.level for d in cluster.replicas()
+        }
+        return
+    (placement,) = (p for p in decision.placed if p.level is not CandidateLevel.DEPLOYED)
+    new = placement.deployment
+    assert (new.on_cpu, placement.level) == min(ways)
+    before = cluster.nodes[new.node_id]
+    candidate = before.evaluate(wanted, new.replica_id, NOW, DEFAULT_RULES, together)
+    going = [*candidate.evictions, *candidate.dropped]
+    event(f"replicas that go: {len(going)}")
+    assert all(goes(d, wanted, together, new.on_cpu) for d in going)
+    assert could_have_stayed(before, going, new.size_bytes, new.on_cpu) == []
+
+
+@examples
+@given(chances)
+def test_a_refusal_is_true(rng: random.Random) -> None:
+    cluster = a_cluster(rng)
+    wanted = one_more_of(cluster, a_wish(rng))
+    # What is WARM returns with a size of its own; a refusal speaks of what was asked for.
+    cluster = cluster.without(deployment.key for deployment in cluster.warm(wanted.model_key))
+    for refusal in cluster.deploy([wanted], NOW, rng, DEFAULT_RULES).refused:
+        if refusal.retry_after_s is not None:
+            event("time will do")
+            later = NOW + refusal.retry_after_s
+            assert not cluster.deploy([wanted], later, rng).refused
+            assert cluster.deploy([wanted], later - 0.5, rng).refused
+        elif refusal.obstacles:
+            event("somebody has to go")
+            without = cluster.without((o.model_key, o.replica_id) for o in refusal.obstacles)
+            assert not without.deploy([one_more_of(without, wanted)], NOW, rng).refused
+        else:
+            event("too large")
+            empty = Cluster.of(*(node.emptied() for node in cluster.nodes.values()))
+            assert empty.deploy([wanted], NOW, rng).refused

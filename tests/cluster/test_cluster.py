@@ -1,0 +1,300 @@
+"""Decisions over all nodes."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from ndif.cluster.cluster import Cluster
+from ndif.cluster.level import CandidateLevel
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.cluster.wanted import Device
+from tests.cluster.worlds import (
+    COLD,
+    HOT,
+    NOW,
+    YOUNG,
+    GiB,
+    a_node,
+    deploy,
+    gone,
+    levels,
+    want,
+    with_cpu,
+    with_hot,
+    with_warm,
+)
+
+
+def found(nodes: list[Node], **wanted: object) -> tuple[str, CandidateLevel]:
+    """Where one more replica of "a" goes, and what it takes."""
+    decision = deploy(nodes, want("a", 20, **wanted))  # type: ignore[arg-type]
+    placement = decision.placed[-1]
+    return placement.deployment.node_id, placement.level
+
+
+# Which node
+
+
+def test_the_lowest_level_wins() -> None:
+    cached_and_free = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20)
+    free = a_node("1x24GiB", node_id="n2")
+    full = with_hot(a_node("1x24GiB", node_id="n3"), "b", 20, [0])
+    cached_and_full = with_hot(with_warm(a_node("1x24GiB", node_id="n4"), "a", 20), "c", 20, [0])
+    small = a_node("1x12GiB", node_id="n5")
+    nodes = [small, full, cached_and_full, free, cached_and_free]
+    assert found(nodes) == ("n1", CandidateLevel.CACHED_AND_FREE)
+    assert found(nodes[:4]) == ("n2", CandidateLevel.FREE)
+    assert found(nodes[:3]) == ("n4", CandidateLevel.CACHED_AND_FULL)
+    assert found(nodes[:2]) == ("n3", CandidateLevel.FULL)
+    assert not deploy(nodes[:1], want("a", 20)).placed
+
+
+def test_chance_decides_between_equals_and_the_seed_decides_chance() -> None:
+    nodes = [a_node("1x24GiB", node_id=f"n{i}") for i in range(8)]
+    chosen = [deploy(nodes, want("a", 20), seed=seed).placed[0] for seed in range(40)]
+    assert len({placement.deployment.node_id for placement in chosen}) > 4
+    assert deploy(nodes, want("a", 20), seed=3) == deploy(nodes, want("a", 20), seed=3)
+
+
+def test_a_gpu_is_found_anywhere_before_a_cpu_is_taken() -> None:
+    cpu_only, full = a_node(node_id="n1"), with_hot(a_node("1x24GiB", node_id="n2"), "b", 20, [0])
+    assert found([cpu_only, full], device=Device.AUTO) == ("n2", CandidateLevel.FULL)
+    kept = with_hot(a_node("1x24GiB", node_id="n2", cpu=1), "b", 20, [0], dedicated=True)
+    assert found([cpu_only, kept], device=Device.AUTO) == ("n1", CandidateLevel.FREE)
+    assert not deploy([cpu_only, kept], want("a", 20, device=Device.GPU)).placed
+
+
+# Which replicas
+
+
+def test_replicas_that_serve_count_and_only_the_others_are_made() -> None:
+    node = with_hot(a_node("4x24GiB"), "a", 20, [0])
+    decision = deploy([node], want("a", 20, 3))
+    assert [p.level for p in decision.placed] == [
+        CandidateLevel.DEPLOYED,
+        CandidateLevel.FREE,
+        CandidateLevel.FREE,
+    ]
+    assert decision.replica_ids("a")[0] == "a-1"
+    assert len(set(decision.replica_ids("a"))) == 3
+
+
+def test_fewer_wanted_than_there_are_ends_none_and_changes_nothing() -> None:
+    cluster = Cluster.of(with_hot(with_hot(a_node("4x24GiB"), "a", 20, [0]), "b", 20, [1]))
+    decision = deploy(cluster, want("a", 20, 1), want("b", 20, 0))
+    assert decision.cluster is cluster
+    assert decision.replica_ids("a") == ("a-1",)
+
+
+def test_warm_replicas_return_before_new_ones_are_made_and_where_they_are() -> None:
+    here = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20, replica="1")
+    there = with_warm(a_node("1x24GiB", node_id="n2"), "a", 20, replica="2")
+    other = a_node("4x24GiB", node_id="n3")
+    decision = deploy([other, here, there], want("a", 20, 3))
+    placed = {p.deployment.replica_id: (p.deployment.node_id, p.level) for p in decision.placed}
+    assert placed.pop("a-1") == ("n1", CandidateLevel.CACHED_AND_FREE)
+    assert placed.pop("a-2") == ("n2", CandidateLevel.CACHED_AND_FREE)
+    assert list(placed.values()) == [("n3", CandidateLevel.FREE)]
+    assert not list(decision.cluster.warm("a"))
+
+
+def test_a_warm_replica_that_cannot_return_stays_warm_and_a_new_one_is_made_elsewhere() -> None:
+    stuck = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20)
+    stuck = with_hot(stuck, "b", 20, [0], dedicated=True)
+    decision = deploy([stuck, a_node("1x24GiB", node_id="n2")], want("a", 20))
+    (new,) = decision.replica_ids("a")
+    assert levels(decision.cluster) == {"a-1": "WARM", "b-1": "HOT", new: "HOT"}
+
+
+def test_a_new_id_is_one_that_nobody_has() -> None:
+    class Repeating(random.Random):
+        def getrandbits(self, k: int) -> int:
+            return drawn.pop() if k == 128 else super().getrandbits(k)
+
+    drawn = [7, 7]
+    first = Cluster.of(a_node("4x24GiB")).deploy([want("a", 20)], NOW, Repeating(0))
+    assert not drawn[1:]
+    drawn = [8, 7, 7]
+    second = first.cluster.deploy([want("b", 20)], NOW, Repeating(0))
+    assert not drawn
+    assert second.replica_ids("b")[0] != first.replica_ids("a")[0]
+    assert len(second.replica_ids("b")[0]) == 32
+
+
+# Several models
+
+
+def test_the_largest_goes_first() -> None:
+    # The other way round "small" might take the large GPU's place.
+    node = a_node("1x80GiB,1x24GiB")
+    node = with_hot(node, "kept", 20, [1], dedicated=True)
+    decision = deploy([node], want("small", 40), want("large", 70))
+    assert decision.replica_ids("large")
+    assert [refusal.model_key for refusal in decision.refused] == ["small"]
+
+
+def test_a_dedicated_model_goes_before_a_larger_one_that_is_not() -> None:
+    decision = deploy([a_node("1x80GiB")], want("large", 70), want("kept", 40, dedicated=True))
+    assert decision.replica_ids("kept")
+    assert [refusal.model_key for refusal in decision.refused] == ["large"]
+
+
+def test_nobody_goes_of_what_is_asked_for_together() -> None:
+    node = with_hot(with_hot(a_node("2x24GiB"), "a", 20, [0]), "b", 20, [1])
+    assert gone(deploy([node], want("c", 20), want("a", 20))) == ["b"]
+    decision = deploy([node], want("c", 20), want("a", 20), want("b", 20))
+    assert gone(decision) == []
+    assert [refusal.model_key for refusal in decision.refused] == ["c"]
+    assert gone(deploy([node], want("a", 20, 3))) == ["b"]
+
+
+def test_a_model_is_asked_for_once() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        deploy([a_node()], want("a", 1), want("a", 2))
+
+
+def test_as_many_replicas_as_there_is_room_for_are_placed_and_the_rest_refused_once() -> None:
+    decision = deploy([a_node("2x24GiB"), a_node("1x24GiB", node_id="n2")], want("a", 20, 5))
+    assert len(decision.placed) == 3
+    (refusal,) = decision.refused
+    assert refusal.replicas == 2
+
+
+def test_memory_that_a_returning_replica_still_holds_is_not_given_to_one_that_leaves() -> None:
+    # "a" returns to GPU 0. "b" takes GPU 1 from "old", for which there is memory only once "a" has left it.
+    node = with_warm(a_node("1x80GiB,1x24GiB", cpu=70), "a", 60)
+    node = with_hot(node, "old", 20, [1])
+    decision = deploy([node], want("a", 60), want("b", 20))
+    assert gone(decision) == ["old"]
+    assert not decision.cluster.warm("old")
+    roomy = with_hot(with_warm(a_node("1x80GiB,1x24GiB", cpu=80), "a", 60), "old", 20, [1])
+    assert deploy([roomy], want("a", 60), want("b", 20)).cluster.warm("old")
+
+
+# Dedication
+
+
+def test_a_dedicated_model_makes_as_many_replicas_dedicated_as_it_asks_for() -> None:
+    node = with_hot(a_node("3x24GiB"), "a", 20, [0], age=100, replica="1")
+    node = with_hot(node, "a", 20, [1], age=300, replica="2")
+    node = with_hot(node, "a", 20, [2], age=200, replica="3")
+    decision = deploy([node], want("a", 20, 2, dedicated=True))
+    dedicated = {d.replica_id for d in decision.cluster.hot("a") if d.dedicated}
+    assert dedicated == {"a-2", "a-3"}
+    assert {p.deployment.replica_id for p in decision.placed if p.deployment.dedicated} == dedicated
+
+
+def test_a_model_that_is_dedicated_remains_so_when_it_is_asked_for_by_chance() -> None:
+    cluster = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0], dedicated=True))
+    assert deploy(cluster, want("a", 20)).cluster is cluster
+
+
+def test_dedication_can_be_taken_back() -> None:
+    cluster = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0], dedicated=True))
+    freed = cluster.with_dedicated("a", False)
+    assert not freed.hot("a")[0].dedicated
+    assert freed.with_dedicated("a", True).describe() == cluster.describe()
+    assert cluster.with_dedicated("a", True) is cluster
+
+
+def test_a_dedicated_newcomer_displaces_the_young_but_not_the_dedicated() -> None:
+    node = with_hot(
+        with_hot(a_node("2x24GiB"), "y", 20, [0], age=YOUNG), "d", 20, [1], dedicated=True
+    )
+    assert gone(deploy([node], want("new", 20, dedicated=True))) == ["y"]
+    assert deploy([node], want("new", 40, dedicated=True)).refused
+
+
+# Eviction by an operator
+
+
+def a_cluster() -> Cluster:
+    node = with_hot(a_node("4x24GiB"), "a", 20, [0], dedicated=True, replica="1")
+    node = with_hot(node, "a", 20, [1], age=YOUNG, replica="2")
+    return Cluster.of(with_warm(node, "a", 20, replica="3"), a_node(node_id="n2"))
+
+
+def test_an_operator_evicts_whatever_protects_a_replica_and_its_nodes_share_the_rest() -> None:
+    cluster = a_cluster()
+    decision = cluster.evict(["a"])
+    assert levels(decision.cluster) == {"a-1": "WARM", "a-2": "WARM", "a-3": "WARM"}
+    assert sorted(decision.evictions) == [("a", "a-1"), ("a", "a-2")]
+    assert decision.cluster.nodes["n2"] is cluster.nodes["n2"]
+    assert decision.cluster.evict(["a"]).cluster is decision.cluster
+    assert not any(d.dedicated for d in decision.cluster.replicas())
+
+
+def test_single_replicas_are_evicted() -> None:
+    decision = a_cluster().evict(replica_keys=[("a", "a-2"), ("a", "a-3"), ("a", "none")])
+    assert levels(decision.cluster) == {"a-1": "HOT", "a-2": "WARM", "a-3": "WARM"}
+    assert decision.evictions == (("a", "a-2"),)
+
+
+def test_evicted_to_cold_nothing_is_left() -> None:
+    decision = a_cluster().evict(["a"], to=COLD)
+    assert levels(decision.cluster) == {}
+    assert len(decision.evictions) == 2
+    node = decision.cluster.nodes["n1"]
+    assert node.resources == node.resources.emptied()
+    with pytest.raises(ValueError, match="HOT"):
+        a_cluster().evict(["a"], to=HOT)
+
+
+def test_what_never_came_up_is_taken_out() -> None:
+    cluster = a_cluster().without([("a", "a-1"), ("b", "none")])
+    assert levels(cluster) == {"a-2": "HOT", "a-3": "WARM"}
+    assert cluster.find(("a", "a-1")) is None
+    assert cluster.find(("a", "a-3")) is not None
+    assert cluster.without([("a", "a-1")]) is cluster
+
+
+# Nodes that come and go
+
+
+def test_new_nodes_are_added_and_what_was_on_removed_ones_is_lost() -> None:
+    cluster = a_cluster()
+    again = a_node("4x24GiB"), a_node(node_id="n2")
+    assert cluster.with_nodes(again).cluster is cluster
+    grown = cluster.with_nodes([*again, a_node("1x24GiB", node_id="n3")])
+    assert (grown.added, grown.removed, grown.lost) == (("n3",), (), ())
+    shrunk = grown.cluster.with_nodes(again[1:])
+    assert (shrunk.added, shrunk.removed) == ((), ("n1", "n3"))
+    assert sorted(shrunk.lost) == [("a", "a-1"), ("a", "a-2"), ("a", "a-3")]
+    assert list(shrunk.cluster.nodes) == ["n2"]
+
+
+def test_a_node_with_other_memory_is_another_machine() -> None:
+    changed = a_cluster().with_nodes([a_node("2x24GiB"), a_node(node_id="n2")])
+    assert (changed.added, changed.removed) == (("n1",), ("n1",))
+    assert len(changed.lost) == 3
+    assert not list(changed.cluster.replicas())
+
+
+def test_a_node_may_change_its_name() -> None:
+    cluster = a_cluster()
+    node = Node("n1", "renamed", cluster.nodes["n1"].resources.emptied())
+    renamed = cluster.with_nodes([node, a_node(node_id="n2")])
+    assert (renamed.added, renamed.removed, renamed.lost) == ((), (), ())
+    assert renamed.cluster.nodes["n1"].name == "renamed"
+    assert levels(renamed.cluster) == levels(cluster)
+
+
+def test_a_cluster_can_be_printed() -> None:
+    node = with_cpu(with_warm(with_hot(a_node("1x24GiB"), "a", 4, [0], share=True), "b", 2), "c", 3)
+    (described,) = json.loads(json.dumps(Cluster.of(node).describe()))["nodes"]
+    assert described["resources"]["gpus"] == [{"bytes": 24 * GiB, "free_bytes": 20 * GiB}]
+    assert described["resources"]["cpu"] == {"bytes": 100 * GiB, "free_bytes": 95 * GiB}
+    assert [d["replica_id"] for d in described["deployments"]] == ["a-1", "c-1"]
+    assert described["deployments"][0]["gpu_mem_bytes_by_id"] == {"0": 4 * GiB}
+    assert [d["level"] for d in described["cache"]] == ["WARM"]
+
+
+def test_a_replica_has_the_name_of_its_actor() -> None:
+    cluster = Cluster.of(Node("n", "n", Resources.of((24 * GiB,), 0)))
+    (placement,) = deploy(cluster, want("a", 1)).placed
+    replica_id = placement.deployment.replica_id
+    assert placement.deployment.name == f"ModelActor:a:{replica_id}"

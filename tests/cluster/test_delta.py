@@ -1,0 +1,96 @@
+"""What has to be done, and that doing it leaves nothing to do."""
+
+from __future__ import annotations
+
+from ndif.cluster.cluster import Cluster
+from ndif.cluster.delta import DeploymentDelta, apply_to, build
+from ndif.cluster.deployment import Deployment
+from tests.cluster.worlds import (
+    a_node,
+    deploy,
+    levels,
+    want,
+    with_cpu,
+    with_hot,
+    with_warm,
+)
+
+
+def names(deployments: tuple[Deployment, ...]) -> list[str]:
+    return [deployment.replica_id for deployment in deployments]
+
+
+def test_nothing_has_to_be_done_for_what_is_so() -> None:
+    cluster = Cluster.of(with_warm(with_hot(a_node("1x24GiB"), "a", 20, [0]), "b", 20))
+    assert build(cluster, cluster) == DeploymentDelta()
+    assert not build(cluster, cluster)
+    assert not build(cluster, cluster.with_dedicated("a", True))
+
+
+def test_each_change_is_one_kind_of_work() -> None:
+    node = with_hot(a_node("3x24GiB", cpu=30), "leaves", 20, [0])
+    node = with_warm(node, "dropped", 20)
+    node = with_hot(node, "stays", 20, [1], dedicated=True)
+    before = Cluster.of(with_warm(node, "returns", 10))
+    after = deploy(before, want("new", 20), want("returns", 10)).cluster
+    delta = build(before, after)
+    assert names(delta.to_delete) == ["dropped-1"]
+    assert names(delta.to_cache) == ["leaves-1"]
+    assert names(delta.from_cache) == ["returns-1"]
+    assert [d.model_key for d in delta.to_create] == ["new"]
+    assert levels(apply_to(before, delta)) == levels(after)
+    assert not build(apply_to(before, delta), after)
+
+
+def test_the_work_says_where_replicas_are_and_where_they_are_to_be() -> None:
+    before = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0]))
+    after = deploy(before, want("b", 20)).cluster
+    delta = build(before, after)
+    assert delta.to_cache[0].gpu_mem_bytes_by_id
+    assert delta.to_create[0].gpu_mem_bytes_by_id == delta.to_cache[0].gpu_mem_bytes_by_id
+
+
+def test_a_replica_on_other_gpus_is_cached_and_returns() -> None:
+    before = Cluster.of(with_hot(a_node("2x24GiB"), "a", 20, [0]))
+    after = Cluster.of(with_hot(a_node("2x24GiB"), "a", 20, [1]))
+    delta = build(before, after)
+    assert (names(delta.to_cache), names(delta.from_cache)) == (["a-1"], ["a-1"])
+    assert (delta.to_delete, delta.to_create) == ((), ())
+    assert apply_to(before, delta) == after
+
+
+def test_a_replica_on_another_node_or_device_is_deleted_and_made_anew() -> None:
+    nodes = a_node("1x24GiB", node_id="n1"), a_node("1x24GiB", node_id="n2")
+    before = Cluster.of(with_hot(nodes[0], "a", 20, [0]), nodes[1])
+    for after in (
+        Cluster.of(nodes[0], with_hot(nodes[1], "a", 20, [0])),
+        Cluster.of(with_cpu(nodes[0], "a", 20), nodes[1]),
+    ):
+        delta = build(before, after)
+        assert (names(delta.to_delete), names(delta.to_create)) == (["a-1"], ["a-1"])
+        assert (delta.to_cache, delta.from_cache) == ((), ())
+        assert apply_to(before, delta) == after
+
+
+def test_a_replica_that_does_not_exist_is_not_kept_warm() -> None:
+    empty = a_node("1x24GiB")
+    after = Cluster.of(with_warm(empty, "a", 20))
+    delta = build(Cluster.of(empty), after)
+    assert not delta
+    back = deploy(after, want("a", 20)).cluster
+    assert names(build(Cluster.of(empty), back).to_create) == ["a-1"]
+
+
+def test_on_the_cpu_warm_and_hot_are_still_two_levels() -> None:
+    hot = Cluster.of(with_cpu(a_node(), "a", 20))
+    warm = hot.evict(["a"]).cluster
+    assert names(build(hot, warm).to_cache) == ["a-1"]
+    assert names(build(warm, hot).from_cache) == ["a-1"]
+
+
+def test_what_was_on_a_node_that_is_gone_is_deleted() -> None:
+    before = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0]), a_node(node_id="n2"))
+    after = before.with_nodes([a_node(node_id="n2")]).cluster
+    delta = build(before, after)
+    assert names(delta.to_delete) == ["a-1"]
+    assert not build(apply_to(before, delta), after)

@@ -1,0 +1,274 @@
+"""Whatever happens to a cluster, in whatever order, some things always hold."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from ndif.cluster.cluster import Cluster, Decision
+from ndif.cluster.delta import apply_to, build
+from ndif.cluster.deployment import ReplicaKey
+from ndif.cluster.level import CandidateLevel, DeploymentLevel
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.cluster.rules import DEFAULT_RULES
+from ndif.cluster.wanted import Device, Wanted
+
+HOT, WARM = DeploymentLevel.HOT, DeploymentLevel.WARM
+
+MODELS = "abcde"
+
+
+def a_machine(rng: random.Random) -> Resources:
+    gpus = [rng.choice([24, 24, 30, 80]) for _ in range(rng.choice([0, 1, 2, 3, 4]))]
+    return Resources.of(gpus, rng.choice([0, 40, 100, 200]), 1.0)
+
+
+def wishes(rng: random.Random) -> list[Wanted]:
+    return [
+        Wanted(
+            model_key=model,
+            size_bytes=rng.randint(1, rng.choice([8, 12, 30, 100])),
+            replicas=rng.randint(0, 4),
+            dedicated=rng.random() < 0.2,
+            device=rng.choice([Device.GPU, Device.GPU, Device.AUTO, Device.CPU]),
+        )
+        for model in rng.sample(MODELS, rng.choice([1, 1, 1, 2, 3]))
+    ]
+
+
+def holds_what_it_says(node: Node) -> None:
+    """A node's memory, summed anew from its replicas."""
+    resources = node.resources
+    used = [0] * len(resources.gpu_bytes)
+    tenants: Counter[int] = Counter()
+    shared = [0] * len(resources.gpu_bytes)
+    for deployment in node.replicas():
+        gpus = deployment.gpu_mem_bytes_by_id
+        on_gpus = deployment.level is HOT and not deployment.on_cpu
+        assert bool(gpus) == on_gpus
+        tenants.update(gpus)
+        for index, held in gpus.items():
+            used[index] += held
+            if deployment.gpu_memory_fraction is None:
+                assert held == resources.gpu_bytes[index]
+            else:
+                shared[index] += held
+                assert held == deployment.size_bytes
+                assert deployment.gpu_memory_fraction == held / resources.gpu_bytes[index]
+        if on_gpus:
+            assert sum(gpus.values()) >= deployment.size_bytes
+    for index, total in enumerate(resources.gpu_bytes):
+        assert used[index] <= total
+        assert resources.free_gpu_bytes[index] == total - used[index]
+        assert shared[index] <= 0.8 * total
+        if shared[index] < used[index]:
+            whole = [d for d in node.replicas() if index in d.gpu_mem_bytes_by_id]
+            assert len(whole) == 1
+    cpu = sum(d.size_bytes for d in node.replicas() if d.on_cpu or d.level is WARM)
+    assert resources.free_cpu_bytes == resources.cpu_bytes - cpu >= 0
+
+
+def carried_out_step_by_step(before: Cluster, after: Cluster) -> None:
+    """No memory is taken before it is free, if the work is done in its order: a node would raise."""
+    delta = build(before, after)
+    nodes = dict(before.nodes)
+    for deployment in delta.to_delete:
+        nodes[deployment.node_id] = nodes[deployment.node_id].without([deployment.key])
+    for deployment in delta.to_cache:
+        node = nodes[deployment.node_id].without([deployment.key])
+        nodes[node.id] = node.with_replica(deployment.warm())
+    for deployment in delta.from_cache:
+        node = nodes[deployment.node_id].without([deployment.key])
+        nodes[node.id] = node.with_replica(deployment)
+    for deployment in delta.to_create:
+        nodes[deployment.node_id] = nodes[deployment.node_id].with_replica(deployment)
+    assert {n.id: n.resources for n in nodes.values()} == {
+        n.id: n.resources for n in after.nodes.values()
+    }
+
+
+class History:
+    """A cluster, and what really exists, which follows it at times."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.now = 1_000_000.0
+        self.started = 0
+        machines = [self.machine() for _ in range(rng.randint(1, 4))]
+        self.cluster = Cluster().with_nodes(machines).cluster
+        self.exists = self.cluster
+
+    def goes_on(self) -> None:
+        """One thing happens."""
+        happens = self.rng.choices(
+            [
+                self.deploy,
+                self.time_passes,
+                self.evict,
+                self.dedicate,
+                self.some_fail_to_start,
+                self.nodes_come_and_go,
+                self.carry_out,
+            ],
+            [8, 6, 3, 1, 1, 1, 3],
+        )
+        happens[0]()
+
+    def machine(self) -> Node:
+        self.started += 1
+        return Node(f"n{self.started}", f"host-{self.started}", a_machine(self.rng))
+
+    def some_replicas(self) -> list[ReplicaKey]:
+        keys = [deployment.key for deployment in self.cluster.replicas()]
+        return self.rng.sample(keys, min(len(keys), self.rng.randint(0, 2)))
+
+    # What happens
+
+    def deploy(self) -> None:
+        wanted = wishes(self.rng)
+        before, state = self.cluster, self.rng.getstate()
+        decision = before.deploy(wanted, self.now, self.rng, DEFAULT_RULES)
+        again = random.Random()
+        again.setstate(state)
+        assert before.deploy(wanted, self.now, again, DEFAULT_RULES) == decision
+        self.answers(wanted, decision)
+        self.displaces_only_whom_it_may(wanted, decision)
+        carried_out_step_by_step(before, decision.cluster)
+        self.cluster = decision.cluster
+
+    def answers(self, wanted: list[Wanted], decision: Decision) -> None:
+        """Every replica asked for is placed or refused."""
+        refused = {refusal.model_key: refusal.replicas for refusal in decision.refused}
+        for one in wanted:
+            hot = decision.cluster.hot(one.model_key)
+            assert sorted(decision.replica_ids(one.model_key)) == sorted(d.replica_id for d in hot)
+            event("refused" if one.model_key in refused else "not refused")
+            there = len(self.cluster.hot(one.model_key))
+            missing = refused.get(one.model_key, 0)
+            assert len(hot) + missing == max(there, one.replicas)
+            dedicated = sum(deployment.dedicated for deployment in hot)
+            assert dedicated >= min(one.replicas, len(hot)) * one.dedicated
+        for placement in decision.placed:
+            event(placement.level.name)
+            deployment = placement.deployment
+            assert decision.cluster.find(deployment.key) == deployment
+            was = self.cluster.find(deployment.key)
+            cached = (CandidateLevel.CACHED_AND_FREE, CandidateLevel.CACHED_AND_FULL)
+            if was is None:
+                assert placement.level in (CandidateLevel.FREE, CandidateLevel.FULL)
+            elif was.level is WARM:
+                assert placement.level in cached
+                assert deployment.node_id == was.node_id
+            else:
+                assert placement.level is CandidateLevel.DEPLOYED
+                assert deployment.same_place(was)
+
+    def displaces_only_whom_it_may(self, wanted: list[Wanted], decision: Decision) -> None:
+        asked = {one.model_key for one in wanted}
+        ends = {d.key for d in self.hot(self.cluster)} - {d.key for d in self.hot(decision.cluster)}
+        assert len(decision.evictions) == len(set(decision.evictions))
+        assert set(decision.evictions) == ends
+        for key in decision.evictions:
+            gone = self.cluster.find(key)
+            assert gone is not None
+            assert not gone.dedicated
+            assert gone.model_key not in asked
+            if not any(one.dedicated for one in wanted):
+                assert gone.deployed <= self.now - DEFAULT_RULES.minimum_deployment_time_s
+
+    def hot(self, cluster: Cluster) -> list[object]:
+        return [deployment for deployment in cluster.replicas() if deployment.level is HOT]
+
+    def time_passes(self) -> None:
+        self.now += self.rng.choice([1.0, 600.0, 4000.0])
+
+    def evict(self) -> None:
+        models = self.rng.sample(MODELS, self.rng.randint(0, 1))
+        keys = self.some_replicas()
+        before = self.cluster
+        decision = before.evict(models, keys, self.rng.choice([WARM, DeploymentLevel.COLD]))
+        for key in decision.evictions:
+            assert key[0] in models or key in keys
+        assert not any(decision.cluster.hot(model) for model in models)
+        carried_out_step_by_step(before, decision.cluster)
+        self.cluster = decision.cluster
+
+    def dedicate(self) -> None:
+        model, dedicated = self.rng.choice(MODELS), self.rng.random() < 0.3
+        self.cluster = self.cluster.with_dedicated(model, dedicated)
+        assert all(d.dedicated == dedicated for d in self.cluster.hot(model))
+
+    def some_fail_to_start(self) -> None:
+        keys = self.some_replicas()
+        self.cluster = self.cluster.without(keys)
+        assert not any(self.cluster.find(key) for key in keys)
+
+    def nodes_come_and_go(self) -> None:
+        ids = list(self.cluster.nodes)
+        gone = set(self.rng.sample(ids, min(len(ids), self.rng.randint(0, 1))))
+        stay = [node.emptied() for node in self.cluster.nodes.values() if node.id not in gone]
+        lost = {d.key for node_id in gone for d in self.cluster.nodes[node_id].replicas()}
+        more = [self.machine() for _ in range(self.rng.randint(0, 1))]
+        found = self.cluster.with_nodes([*stay, *more])
+        assert (set(found.removed), set(found.lost)) == (gone, lost)
+        assert len(found.added) == len(more)
+        self.cluster = found.cluster
+
+    def carry_out(self) -> None:
+        machines_now = [node.emptied() for node in self.cluster.nodes.values()]
+        exists = self.exists.with_nodes(machines_now).cluster
+        delta = build(exists, self.cluster)
+        self.exists = apply_to(exists, delta)
+        assert not build(self.exists, self.cluster)
+        hot = {d.key: d for d in self.cluster.replicas() if d.level is HOT}
+        made = {d.key: d for d in self.exists.replicas() if d.level is HOT}
+        assert hot.keys() == made.keys()
+        assert all(made[key].same_place(deployment) for key, deployment in hot.items())
+
+    def memory_is_never_oversubscribed(self) -> None:
+        for cluster in (self.cluster, self.exists):
+            for node in cluster.nodes.values():
+                holds_what_it_says(node)
+
+    def levels_and_places_are_consistent(self) -> None:
+        for node_id, node in self.cluster.nodes.items():
+            assert node.id == node_id
+            for level, replicas in ((HOT, node.deployments), (WARM, node.cache)):
+                for model_key, mine in replicas.items():
+                    assert mine
+                    for replica_id, deployment in mine.items():
+                        assert deployment.key == (model_key, replica_id)
+                        assert (deployment.level, deployment.node_id) == (level, node_id)
+                        assert not (level is WARM and deployment.dedicated)
+
+    def replica_ids_are_unique(self) -> None:
+        ids = [deployment.replica_id for deployment in self.cluster.replicas()]
+        assert len(ids) == len(set(ids))
+
+    def the_quick_look_is_right(self) -> None:
+        for node in self.cluster.nodes.values():
+            for on_cpu, size in ((False, 7), (False, 25), (True, 30)):
+                device = Device.CPU if on_cpu else Device.GPU
+                wanted = Wanted("z", size, device=device)
+                level = node.evaluate(wanted, "new", self.now, DEFAULT_RULES).level
+                outlook = node.outlook(DEFAULT_RULES)
+                displaces = DEFAULT_RULES.displaces(self.now, dedicated=False)
+                assert (size <= outlook.room(on_cpu)) == (level is CandidateLevel.FREE)
+                fits = size <= outlook.steps(on_cpu, "z", frozenset()).room(displaces)
+                assert fits == (level is not CandidateLevel.CANT_ACCOMMODATE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**64).map(random.Random), st.integers(1, 40))
+def test_histories(rng: random.Random, length: int) -> None:
+    history = History(rng)
+    for _ in range(length):
+        history.goes_on()
+        history.memory_is_never_oversubscribed()
+        history.levels_and_places_are_consistent()
+        history.replica_ids_are_unique()
+        history.the_quick_look_is_right()

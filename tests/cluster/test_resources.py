@@ -1,0 +1,96 @@
+"""What a node has: declared, taken, given back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ndif.cluster.resources import Resources, parse_gpus
+from ndif.cluster.rules import Rules
+from ndif.cluster.wanted import Wanted
+
+GiB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("2x24GiB", (24 * GiB,) * 2),
+        ("1x80GiB,2x24GiB", (80 * GiB, 24 * GiB, 24 * GiB)),
+        (" 1 x 80 gib , 24GiB ", (80 * GiB, 24 * GiB)),
+        ("1x23.5GiB", (int(23.5 * GiB),)),
+        ("1x80GB", (80 * 10**9,)),
+        ("3x512MiB", (512 * 1024**2,) * 3),
+        ("1x1024", (1024,)),
+        ("", ()),
+        (" ", ()),
+        ("0", ()),
+    ],
+)
+def test_gpus_are_declared(text: str, gpus: tuple[int, ...]) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("two", "2x", "x24GiB", "2x24Gi", "2*24GiB", "2x24GiB,", ",", "-1x24GiB", "2x-24GiB"),
+        *("0x24GiB", "2x0GiB", "2x24GiB;1x80GiB", "1025x1GiB", "1024x1GiB,1x1GiB", "9" * 40),
+        *("2x1e3GiB", "2x24GiB 1x80GiB", "2x.5GiB", "٢x24GiB" * 99),
+    ],
+)
+def test_what_declares_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="2x24GiB, or 1x80GiB,2x24GiB"):
+        parse_gpus(text)
+
+
+def test_a_part_of_the_cpu_memory_is_left_to_others() -> None:
+    assert Resources.of((), 1000).cpu_bytes == 900
+    assert Resources.of((), 1000, 0.5).free_cpu_bytes == 500
+
+
+def test_what_is_taken_is_not_free_until_it_is_given_back() -> None:
+    resources = Resources.of((80, 24), 1000, 1.0)
+    taken = resources.taken({1: 24}, 400)
+    assert (taken.free_gpu_bytes, taken.free_cpu_bytes) == ((80, 0), 600)
+    assert taken.given_back({1: 24}, 400) == resources == taken.emptied()
+
+
+@pytest.mark.parametrize(("gpus", "cpu"), [({0: 81}, 0), ({}, 1001)])
+def test_nothing_is_taken_twice_or_given_back_twice(gpus: dict[int, int], cpu: int) -> None:
+    resources = Resources.of((80, 24), 1000, 1.0)
+    with pytest.raises(ValueError, match="free"):
+        resources.taken(gpus, cpu)
+    with pytest.raises(ValueError, match="free"):
+        resources.given_back(gpus or {0: 1}, cpu)
+
+
+def test_resources_can_be_printed() -> None:
+    described = json.loads(json.dumps(Resources.of((80,), 1000, 1.0).taken({0: 20}, 0).describe()))
+    assert described == {
+        "gpus": [{"bytes": 80, "free_bytes": 60}],
+        "cpu": {"bytes": 1000, "free_bytes": 1000},
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fraction_largest_possible": 1.0},
+        {"fraction_largest_possible": 0.0},
+        {"min_available_gpu_fraction": 1.5},
+        {"gpu_fraction_factor": 1.0},
+        {"minimum_deployment_time_s": -1.0},
+    ],
+)
+def test_rules_that_contradict_each_other_are_refused(changed: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changed)).split("_")[0]):
+        Rules(**changed)
+
+
+def test_nobody_can_want_nothing() -> None:
+    with pytest.raises(ValueError, match="at least one byte"):
+        Wanted("m", 0)
+    with pytest.raises(ValueError, match="-1 replicas"):
+        Wanted("m", 1, -1)

@@ -1,0 +1,111 @@
+"""Small clusters, said shortly. Sizes are in GiB, times in seconds before `NOW`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ndif.cluster.cluster import Cluster, Decision
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources, parse_gpus
+from ndif.cluster.rules import DEFAULT_RULES
+from ndif.cluster.wanted import Device, Wanted
+
+GiB = 1024**3
+NOW = 1_000_000.0
+OLD, YOUNG = 2 * 3600.0, 60.0
+HOT, WARM, COLD = DeploymentLevel
+
+
+def a_node(gpus: str = "", cpu: float = 100, node_id: str = "n1") -> Node:
+    return Node(node_id, f"name-{node_id}", Resources.of(parse_gpus(gpus), int(cpu * GiB), 1.0))
+
+
+def with_hot(
+    node: Node,
+    model: str,
+    size: float,
+    gpus: Sequence[int],
+    *,
+    share: bool = False,
+    age: float = OLD,
+    dedicated: bool = False,
+    replica: str = "1",
+) -> Node:
+    """On whole GPUs, or on a share of one."""
+    size_bytes = int(size * GiB)
+    total = node.resources.gpu_bytes
+    return node.with_replica(
+        Deployment(
+            model_key=model,
+            replica_id=f"{model}-{replica}",
+            node_id=node.id,
+            level=HOT,
+            size_bytes=size_bytes,
+            deployed=NOW - age,
+            gpu_mem_bytes_by_id={index: size_bytes if share else total[index] for index in gpus},
+            gpu_memory_fraction=size_bytes / total[gpus[0]] if share else None,
+            dedicated=dedicated,
+        )
+    )
+
+
+def with_cpu(
+    node: Node,
+    model: str,
+    size: float,
+    *,
+    level: DeploymentLevel = HOT,
+    on_cpu: bool = True,
+    age: float = OLD,
+    dedicated: bool = False,
+    replica: str = "1",
+) -> Node:
+    """In the node's CPU memory."""
+    return node.with_replica(
+        Deployment(
+            model_key=model,
+            replica_id=f"{model}-{replica}",
+            node_id=node.id,
+            level=level,
+            size_bytes=int(size * GiB),
+            deployed=NOW - age,
+            dedicated=dedicated,
+            on_cpu=on_cpu,
+        )
+    )
+
+
+def with_warm(node: Node, model: str, size: float, *, replica: str = "1") -> Node:
+    """WARM, to return to GPUs."""
+    return with_cpu(node, model, size, level=WARM, on_cpu=False, replica=replica)
+
+
+def want(
+    model: str,
+    size: float,
+    replicas: int = 1,
+    *,
+    dedicated: bool = False,
+    device: Device = Device.GPU,
+) -> Wanted:
+    return Wanted(model, int(size * GiB), replicas, dedicated, device)
+
+
+def deploy(
+    nodes: Sequence[Node] | Cluster, *wanted: Wanted, now: float = NOW, seed: int = 0
+) -> Decision:
+    cluster = nodes if isinstance(nodes, Cluster) else Cluster.of(*nodes)
+    return cluster.deploy(wanted, now, random.Random(seed), DEFAULT_RULES)
+
+
+def gone(decision: Decision) -> list[str]:
+    """Models of the replicas that were displaced."""
+    return [model_key for model_key, _ in decision.evictions]
+
+
+def levels(cluster: Cluster) -> dict[str, str]:
+    """Each replica's level, by its id."""
+    return {d.replica_id: d.level.value for d in cluster.replicas()}
