@@ -29,6 +29,7 @@ from bench.processes import (
     resident,
     server,
 )
+from bench.replicas import replicas
 from bench.sandbox import sandbox
 from prepare_model import prepare  # an example, which `bench.processes` has made importable
 
@@ -93,6 +94,7 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
             how = "most anonymous memory that a process gained; the values themselves are one"
             figures.append(Figure(name, growth / (256 * MB), 2.0, "x", how=how))
     figures += sandbox(folder, environment)
+    figures += replicas(folder, environment)
     figures += line()
     figures += placement()
     return figures, raw

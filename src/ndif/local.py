@@ -51,6 +51,7 @@ class Local:
     revision: str | None
     task: str | None
     threads: int
+    replicas: int
     results: Path | None
     share_weights: bool
     sandbox: bool
@@ -133,6 +134,7 @@ class Local:
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
+            replicas=self.replicas,
             execution_timeout_s=self.execution_timeout_s,
         )
 
@@ -164,9 +166,12 @@ class Local:
         with bar:
             task = bar.add_task(f"Loading {self.checkpoint}", total=None)
             try:
-                actor = await server.controller.deploy(
-                    _GENERATION, lambda done, total: bar.update(task, completed=done, total=total)
-                )
+                for replica_id in server.controller.replica_ids(_GENERATION):
+                    actor = await server.controller.deploy(
+                        _GENERATION,
+                        replica_id,
+                        lambda done, total: bar.update(task, completed=done, total=total),
+                    )
             except DeploymentError as error:
                 raise LocalError(str(error)) from error
         model = actor.process.model
@@ -175,7 +180,7 @@ class Local:
             f"Loaded [bold]{server.controller.config.repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
             f"parameters, {model['dtype']} on {model['device']}, "
             f"weights in {actor.process.load_s:.1f} s, "
-            f"ready {time.time() - actor.process.loaded_at:.1f} s later",
+            f"ready {time.time() - actor.process.loaded_at:.1f} s later{_times(self.replicas)}",
             soft_wrap=True,
         )
         self._greet(server, listening, console)
@@ -195,6 +200,10 @@ class Local:
             soft_wrap=True,
         )
         console.print("Ctrl-C stops it.")
+
+
+def _times(replicas: int) -> str:
+    return f", {replicas} times" if replicas > 1 else ""
 
 
 class _Http(uvicorn.Server):

@@ -38,7 +38,7 @@ def add(line: Line[None], user: str, count: int = 1, **kwargs: float) -> list[En
 
 
 def takes(line: Line[None], count: int = FOREVER) -> list[Entry[None]]:
-    return list(itertools.islice(iter(line.take, None), count))  # type: ignore[arg-type]
+    return list(itertools.islice(iter(line.take, None), count))
 
 
 def users(entries: list[Entry[None]]) -> list[str]:

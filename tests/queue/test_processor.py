@@ -150,6 +150,7 @@ async def a_line(
     reply_freq_s: float = NEVER_S,
     store: FileStore | None = None,
     max_attempts: int = 2,
+    count: int = 1,
 ) -> AsyncIterator[Line]:
     """A line whose replicas `act`; `reasons` are those for which the first of them do not start."""
     broker, store = MemoryBroker(), store or FileStore(folder, 3600)
@@ -160,7 +161,7 @@ async def a_line(
         replicas.append(Replica(act, reasons.pop(0) if reasons else None, ran, may_start))
         return cast(ModelActor, replicas[-1])
 
-    controller = Controller(DeploymentConfig("org/name", "org/name"), make)
+    controller = Controller(DeploymentConfig("org/name", "org/name", replicas=count), make)
     responder = Responder(broker, store)
     processor = Processor("0.8", controller, broker, responder, reply_freq_s, max_attempts)
     running = asyncio.create_task(processor.run())
@@ -198,6 +199,92 @@ def position(response: Response) -> int:
     )
     assert found, response
     return int(found[1])
+
+
+# Several replicas
+
+
+@on_loop
+async def test_replicas_serve_one_line_side_by_side(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate, count=2) as line:
+        clients = [await line.join() for _ in range(4)]
+        running = {(await gate.began.get()).id for _ in range(2)}
+        assert running == {client.request.id for client in clients[:2]}
+        await asyncio.sleep(OFTEN_S)
+        assert gate.began.empty()
+        last = await line.join()
+        # Two run, two wait.
+        assert position(await last.hears(Status.QUEUED)) == 5
+        gate.let_end()
+        assert (await gate.began.get()).id == clients[2].request.id
+        gate.let_end(4)
+        for client in [*clients, last]:
+            await client.hears(Status.COMPLETED)
+        assert len(line.replicas) == 2
+
+
+@on_loop
+async def test_what_lost_its_replica_goes_on_with_another(tmp_path: Path) -> None:
+    gate = Gate()
+    lost: list[str] = []
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        response = await gate(replica, request, respond)
+        if not lost:
+            lost.append(request.id)
+            raise replica.lose()
+        return response
+
+    may_start = asyncio.Event()
+    may_start.set()
+    async with a_line(tmp_path, act, count=2, may_start=may_start) as line:
+        clients = [await line.join() for _ in range(2)]
+        for _ in clients:
+            await gate.began.get()
+        may_start.clear()  # no other comes for the one that ends
+        gate.let_end(2)
+        again = await gate.began.get()
+        assert again.id == lost[0]
+        gate.let_end()
+        for client in clients:
+            await client.hears(Status.COMPLETED)
+        assert line.processor.status is ProcessorStatus.READY
+        assert line.ran.count(lost[0]) == 2
+
+
+@on_loop
+async def test_a_replica_that_cannot_be_started_is_held_against_nobody(tmp_path: Path) -> None:
+    async with a_line(tmp_path, reasons=["it is broken"], count=2) as line:
+        clients = [await line.join() for _ in range(5)]
+        for client in clients:
+            await client.hears(Status.COMPLETED)
+        # It is left alone for a while.
+        assert len(line.replicas) == 2
+
+
+@on_loop
+async def test_a_model_that_no_replica_can_load_is_told_to_everyone_in_line(tmp_path: Path) -> None:
+    async with a_line(tmp_path, reasons=["it is broken"] * 2, count=2) as line:
+        clients = [await line.join() for _ in range(3)]
+        for client in clients:
+            assert "it is broken" in (await client.hears(Status.ERROR)).description
+        assert line.processor.status is ProcessorStatus.UNINITIALIZED
+
+
+@on_loop
+async def test_a_job_is_cancelled_on_whichever_replica_it_is(tmp_path: Path) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        return Response(request.id, Status.ERROR, await replica.cancelled.get())
+
+    async with a_line(tmp_path, act, count=3) as line:
+        clients = [await line.join() for _ in range(3)]
+        for client in clients:
+            await client.hears(Status.RUNNING)
+        for client in reversed(clients):
+            assert await line.processor.cancel(client.request.id, f"no {client.request.id}")
+            response = await client.hears(Status.ERROR)
+            assert response.description == f"no {client.request.id}"
 
 
 # The usual way

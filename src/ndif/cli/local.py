@@ -29,6 +29,13 @@ def command() -> None:
     "--threads", type=click.IntRange(1), help="Threads of the model; default: one a core."
 )
 @click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes that serve the model side by side; on CPUs they share its weights.",
+)
+@click.option(
     "--results-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where large results wait to be fetched; default: a temporary folder.",
@@ -55,6 +62,7 @@ def start(
     revision: str | None,
     task: str | None,
     threads: int | None,
+    replicas: int,
     results_dir: Path | None,
     share_weights: bool,
     sandbox: bool,
@@ -75,6 +83,7 @@ def start(
             revision=revision,
             task=task,
             threads=threads or 0,
+            replicas=replicas,
             results=results_dir,
             share_weights=share_weights,
             sandbox=sandbox,

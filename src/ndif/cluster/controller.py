@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -48,22 +49,32 @@ class Deployment:
 
 
 class Controller:
-    """Keeps one replica of its model for each nnsight generation that has a client."""
+    """Keeps the replicas of its model, as many for each nnsight generation that has a client."""
 
     def __init__(self, config: DeploymentConfig, make_actor: MakeActor) -> None:
         self.config = config
         self._make_actor = make_actor
-        self._deployments: dict[str, Deployment] = {}
+        self._deployments: dict[str, dict[str, Deployment]] = {}
+
+    def replica_ids(self, generation: str) -> list[str]:
+        """The replicas that `generation` is to have, whether they run or not."""
+        known = self._deployments.setdefault(generation, {})
+        while len(known) < self.config.replicas:
+            known[uuid.uuid4().hex] = Deployment(generation)
+        return list(known)
 
     async def deploy(
-        self, generation: str, progress: Progress = lambda done, total: None
+        self,
+        generation: str,
+        replica_id: str,
+        progress: Progress = lambda done, total: None,
     ) -> ModelActor:
-        """The replica of `generation`, started if there is none that runs.
+        """A replica, started if it does not run.
 
         Raises:
             DeploymentError: if it cannot be started.
         """
-        deployment = self._deployments.setdefault(generation, Deployment(generation))
+        deployment = self._deployments[generation][replica_id]
         async with deployment.starting:
             if deployment.actor is not None and deployment.alive:
                 return deployment.actor
@@ -88,21 +99,21 @@ class Controller:
             task=self.config.task or model.get("task"),
         )
 
-    def ready(self, generation: str) -> bool:
-        """Whether `deploy(generation)` would return at once."""
-        deployment = self._deployments.get(generation)
-        return deployment is not None and deployment.alive
+    def ready(self, generation: str, replica_id: str) -> bool:
+        """Whether `deploy` would return at once."""
+        return self._deployments[generation][replica_id].alive
 
     @property
     def connected(self) -> bool:
         """Whether some replica can run a request."""
-        return any(deployment.alive for deployment in self._deployments.values())
+        return any(deployment.alive for deployment in self._all())
+
+    def _all(self) -> list[Deployment]:
+        return [d for replicas in self._deployments.values() for d in replicas.values()]
 
     def status(self) -> dict[str, Any]:
         """What `GET /status` answers, in the form that every client generation reads."""
-        states = [self._state(d) for d in self._deployments.values()]
-        order = [State.RUNNING, State.DEPLOYING, State.UNHEALTHY]
-        state = next((s for s in order if s in states), State.NOT_STARTED)
+        state = self._furthest(self._all())
         key = self.config.key
         entry = {
             "model_key": str(key),
@@ -112,10 +123,23 @@ class Controller:
             "trust_remote_code": False,
             "deployment_level": "HOT",
             "application_state": state.value,
+            "replicas": {
+                generation: sum(d.alive for d in replicas.values())
+                for generation, replicas in self._deployments.items()
+            },
             "dedicated": True,
-            "runtimes": {d.generation: self._state(d).value for d in self._deployments.values()},
+            "runtimes": {
+                generation: self._furthest(replicas.values()).value
+                for generation, replicas in self._deployments.items()
+            },
         }
         return {"deployments": {str(key): entry}}
+
+    def _furthest(self, deployments: Iterable[Deployment]) -> State:
+        """The state of what serves a client best."""
+        states = [self._state(deployment) for deployment in deployments]
+        order = (State.RUNNING, State.DEPLOYING, State.UNHEALTHY)
+        return next((state for state in order if state in states), State.NOT_STARTED)
 
     def _state(self, deployment: Deployment) -> State:
         lost = deployment.state is State.RUNNING and not deployment.alive
@@ -123,5 +147,5 @@ class Controller:
 
     async def stop(self) -> None:
         """End every replica."""
-        actors = [d.actor for d in self._deployments.values() if d.actor is not None]
+        actors = [d.actor for d in self._all() if d.actor is not None]
         await asyncio.gather(*(actor.stop() for actor in actors))

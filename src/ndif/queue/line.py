@@ -203,7 +203,7 @@ class Line(Generic[T]):
         """Every entry and its place from 1, in the order they go if nothing else comes."""
         return [(entry, place) for place, entry in enumerate(self._order(), start=1)]
 
-    def position(self, entry_id: str, within: int = 256) -> int | None:
+    def position(self, entry_id: str, within: int = 64) -> int | None:
         """An entry's place, if it is among the first `within`: cheaper than `positions`."""
         first = enumerate(islice(self._order(), within), start=1)
         return next((place for place, entry in first if entry.id == entry_id), None)

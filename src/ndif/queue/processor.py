@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from ndif.cluster.controller import Controller, DeploymentError
 from ndif.host.actor import ModelActor, ReplicaLostError
 from ndif.queue.estimates import RunTimes, describe_wait
 from ndif.queue.line import Entry, Line
+from ndif.queue.replicas import ProcessorStatus, Replica, Replicas, Run
 from ndif.queue.responder import Responder
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -21,26 +21,8 @@ from ndif.stores.broker import Broker
 
 logger = logging.getLogger(__name__)
 
-
-class ProcessorStatus(str, Enum):
-    """What a processor is doing."""
-
-    UNINITIALIZED = "UNINITIALIZED"
-    PROVISIONING = "PROVISIONING"
-    DEPLOYING = "DEPLOYING"
-    READY = "READY"
-    BUSY = "BUSY"
-    CANCELLED = "CANCELLED"
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What a replica is running."""
-
-    entry: Entry[Request]
-    replica: ModelActor
-    since: float
-    """Monotonic seconds."""
+_BACK_OFF_S = 30.0
+"""How long a replica that could not be started is left alone while others serve."""
 
 
 class Processor:
@@ -56,7 +38,6 @@ class Processor:
         max_attempts: int,
     ) -> None:
         self.generation = generation
-        self.status = ProcessorStatus.UNINITIALIZED
         self._controller = controller
         self._broker = broker
         self._responder = responder
@@ -66,7 +47,13 @@ class Processor:
         self._run_times = RunTimes()
         self._arrived = asyncio.Event()
         self._attempts: Counter[str] = Counter()
-        self._current: _Run | None = None
+        self._replicas = Replicas(controller.replica_ids(generation))
+        self._ended = False
+
+    @property
+    def status(self) -> ProcessorStatus:
+        """What it is doing."""
+        return ProcessorStatus.CANCELLED if self._ended else self._replicas.status
 
     async def enqueue(self, request: Request) -> None:
         """Put a request in line and tell its user the position."""
@@ -82,14 +69,10 @@ class Processor:
         """Serve the line until cancelled."""
         replies = asyncio.create_task(self._reply_forever(), name="queue positions")
         try:
-            while True:
-                await self._arrived.wait()
-                while self._line:
-                    await self._serve_next()
-                self._arrived.clear()
+            await asyncio.gather(*(self._work(replica) for replica in self._replicas))
         finally:
             replies.cancel()
-            self.status = ProcessorStatus.CANCELLED
+            self._ended = True
 
     async def cancel(self, request_id: str, reason: str) -> bool:
         """End a request wherever it is; whether it was here."""
@@ -97,51 +80,74 @@ class Processor:
         if waiting is not None:
             await self._finish(waiting.what, Response(request_id, Status.ERROR, reason))
             return True
-        if self._current is not None and self._current.entry.id == request_id:
-            self._current.replica.cancel(reason)
-            return True
+        for run in self._replicas.runs:
+            if run.entry.id == request_id:
+                run.actor.cancel(reason)
+                return True
         return False
 
-    async def _serve_next(self) -> None:
+    async def _work(self, replica: Replica) -> None:
+        """Serve the line with one replica: whichever is idle first takes what is next."""
+        while True:
+            if not self._line:
+                # A replica that finds nothing tells the line so: nobody waits for what others have had.
+                self._line.take()
+                self._arrived.clear()
+            await self._arrived.wait()
+            actor = await self._ready(replica) if self._line else None
+            entry = self._line.take() if actor is not None else None
+            # Who waited for the replica may have been cancelled, or served by another, meanwhile.
+            if actor is not None and entry is not None:
+                await self._serve(replica, actor, entry)
+
+    async def _ready(self, replica: Replica) -> ModelActor | None:
+        """What runs requests on `replica`, started if it does not run; None if it cannot be."""
+        others = self._replicas.others(replica)
         try:
-            replica = await self._ready_replica()
+            if not self._controller.ready(self.generation, replica.id):
+                replica.failed = False
+                alone = not any(other.serving or other.coming for other in others)
+                replica.status = ProcessorStatus.PROVISIONING
+                if alone:
+                    text = "A replica is being set up for your model."
+                    await self._tell_all(Status.PROVISIONING, text)
+                replica.status = ProcessorStatus.DEPLOYING
+                if alone:
+                    text = f"The model is being loaded for nnsight {self.generation}."
+                    await self._tell_all(Status.DEPLOYING, text)
+            actor = await self._controller.deploy(self.generation, replica.id)
         except DeploymentError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
-            self.status = ProcessorStatus.UNINITIALIZED
+            replica.status, replica.failed = ProcessorStatus.UNINITIALIZED, True
+            if not all(other.failed for other in others):
+                await asyncio.sleep(_BACK_OFF_S)
+                replica.failed = False
+                return None
             for waiting in self._line.remove_all(lambda _: True):
                 await self._finish(waiting.what, Response(waiting.id, Status.ERROR, str(error)))
-            return
-        entry = self._line.take()
-        if entry is None:
-            return  # who waited for it was cancelled meanwhile
+            return None
+        replica.status, replica.failed = ProcessorStatus.READY, False
+        return actor
+
+    async def _serve(self, replica: Replica, actor: ModelActor, entry: Entry[Request]) -> None:
         request = entry.what
         if request.session is not None and not self._broker.present(request.session):
             logger.info("request %s: its client left while it waited", request.id)
             await self._broker.release(request)
             return
-        self.status = ProcessorStatus.BUSY
-        self._current = _Run(entry, replica, time.monotonic())
+        replica.status = ProcessorStatus.BUSY
+        replica.run = Run(entry, actor, time.monotonic())
         try:
-            await self._execute(self._current)
+            await self._execute(replica.run)
+            replica.status = ProcessorStatus.READY
+        except ReplicaLostError as error:
+            replica.status = ProcessorStatus.UNINITIALIZED
+            await self._retry(entry, error)
         finally:
-            self._current = None
-            if self.status is ProcessorStatus.BUSY:
-                self.status = ProcessorStatus.READY
+            replica.run = None
 
-    async def _ready_replica(self) -> ModelActor:
-        if not self._controller.ready(self.generation):
-            self.status = ProcessorStatus.PROVISIONING
-            await self._tell_all(Status.PROVISIONING, "A replica is being set up for your model.")
-            self.status = ProcessorStatus.DEPLOYING
-            await self._tell_all(
-                Status.DEPLOYING, f"The model is being loaded for nnsight {self.generation}."
-            )
-        replica = await self._controller.deploy(self.generation)
-        self.status = ProcessorStatus.READY
-        return replica
-
-    async def _execute(self, run: _Run) -> None:
-        request, replica = run.entry.what, run.replica
+    async def _execute(self, run: Run) -> None:
+        request, actor = run.entry.what, run.actor
 
         async def respond(response: Response) -> None:
             await self._responder.respond(request, response)
@@ -151,12 +157,11 @@ class Processor:
         )
         leaving = None
         if request.session is not None:
-            leaving = asyncio.create_task(self._cancel_when_gone(request.session, replica))
+            leaving = asyncio.create_task(self._cancel_when_gone(request.session, actor))
         try:
-            response = await replica(request, respond)
-        except ReplicaLostError as error:
-            await self._retry(run.entry, error)
-            return
+            response = await actor(request, respond)
+        except ReplicaLostError:
+            raise
         except Exception:
             # A defect of ours must cost one request, not the line.
             logger.exception("request %s failed in its replica", request.id)
@@ -173,18 +178,18 @@ class Processor:
         self._line.settle(run.entry, ran_s)
         await self._finish(request, response)
 
-    async def _cancel_when_gone(self, session: str, replica: ModelActor) -> None:
+    async def _cancel_when_gone(self, session: str, actor: ModelActor) -> None:
         """A job whose client has left would only hold up those who wait."""
         await self._broker.departed(session)
-        replica.cancel("The client left.")
+        actor.cancel("The client left.")
 
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
-        self.status = ProcessorStatus.UNINITIALIZED
         self._attempts[entry.id] += 1
         if self._attempts[entry.id] < self._max_attempts:
             logger.warning("request %s: %s; it is tried again", entry.id, error)
             self._line.give_back(entry)
+            self._arrived.set()
             return
         times = "once" if self._max_attempts == 1 else f"{self._max_attempts} times"
         await self._finish(
@@ -214,13 +219,14 @@ class Processor:
     async def _tell_position(
         self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
     ) -> None:
-        running = [self._current.since] if self._current is not None else []
+        running = [run.since for run in self._replicas.runs]
         text = (
             f"Your job is number {position + len(running)} in the line for "
             f"{entry.what.model.repo_id}."
         )
-        replicas = int(self._controller.ready(self.generation))
-        wait = self._run_times.wait(position, replicas, running, time.monotonic(), work_ahead_s)
+        wait = self._run_times.wait(
+            position, self._replicas.serving, running, time.monotonic(), work_ahead_s
+        )
         if wait is not None:
             text += f" By what jobs took lately it starts in {describe_wait(wait.seconds)}."
         await self._responder.respond(

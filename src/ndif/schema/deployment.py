@@ -37,6 +37,17 @@ class DeploymentConfig:
     threads: int = 0
     execution_timeout_s: float | None = None
     """None: what the server gives every model."""
+    replicas: int = 1
+    dedicated: bool = False
+    """Never evicted, and open to users who may not have models loaded on demand."""
+    padding_factor: float = 0.15
+    """Memory that is set aside beside the weights, as a part of their size."""
+    padding_bytes: int = 0
+    """And as a size of its own."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the checkpoint is run when it is loaded."""
+    runtime: str | None = None
+    """The only nnsight generation it is served to: "0.8". None: whichever a client asks with."""
 
     @property
     def key(self) -> ModelKey:

@@ -1,0 +1,253 @@
+"""Deployments as an operator writes them: a YAML or JSON file, or a variable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter
+
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment_settings import (
+    DeploymentEntry,
+    DeploymentSettings,
+    SettingsError,
+    config_of,
+    quoted,
+)
+
+_MAX_BYTES = 4 * 1024**2
+_VARIABLE = "the variable NDIF_DEPLOYMENTS"
+
+File = list[str | DeploymentEntry] | dict[str, DeploymentSettings | None]
+"""A list of models, or a mapping from each to its settings."""
+
+
+class DeploymentFileError(ValueError):
+    """Deployments that cannot be read; every problem is a sentence that says where it is."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One model, before anything about it is checked."""
+
+    name: object
+    fields: object
+    line: int | None = None
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Of its fields."""
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a file of deployments."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ndif deployments",
+        "description": "Models to be deployed: a list, or a mapping from repo id to settings.",
+        **TypeAdapter(File).json_schema(),
+    }
+
+
+def read_file(path: Path) -> tuple[DeploymentConfig, ...]:
+    """The deployments in a YAML or JSON file.
+
+    Raises:
+        DeploymentFileError: if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise DeploymentFileError([f"{path} cannot be read: {error.strerror}."]) from error
+    except UnicodeDecodeError as error:
+        raise DeploymentFileError([f"{path} is not text in UTF-8."]) from error
+    if len(content) > _MAX_BYTES:
+        raise DeploymentFileError([f"{path} is larger than {_MAX_BYTES // 1024**2} MiB."])
+    return read(text, str(path))
+
+
+def read(text: str, source: str) -> tuple[DeploymentConfig, ...]:
+    """The deployments in YAML or JSON text; `source` is what errors call it.
+
+    Raises:
+        DeploymentFileError: with everything that is wrong.
+    """
+    entries = _from_json(text, source) if source.endswith(".json") else _from_yaml(text, source)
+    return _checked(entries, source)
+
+
+def from_value(value: object, source: str) -> tuple[DeploymentConfig, ...]:
+    """The deployments in what a JSON body holds; `source` is what errors call it.
+
+    Raises:
+        DeploymentFileError: with everything that is wrong.
+    """
+    return _checked(list(_entries(value, source)), source)
+
+
+def from_variable(text: str) -> tuple[DeploymentConfig, ...]:
+    """The models in NDIF_DEPLOYMENTS: repo ids or model keys, with "|" between them.
+
+    Raises:
+        DeploymentFileError: with everything that is wrong.
+    """
+    names = (name.strip() for name in text.split("|"))
+    return _checked([_Entry(name, {}) for name in names if name], _VARIABLE)
+
+
+def _checked(entries: list[_Entry], source: str) -> tuple[DeploymentConfig, ...]:
+    configs: list[DeploymentConfig] = []
+    problems: list[str] = []
+    first: dict[str, _Entry] = {}
+    for number, entry in enumerate(entries, start=1):
+        label = quoted(entry.name) if isinstance(entry.name, str) else f"entry {number}"
+        try:
+            config = _config(entry)
+        except SettingsError as error:
+            problems += [
+                f"{_place(source, entry.lines.get(name, entry.line))}: {label}: {sentence}"
+                for name, sentence in error.problems.items()
+            ]
+            continue
+        # A hub takes names in either case, and a file with both is one with a slip.
+        earlier = first.setdefault(str(config.key).lower(), entry)
+        if earlier is not entry:
+            before = f" (first in line {earlier.line})" if earlier.line else ""
+            problems.append(
+                f"{_place(source, entry.line)}: {label} is there more than once{before}."
+            )
+        configs.append(config)
+    if problems:
+        raise DeploymentFileError(problems)
+    return tuple(configs)
+
+
+def _place(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}, line {line}"
+
+
+def _config(entry: _Entry) -> DeploymentConfig:
+    name, fields = entry.name, {} if entry.fields is None else entry.fields
+    if not isinstance(fields, Mapping):
+        raise SettingsError({"": f"Settings must be a mapping, not {quoted(fields)}."})
+    if name is None:
+        raise SettingsError({"": "The entry has no repo_id, so nobody could ask for the model."})
+    if not isinstance(name, str):
+        raise SettingsError({"": f"A repo id must be text, not {quoted(name)}: put it in quotes."})
+    fields = {str(key): value for key, value in fields.items()}
+    if "repo_id" in fields:
+        raise SettingsError({"repo_id": "repo_id is already given by the entry's own name."})
+    return config_of(name, fields)
+
+
+def _entries(value: object, source: str) -> Iterator[_Entry]:
+    """Every model in the value, without lines."""
+    if isinstance(value, Mapping):
+        for name, fields in value.items():
+            yield _Entry(name, fields)
+    elif isinstance(value, list):
+        for item in value:
+            if isinstance(item, Mapping):
+                yield _Entry(item.get("repo_id"), {k: v for k, v in item.items() if k != "repo_id"})
+            else:
+                yield _Entry(item, {})
+    elif value is not None:
+        raise DeploymentFileError(
+            [
+                f"{source} must hold a list of models or a mapping from repo id to settings, "
+                f"not {quoted(value)}."
+            ]
+        )
+
+
+def _from_json(text: str, source: str) -> list[_Entry]:
+    twice: list[str] = []
+
+    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
+        names = [name for name, _ in found]
+        twice.extend(sorted({name for name in names if names.count(name) > 1}))
+        return dict(found)
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs) if text.strip() else None
+    except json.JSONDecodeError as error:
+        raise DeploymentFileError(
+            [f"{_place(source, error.lineno)}: this is no JSON: {error.msg}."]
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DeploymentFileError([f"{source} is no JSON that can be read: {error}."]) from error
+    if twice:
+        raise DeploymentFileError(
+            [f"{source}: {quoted(n)} is there more than once." for n in twice]
+        )
+    return list(_entries(value, source))
+
+
+def _from_yaml(text: str, source: str) -> list[_Entry]:
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            root = loader.get_single_node()
+            # Before `construct_document`, which folds merge keys into the nodes.
+            marks = _marks(root, source)
+            value = loader.construct_document(root) if root is not None else None
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        why = error.problem or error.context or "it cannot be read"
+        raise DeploymentFileError(
+            [f"{_place(source, mark.line + 1 if mark else None)}: this is no YAML: {why}."]
+        ) from error
+    except DeploymentFileError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())
+        raise DeploymentFileError([f"{source} is no YAML that can be read: {why}."]) from error
+    entries = list(_entries(value, source))
+    for number, entry in enumerate(entries):
+        where = entry.name if isinstance(value, Mapping) else number
+        entry.line, entry.lines = marks.get(where, (None, {}))
+    return entries
+
+
+def _marks(root: yaml.Node | None, source: str) -> dict[object, tuple[int, Mapping[str, int]]]:
+    """The line of every entry and of its fields, by the entry's name or its place in the list."""
+    problems: list[str] = []
+    marks: dict[object, tuple[int, Mapping[str, int]]] = {}
+    if isinstance(root, yaml.MappingNode):
+        names = _lines(root, source, problems)
+        for key, value in root.value:
+            if isinstance(key, yaml.ScalarNode):
+                marks[key.value] = (names[key.value], _lines(value, source, problems))
+    elif isinstance(root, yaml.SequenceNode):
+        for number, item in enumerate(root.value):
+            marks[number] = (item.start_mark.line + 1, _lines(item, source, problems))
+    if problems:
+        raise DeploymentFileError(problems)
+    return marks
+
+
+def _lines(node: yaml.Node, source: str, problems: list[str]) -> dict[str, int]:
+    """The line of every key, which YAML would let stand there twice."""
+    lines: dict[str, int] = {}
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in lines:
+            problems.append(
+                f"{_place(source, line)}: {quoted(key.value)} is there more than once "
+                f"(first in line {lines[key.value]})."
+            )
+        lines.setdefault(key.value, line)
+    return lines

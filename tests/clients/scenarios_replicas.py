@@ -1,0 +1,72 @@
+"""Several jobs at once, of a client that does not wait for one before it sends the next."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import Any
+
+from nnsight import TransformersModel
+from nnsight.schema.config import CONFIG
+
+PROMPT = "The Eiffel Tower is in the city of"
+PATIENCE_S = 60
+
+
+class Context:
+    """The model without weights."""
+
+    def __init__(self, name: str, _: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        self.remote = TransformersModel(name, task="text-generation")
+
+
+def runs_for(model: Any, seconds: float) -> Any:
+    """Send a job that takes as long, and says who ran it and when."""
+    with model.trace(PROMPT, remote=True, blocking=False) as tracer:
+        hidden = model.transformer.h[1].output.save()
+        began = time.time()
+        time.sleep(seconds)
+        told = [os.getpid(), began, time.time()].save()
+    return tracer.backend
+
+
+def results(jobs: list[Any]) -> list[dict[str, Any]]:
+    """What they saved, all of them."""
+    found: list[Any] = [None] * len(jobs)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(result is None for result in found):
+        assert time.monotonic() < deadline, found
+        for index, job in enumerate(jobs):
+            if found[index] is None:
+                found[index] = job()
+        time.sleep(0.05)
+    return found
+
+
+def scenario_two_run_side_by_side(context: Context) -> None:
+    first, second = (r["told"] for r in results([runs_for(context.remote, 2) for _ in range(2)]))
+    assert first[0] != second[0]
+    # Each began before the other ended.
+    assert max(first[1], second[1]) < min(first[2], second[2])
+
+
+def scenario_five_go_where_there_is_room(context: Context) -> None:
+    told = [r["told"] for r in results([runs_for(context.remote, 0.5) for _ in range(5)])]
+    processes = {pid for pid, _, _ in told}
+    assert len(processes) == 2
+    for pid in processes:
+        turns = sorted((began, ended) for other, began, ended in told if other == pid)
+        assert len(turns) >= 2
+        # One at a time on each.
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(turns))
+
+
+def scenario_jobs_while_a_model_process_is_killed(context: Context) -> None:
+    found = results([runs_for(context.remote, 3) for _ in range(4)])
+    assert all(result["hidden"].shape[-1] == 64 for result in found)
+
+
+def scenario_a_short_job(context: Context) -> None:
+    results([runs_for(context.remote, 0.1)])

@@ -1,0 +1,79 @@
+"""`--replicas`: one line, several processes, one of which may end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.harness import Client, LocalServer
+from tests.conftest import NAME, client_environment
+
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def server(server_environment: dict[str, str]) -> Iterator[LocalServer]:
+    """Two replicas of one thread each."""
+    started = LocalServer(NAME, "--replicas", "2", "--threads", "1", environment=server_environment)
+    try:
+        yield started.ready()
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def client(server: LocalServer, tiny_gpt2: Path, tmp_path: Path) -> Iterator[Client]:
+    """A client of theirs."""
+    environment = client_environment(server, tmp_path, None)
+    started = Client("scenarios_replicas", NAME, tiny_gpt2, environment)
+    yield started
+    started.close()
+
+
+def replicas(server: LocalServer) -> int:
+    """How many the server says it has."""
+    (entry,) = json.loads(server.get("/status")[1])["deployments"].values()
+    count: int = entry["replicas"]["0.8"]
+    return count
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_two_replicas_serve_one_line(server: LocalServer, client: Client) -> None:
+    assert replicas(server) == 2
+    assert len(children(server.process.pid)) == 2
+    client.run("scenario_two_run_side_by_side")
+    client.run("scenario_five_go_where_there_is_room")
+
+
+def test_a_model_process_that_is_killed_costs_nobody_a_job(
+    server: LocalServer, client: Client
+) -> None:
+    running = threading.Thread(
+        target=client.run, args=("scenario_jobs_while_a_model_process_is_killed",)
+    )
+    failures: list[threading.ExceptHookArgs] = []
+    hook, threading.excepthook = threading.excepthook, failures.append
+    try:
+        running.start()
+        time.sleep(2)  # in the middle of the first two jobs
+        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+        running.join(PATIENCE_S * 2)
+    finally:
+        threading.excepthook = hook
+    assert not running.is_alive()
+    assert not failures, failures[0].exc_value
+    deadline = time.monotonic() + PATIENCE_S
+    while replicas(server) < 2:
+        assert time.monotonic() < deadline
+        client.run("scenario_a_short_job")
+    client.run("scenario_five_go_where_there_is_room")

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from ndif.cluster.schedule import read
+from tests.cluster.calendars import (
+    NOW,
+    UTC,
+    YEAR,
+    calendar,
+    event,
+    once,
+    spans,
+    starts,
+)
+
+
+def test_a_weekly_event_keeps_its_hour_through_the_change_of_clocks() -> None:
+    text = calendar(
+        event(
+            "DTSTART;TZID=America/New_York:20261027T080000",
+            "DTEND;TZID=America/New_York:20261027T090000",
+            "RRULE:FREQ=WEEKLY;COUNT=3",
+            uid="ny",
+            summary="org/ny",
+        ),
+        event(
+            "DTSTART;TZID=Europe/Berlin:20261020T080000",
+            "DTEND;TZID=Europe/Berlin:20261020T090000",
+            "RRULE:FREQ=WEEKLY;COUNT=3",
+            uid="berlin",
+            summary="org/berlin",
+        ),
+    )
+    schedule = read(text, now=NOW)
+    assert [f"{start:%m-%d %H}" for start, _ in spans(schedule, "org/ny")] == [
+        "10-27 12",
+        "11-03 13",  # from 1 November on
+        "11-10 13",
+    ]
+    assert [f"{start:%m-%d %H}" for start, _ in spans(schedule, "org/berlin")] == [
+        "10-20 06",
+        "10-27 07",  # from 25 October on
+        "11-03 07",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "start", "hours"),
+    [("America/New_York", "20261031", 11), ("Europe/Berlin", "20261024", 11)],
+)
+def test_a_night_in_which_clocks_go_back_is_longer(zone: str, start: str, hours: int) -> None:
+    lines = (f"DTSTART;TZID={zone}:{start}T220000", "DURATION:PT10H", "RRULE:FREQ=DAILY;COUNT=3")
+    found = spans(read(calendar(event(*lines)), now=NOW))
+    assert [(end - begin) // timedelta(hours=1) for begin, end in found] == [hours, 10, 10]
+
+
+def test_an_hour_that_the_clocks_skip_does_not_lose_the_rest() -> None:
+    text = calendar(
+        event(
+            "DTSTART;TZID=Europe/Berlin:20270327T023000",
+            "DTEND;TZID=Europe/Berlin:20270327T040000",
+            "RRULE:FREQ=DAILY;COUNT=3",
+        )
+    )
+    assert [f"{a:%d %H:%M}-{b:%H:%M}" for a, b in spans(read(text, now=NOW))] == [
+        "27 01:30-03:00",
+        "28 01:30-02:00",
+        "29 00:30-02:00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "days"),
+    [
+        ("FREQ=DAILY;COUNT=3", ["05", "06", "07"]),
+        ("FREQ=DAILY;INTERVAL=2;COUNT=3", ["05", "07", "09"]),
+        ("FREQ=DAILY;UNTIL=20261007", ["05", "06", "07"]),
+        ("FREQ=DAILY;UNTIL=20261007T070000Z", ["05", "06", "07"]),
+        ("FREQ=DAILY;UNTIL=20261007T065959Z", ["05", "06"]),
+        ("FREQ=DAILY;UNTIL=20261007T090000", ["05", "06", "07"]),
+        ("UNTIL=20261007T070000Z;FREQ=DAILY", ["05", "06", "07"]),
+        ("FREQ=WEEKLY;BYDAY=MO,FR;COUNT=4", ["05", "09", "12", "16"]),
+        ("FREQ=MONTHLY;BYDAY=1MO;COUNT=1", ["05"]),
+        ("FREQ=DAILY;COUNT=2;WKST=MO;", ["05", "06"]),
+        ("FREQ=DAILY;UNTIL=20261004T000000Z", []),
+        ("FREQ=DAILY;COUNT=2147483647;UNTIL=20261006", ["05", "06"]),
+    ],
+)
+def test_count_and_until(rule: str, days: list[str]) -> None:
+    assert starts(calendar(once(f"RRULE:{rule}"))) == [f"10-{day} 09:00" for day in days]
+
+
+def test_a_rule_without_an_end_goes_on() -> None:
+    schedule = read(calendar(once("RRULE:FREQ=YEARLY")), now=NOW)
+    assert [start.year for start, _ in spans(schedule)] == [2026, 2027]
+    later = read(calendar(once("RRULE:FREQ=YEARLY")), now=NOW + timedelta(days=365 * 30))
+    assert later.next_change(NOW + timedelta(days=365 * 30)) == datetime(2056, 10, 5, 7, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXDATE;TZID=Europe/Berlin:20261006T090000",
+        "EXDATE:20261006T070000Z",
+        "EXDATE;TZID=America/New_York:20261006T030000",
+        "EXDATE;VALUE=DATE:20261006",
+    ],
+)
+def test_exceptions(line: str) -> None:
+    assert starts(calendar(once("RRULE:FREQ=DAILY;COUNT=3", line))) == [
+        "10-05 09:00",
+        "10-07 09:00",
+    ]
+
+
+def test_several_exceptions_in_a_line_and_more_dates() -> None:
+    text = once(
+        "RRULE:FREQ=DAILY;COUNT=4",
+        "EXDATE;TZID=Europe/Berlin:20261005T090000,20261007T090000",
+        "RDATE;TZID=Europe/Berlin:20261020T120000",
+        "RDATE;VALUE=PERIOD:20261021T120000Z/PT3H",
+    )
+    assert starts(calendar(text)) == ["10-06 09:00", "10-08 09:00", "10-20 12:00", "10-21 14:00"]
+
+
+def test_a_moved_occurrence() -> None:
+    moved = event(
+        "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
+        "DTSTART;TZID=America/New_York:20261009T140000",
+        "DTEND;TZID=America/New_York:20261009T150000",
+    )
+    text = calendar(once("RRULE:FREQ=DAILY;COUNT=3"), moved)
+    assert starts(text) == ["10-05 09:00", "10-07 09:00", "10-09 20:00"]
+    # A change is known by the time it replaces, in whatever zone that is written.
+    assert starts(
+        text.replace(
+            "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000", "RECURRENCE-ID:20261006T070000Z"
+        )
+    ) == starts(text)
+
+
+def test_a_change_from_a_day_on() -> None:
+    changed = event(
+        "RECURRENCE-ID;RANGE=THISANDFUTURE;TZID=Europe/Berlin:20261007T090000",
+        "DTSTART;TZID=Europe/Berlin:20261007T150000",
+        "DTEND;TZID=Europe/Berlin:20261007T170000",
+    )
+    text = calendar(once("RRULE:FREQ=DAILY;COUNT=5"), changed)
+    assert starts(text) == [
+        *("10-05 09:00", "10-06 09:00"),
+        *("10-07 15:00", "10-08 15:00", "10-09 15:00"),
+    ]
+
+
+def test_changes_of_an_old_series() -> None:
+    old = once("RRULE:FREQ=DAILY").replace("20261005", "20100101")
+    moved = event(
+        "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
+        "DTSTART;TZID=Europe/Berlin:20261006T120000",
+        "DTEND;TZID=Europe/Berlin:20261006T130000",
+    )
+    assert "10-06 12:00" in starts(calendar(old, moved))
+    assert starts(calendar(old)).count("10-06 09:00") == 2  # of two years
+    assert starts(calendar(old, moved)).count("10-06 09:00") == 1
+    onwards = moved.replace("RECURRENCE-ID", "RECURRENCE-ID;RANGE=THISANDFUTURE")
+    onwards = onwards.replace(":20261006T09", ":20120101T09").replace("20261006", "20120103")
+    found = starts(calendar(old, onwards))
+    assert found
+    assert {each[-5:] for each in found} == {"12:00"}
+    # Brought forward into what is looked at, from after it.
+    early = moved.replace("20261006T09", "20300101T09")
+    assert "10-06 12:00" in starts(calendar(old, early))
+
+
+def test_an_occurrence_may_be_of_another_model() -> None:
+    changed = event(
+        "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
+        "DTSTART;TZID=Europe/Berlin:20261006T090000",
+        "DTEND;TZID=Europe/Berlin:20261006T100000",
+        summary="org/other",
+    )
+    schedule = read(calendar(once("RRULE:FREQ=DAILY;COUNT=3"), changed), now=NOW)
+    assert [each.config.repo_id for each in schedule.windows(*YEAR)] == [
+        *("org/model", "org/other", "org/model")
+    ]
+
+
+def test_cancelled() -> None:
+    daily = once("RRULE:FREQ=DAILY;COUNT=3")
+    without_one = event(
+        "RECURRENCE-ID;TZID=Europe/Berlin:20261006T090000",
+        "DTSTART;TZID=Europe/Berlin:20261006T090000",
+        "STATUS:CANCELLED",
+        summary="whatever",
+    )
+    assert starts(calendar(daily, without_one)) == ["10-05 09:00", "10-07 09:00"]
+    assert starts(calendar(once("RRULE:FREQ=DAILY", "STATUS:CANCELLED"))) == []
+    moved = without_one.replace("STATUS:CANCELLED", "DTEND:20261006T120000Z")
+    assert starts(calendar(once("RRULE:FREQ=DAILY", "STATUS:CANCELLED"), moved)) == []
+    assert starts(calendar(once("STATUS:TENTATIVE"))) == ["10-05 09:00"]
+
+
+def test_of_two_versions_of_an_event_the_later_one_holds() -> None:
+    newer = once("SEQUENCE:3").replace("T09", "T12").replace("T10", "T13")
+    for text in (calendar(once("SEQUENCE:2"), newer), calendar(newer, once("SEQUENCE:2"))):
+        assert starts(text) == ["10-05 12:00"]

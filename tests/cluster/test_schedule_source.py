@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ndif.cluster.schedule_source import ScheduleSource
+from ndif.schema.deployment import DeploymentConfig
+from tests.cluster.calendars import calendar, event
+from tests.on_loop import on_loop
+
+NOW = datetime(2026, 10, 5, 12, tzinfo=timezone.utc)
+MINUTE = timedelta(minutes=1)
+
+
+def dedicating(name: str) -> bytes:
+    """A calendar by which one model is dedicated all October."""
+    month = ("DTSTART;VALUE=DATE:20261001", "DTEND;VALUE=DATE:20261101")
+    return calendar(event(*month, summary=name)).encode()
+
+
+@dataclass
+class Site:
+    """What a web server answers, and what it was asked."""
+
+    url: str = ""
+    status: int = 200
+    body: bytes = dedicating("org/first")
+    headers: dict[str, str] = field(default_factory=dict)
+    wait_s: float = 0
+    conditional: bool = True
+    asked: list[dict[str, str]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def serving() -> Iterator[Site]:
+    site = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            site.asked.append({name.lower(): value for name, value in self.headers.items()})
+            site.paths.append(self.path)
+            time.sleep(site.wait_s)
+            if self.path == "/moved":
+                self.send_response(302)
+                self.send_header("Location", "/calendar.ics")
+                self.end_headers()
+                return
+            same = site.headers.get("ETag", "none") == self.headers.get("If-None-Match")
+            status = 304 if site.status == 200 and same and site.conditional else site.status
+            self.send_response(status)
+            for name, value in site.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if status == 200:
+                self.wfile.write(site.body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        site.url = f"http://127.0.0.1:{server.server_port}/private-0123secret/calendar.ics"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield site
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+async def dedicated(source: ScheduleSource, now: datetime = NOW) -> list[str]:
+    schedule = await source.refresh(now)
+    return [window.config.repo_id for window in schedule.dedicated_at(now)]
+
+
+# An address
+
+
+@on_loop
+async def test_a_schedule_is_fetched_again_only_when_it_has_changed() -> None:
+    with serving() as site:
+        site.headers = {"ETag": '"1"', "Last-Modified": "Thu, 01 Oct 2026 10:00:00 GMT"}
+        source = ScheduleSource(site.url)
+        first = await source.refresh(NOW)
+        assert [each.config.repo_id for each in first.dedicated_at(NOW)] == ["org/first"]
+        assert await source.refresh(NOW + MINUTE) is first
+        assert "if-none-match" not in site.asked[0]
+        assert site.asked[1]["if-none-match"] == '"1"'
+        assert site.asked[1]["if-modified-since"] == "Thu, 01 Oct 2026 10:00:00 GMT"
+        site.headers, site.body = {"ETag": '"2"'}, dedicating("org/second")
+        assert await dedicated(source) == ["org/second"]
+        assert source.problems == ()
+
+
+@on_loop
+async def test_the_same_text_again_is_the_same_schedule() -> None:
+    with serving() as site:
+        source = ScheduleSource(site.url)
+        first = await source.refresh(NOW)
+        site.headers = {"ETag": '"1"'}
+        assert await source.refresh(NOW + MINUTE) is first
+        assert await source.refresh(NOW + MINUTE) is first
+        assert [each.get("if-none-match") for each in site.asked] == [None, None, '"1"']
+
+
+@on_loop
+async def test_a_calendar_that_never_changes_is_still_read_for_the_time_to_come() -> None:
+    with serving() as site:
+        site.headers = {"ETag": '"1"'}
+        yearly = event("DTSTART;VALUE=DATE:20261001", "RRULE:FREQ=YEARLY", summary="org/yearly")
+        site.body = calendar(yearly).encode()
+        source = ScheduleSource(site.url)
+        assert await dedicated(source) == []
+        assert await dedicated(source, datetime(2036, 10, 1, 12, tzinfo=timezone.utc)) == [
+            "org/yearly"
+        ]
+        assert len(site.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (500, b"", "HTTP 500 Internal Server Error"),
+        (404, b"", "HTTP 404 Not Found"),
+        (304, b"", "HTTP 304 Not Modified"),
+        (200, b"<!doctype html><title>Sign in</title>", "it is no calendar: it begins with '<!doc"),
+        (200, dedicating("org/other")[:-20], "it is cut off"),
+        (200, b"x" * 10_000_001, "it is larger than 10 MB"),
+        (200, b"", "it is no calendar"),
+    ],
+    ids=["500", "404", "304", "html", "cut off", "too large", "empty"],
+)
+@on_loop
+async def test_the_last_good_schedule_is_kept(status: int, body: bytes, why: str) -> None:
+    with serving() as site:
+        site.conditional = False
+        source = ScheduleSource(site.url)
+        good = (site.status, site.body)
+        site.status, site.body = status, body
+        assert await dedicated(source) == []
+        (problem,) = source.problems
+        assert problem.startswith(f"The schedule at http://127.0.0.1/… cannot be read ({why}")
+        assert problem.endswith("): no model is dedicated by it.")
+        site.status, site.body = good
+        assert await dedicated(source) == ["org/first"]
+        assert source.problems == ()
+        if status == 304:
+            return
+        site.status, site.body = status, body
+        site.headers = {"ETag": '"bad"'}
+        for minutes in (1, 2):
+            assert await dedicated(source, NOW + minutes * MINUTE) == ["org/first"]
+            (problem,) = source.problems
+            assert why in problem
+            assert problem.endswith("): that of 2026-10-05 12:00 UTC still holds.")
+            assert "secret" not in problem
+        # What was not taken is no version to compare with.
+        assert "if-none-match" not in site.asked[-1]
+        site.status, site.body = good
+        assert await dedicated(source) == ["org/first"]
+        assert source.problems == ()
+
+
+@on_loop
+async def test_a_kept_schedule_goes_on_into_the_future() -> None:
+    with serving() as site:
+        daily = event("DTSTART;VALUE=DATE:20261001", "RRULE:FREQ=DAILY", summary="org/daily")
+        site.body = calendar(daily).encode()
+        source = ScheduleSource(site.url)
+        await source.refresh(NOW)
+        site.status = 503
+        assert await dedicated(source, NOW + timedelta(days=1000)) == ["org/daily"]
+        assert "503" in source.problems[0]
+
+
+@on_loop
+async def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
+    with serving() as site:
+        site.wait_s = 1
+        source = ScheduleSource(site.url, timeout_s=0.2)
+        began = time.perf_counter()
+        assert await dedicated(source) == []
+        assert time.perf_counter() - began < 0.8
+        assert "cannot be read (" in source.problems[0]
+
+
+@on_loop
+async def test_a_server_that_is_not_there_is_said() -> None:
+    with serving() as site:
+        url = site.url
+    source = ScheduleSource(url)
+    assert await dedicated(source) == []
+    assert "cannot be read (ConnectError" in source.problems[0]
+
+
+def test_a_private_address_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    @on_loop
+    async def refresh() -> None:
+        with serving() as site:
+            assert await dedicated(ScheduleSource(site.url)) == ["org/first"]
+
+    refresh()
+    assert "secret" not in caplog.text
+
+
+@on_loop
+async def test_a_redirect_is_followed() -> None:
+    with serving() as site:
+        source = ScheduleSource(site.url.rsplit("/", 2)[0] + "/moved")
+        assert await dedicated(source) == ["org/first"]
+        assert site.paths == ["/moved", "/calendar.ics"]
+
+
+def test_webcal_is_https() -> None:
+    for scheme in ("webcal", "WEBCAL", "webcals", "https"):
+        source = ScheduleSource(f"{scheme}://calendar.example.org/basic.ics?a=b")
+        assert source._url == "https://calendar.example.org/basic.ics?a=b"
+
+
+@on_loop
+async def test_refreshes_at_one_time_are_one_after_the_other() -> None:
+    with serving() as site:
+        site.headers = {"ETag": '"1"'}
+        source = ScheduleSource(site.url)
+        schedules = await asyncio.gather(*(source.refresh(NOW) for _ in range(5)))
+        assert len({id(each) for each in schedules}) == 1
+        assert [each.get("if-none-match") for each in site.asked] == [None, *['"1"'] * 4]
+
+
+# A file
+
+
+@on_loop
+async def test_a_file_is_read_again_when_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "models.ics"
+    path.write_bytes(dedicating("org/first"))
+    for address in (str(path), f"file://{path}"):
+        source = ScheduleSource(address)
+        first = await source.refresh(NOW)
+        assert [each.config.repo_id for each in first.dedicated_at(NOW)] == ["org/first"]
+        assert await source.refresh(NOW + MINUTE) is first
+    path.write_bytes(dedicating("org/other"))
+    os.utime(path, ns=(1, 1))
+    assert await dedicated(source) == ["org/other"]
+
+
+@on_loop
+async def test_a_file_that_goes_away_or_bad_leaves_the_last_good_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "models.ics"
+    source = ScheduleSource(str(path))
+    assert await dedicated(source) == []
+    assert source.problems == (
+        f"The schedule at {path} cannot be read (No such file or directory): no model is dedicated "
+        "by it.",
+    )
+    path.write_bytes(dedicating("org/first"))
+    assert await dedicated(source) == ["org/first"]
+    path.write_bytes(b"nothing")
+    assert await dedicated(source) == ["org/first"]
+    assert "it is no calendar: it begins with 'nothing'" in source.problems[0]
+    path.unlink()
+    assert await dedicated(source) == ["org/first"]
+    assert "No such file or directory" in source.problems[0]
+    path.mkdir()
+    assert await dedicated(source) == ["org/first"]
+    assert "it is not a file" in source.problems[0]
+
+
+@on_loop
+async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    source = ScheduleSource(str(path))
+    assert await dedicated(source) == []
+    assert "it is not a file" in source.problems[0]
+
+
+@on_loop
+async def test_what_is_wrong_in_the_calendar_is_told_with_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "models.ics"
+    path.write_bytes(calendar(event("DTSTART:x")).encode())
+    source = ScheduleSource(str(path))
+    await source.refresh(NOW)
+    assert source.problems == ("The event 'org/model' of x has a DTSTART that is no date: 'x'.",)
+    path.unlink()
+    await source.refresh(NOW)
+    assert len(source.problems) == 2
+
+
+@on_loop
+async def test_other_deployments_make_another_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "models.ics"
+    path.write_bytes(dedicating("org/first"))
+    source = ScheduleSource(str(path))
+    await source.refresh(NOW)
+    source.deployments = (DeploymentConfig("org/first", "/models/first"),)
+    (window,) = (await source.refresh(NOW)).dedicated_at(NOW)
+    assert window.config.checkpoint == "/models/first"
