@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hub import Hub, HubModel
 from tests.clients.harness import NDIF, Client, LocalServer
+from tests.serving import serving
 from tests.tiny_models import make_adapter, make_gpt2
 
 CACHE = Path(__file__).parent.parent / ".cache"
@@ -43,14 +40,8 @@ def hub_url(tiny_gpt2: Path, tiny_adapter: Path) -> Iterator[str]:
     hub = Hub(share_weights=True)
     hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
     hub.serve(HubModel(ADAPTER, tiny_adapter, None, None))
-    app = Starlette(routes=[Mount("/hub", routes=hub.routes())])
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/hub"
-    server.should_exit = True
-    thread.join(10)
+    with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
+        yield f"{url}/hub"
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     T5Config,
     T5Model,
@@ -39,9 +40,7 @@ def make_gpt2(folder: Path, seed: int = 0, width: int = 64) -> Path:
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     )
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return _save(GPT2LMHeadModel(config), tokenizer, folder)
 
 
 def make_adapter(folder: Path, base: Path) -> Path:
@@ -73,9 +72,7 @@ def make_llama(folder: Path, seed: int = 0) -> Path:
         bos_token_id=0,
         eos_token_id=0,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return _save(LlamaForCausalLM(config), tokenizer, folder)
 
 
 def make_bert(folder: Path, seed: int = 0) -> Path:
@@ -91,9 +88,7 @@ def make_bert(folder: Path, seed: int = 0) -> Path:
         intermediate_size=64,
         max_position_embeddings=64,
     )
-    BertForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return _save(BertForMaskedLM(config), tokenizer, folder)
 
 
 def make_t5(folder: Path, seed: int = 0, width: int = 32) -> Path:
@@ -109,7 +104,11 @@ def make_t5(folder: Path, seed: int = 0, width: int = 32) -> Path:
         num_heads=2,
         decoder_start_token_id=0,
     )
-    T5Model(config).save_pretrained(folder)
+    return _save(T5Model(config), tokenizer, folder)
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

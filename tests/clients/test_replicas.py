@@ -72,6 +72,8 @@ def test_a_model_process_that_is_killed_costs_nobody_a_job(
         threading.excepthook = hook
     assert not running.is_alive()
     assert not failures, failures[0].exc_value
+    # It was in the middle of one.
+    assert any("it is tried again" in line for line in server.output), list(server.output)
     deadline = time.monotonic() + PATIENCE_S
     while replicas(server) < 2:
         assert time.monotonic() < deadline

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 
@@ -39,9 +38,7 @@ from tests.cluster.calendars import (
     ],
 )  # fmt: skip
 def test_no_rule_hangs(rule: str) -> None:
-    began = time.perf_counter()
     schedule = read(calendar(once(f"RRULE:{rule}"), once(uid="good", summary="org/good")), now=NOW)
-    assert time.perf_counter() - began < 5
     (problem,) = schedule.problems
     assert problem.startswith("The event 'org/model' of 2026-10-05 ")
     assert len(spans(schedule, "org/good")) == 1
@@ -74,9 +71,7 @@ def test_a_series_that_began_long_ago_is_followed_as_far() -> None:
 
 def test_a_calendar_full_of_rules_does_not_hang() -> None:
     secondly = [once("RRULE:FREQ=MINUTELY", uid=f"{n}", summary=f"org/{n}") for n in range(300)]
-    began = time.perf_counter()
     schedule = read(calendar(*secondly), now=NOW)
-    assert time.perf_counter() - began < 15
     assert any("repeats too much" in problem for problem in schedule.problems)
     assert len(schedule.problems) <= 101
 

@@ -5,18 +5,14 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -27,6 +23,7 @@ from huggingface_hub.hf_api import RepoFile, RepoFolder
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
+from tests.serving import serving
 from tests.tiny_models import make_gpt2, make_llama
 
 from ndif.gateway.hub import Hub, HubModel
@@ -84,7 +81,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(*models: HubModel, share_weights: bool = False) -> Iterator[Served]:
+def hub_of(*models: HubModel, share_weights: bool = False) -> Iterator[Served]:
     hub = Hub(share_weights=share_weights)
     for model in models:
         hub.serve(model)
@@ -98,20 +95,9 @@ def serving(*models: HubModel, share_weights: bool = False) -> Iterator[Served]:
 
         await app(scope, receive, note)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        served = Served(hub, listening.getsockname()[1])
-        server = uvicorn.Server(uvicorn.Config(recorded, lifespan="off", log_level="warning"))
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 10
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        try:
-            yield served
-        finally:
-            server.should_exit = True
-            thread.join(10)
+    with serving(recorded) as url:
+        served = Served(hub, int(url.rpartition(":")[2]))
+        yield served
 
 
 def run_client(script: str, served: Served, home: Path) -> str:
@@ -151,7 +137,7 @@ def folder(gpt2: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(gpt2: Path) -> Iterator[Served]:
-    with serving(HubModel(TINY, gpt2, None, "text-generation")) as served:
+    with hub_of(HubModel(TINY, gpt2, None, "text-generation")) as served:
         yield served
 
 
@@ -162,12 +148,12 @@ def whole(gpt2: Path, llama: Path) -> Iterator[Served]:
         HubModel(TINY, gpt2, None, "text-generation"),
         HubModel("test-org/llama", llama, None, "text-generation"),
     ]
-    with serving(*models, share_weights=True) as served:
+    with hub_of(*models, share_weights=True) as served:
         yield served
 
 
 def commit_of(folder: Path, *, share_weights: bool = False) -> str:
-    with serving(HubModel(TINY, folder, None, None), share_weights=share_weights) as served:
+    with hub_of(HubModel(TINY, folder, None, None), share_weights=share_weights) as served:
         sha = served.api.model_info(TINY).sha
     assert sha is not None
     return sha
@@ -206,7 +192,7 @@ def test_a_tree_has_folders(folder: Path) -> None:
     templates = folder / "additional_chat_templates"
     templates.mkdir()
     (templates / "tools.jinja").write_text("{{ tools }}")
-    with serving(HubModel(TINY, folder, None, None)) as served:
+    with hub_of(HubModel(TINY, folder, None, None)) as served:
         top = list(served.api.list_repo_tree(TINY))
         everything = list(served.api.list_repo_tree(TINY, recursive=True))
         below = list(served.api.list_repo_tree(TINY, templates.name))
@@ -264,7 +250,7 @@ def test_download_of_what_is_not_served(
 
 
 def test_a_model_is_served_when_it_is_loaded(gpt2: Path) -> None:
-    with serving() as served:
+    with hub_of() as served:
         with pytest.raises(RepositoryNotFoundError, match="not loaded its model yet"):
             served.api.model_info(TINY)
         served.hub.serve(HubModel(TINY, gpt2, None, None))
@@ -272,7 +258,7 @@ def test_a_model_is_served_when_it_is_loaded(gpt2: Path) -> None:
 
 
 def test_a_name_without_an_organization(gpt2: Path, tmp_path: Path) -> None:
-    with serving(HubModel("gpt2", gpt2, None, "text-generation")) as served:
+    with hub_of(HubModel("gpt2", gpt2, None, "text-generation")) as served:
         assert served.api.model_info("gpt2", revision="main").id == "gpt2"
         assert set(served.api.list_repo_files("gpt2")) == SHARED
         snapshot = snapshot_download("gpt2", endpoint=served.endpoint, cache_dir=tmp_path)
@@ -281,7 +267,7 @@ def test_a_name_without_an_organization(gpt2: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("revision", ["v1.0", "feature/branch", "refs/pr/7", "a" * 40])
 def test_the_configured_revision(gpt2: Path, tmp_path: Path, revision: str) -> None:
-    with serving(HubModel(TINY, gpt2, revision, None)) as served:
+    with hub_of(HubModel(TINY, gpt2, revision, None)) as served:
         assert served.api.model_info(TINY, revision=revision).sha == (
             served.api.model_info(TINY).sha
         )
@@ -300,7 +286,7 @@ def test_only_what_a_model_without_weights_needs_is_shared(folder: Path) -> None
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"secret")
-    with serving(HubModel(TINY, folder, None, None)) as served, httpx.Client() as client:
+    with hub_of(HubModel(TINY, folder, None, None)) as served, httpx.Client() as client:
         assert set(served.api.list_repo_files(TINY)) == SHARED
         for name in WITHHELD:
             for method in ("HEAD", "GET"):
@@ -324,7 +310,7 @@ def test_hidden_files_are_never_shared(folder: Path) -> None:
     (folder / ".env").write_text("TOKEN=secret")
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("secret")
-    with serving(HubModel(TINY, folder, None, None), share_weights=True) as served:
+    with hub_of(HubModel(TINY, folder, None, None), share_weights=True) as served:
         assert set(served.api.list_repo_files(TINY)) == {*SHARED, "model.safetensors"}
         assert not served.api.file_exists(TINY, ".git/config")
         assert not served.api.file_exists(TINY, ".env")
@@ -380,7 +366,7 @@ def test_a_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) 
     """A server and a client that share a cache do not lose the weights in it."""
     snapshot = Path(snapshot_download(TINY, endpoint=whole.endpoint, cache_dir=tmp_path))
     assert (snapshot / "model.safetensors").is_symlink()
-    with serving(HubModel(TINY, snapshot, None, "text-generation")) as served:
+    with hub_of(HubModel(TINY, snapshot, None, "text-generation")) as served:
         info = served.api.model_info(TINY)
         assert info.sha == snapshot.name
         assert {sibling.rfilename for sibling in info.siblings or ()} == SHARED
@@ -393,7 +379,7 @@ def test_a_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) 
     cache = snapshot.parent.parent
     assert (cache / "refs" / "main").read_text() == snapshot.name
     assert not (cache / ".no_exist").exists()
-    with serving(HubModel(TINY, snapshot, None, None), share_weights=True) as served:
+    with hub_of(HubModel(TINY, snapshot, None, None), share_weights=True) as served:
         response = httpx.get(f"{served.endpoint}/{TINY}/resolve/main/model.safetensors")
         assert response.content == (gpt2 / "model.safetensors").read_bytes()
 
@@ -442,7 +428,7 @@ def test_no_path_leads_out(folder: Path, share_weights: bool) -> None:
     (folder / "dangling_config.json").symlink_to("nothing")
     os.mkfifo(folder / "pipe_config.json")
     model = HubModel(TINY, folder, None, None)
-    with serving(model, share_weights=share_weights) as served:
+    with hub_of(model, share_weights=share_weights) as served:
         for path in ASTRAY:
             # Other clients tidy a path before they send it.
             connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
@@ -474,7 +460,7 @@ print(json.dumps({{
     "layers": len(model.transformer.h),
 }}))
 """
-    with serving(HubModel(TINY, gpt2, None, "text-generation")) as served:
+    with hub_of(HubModel(TINY, gpt2, None, "text-generation")) as served:
         said = json.loads(run_client(script, served, tmp_path).splitlines()[-1])
         assert {"config.json", "tokenizer.json"} <= served.given() <= SHARED
     assert said["key"].startswith("nnsight.modeling.transformers.TransformersModel:")
@@ -503,7 +489,7 @@ print(AutoConfig.from_pretrained({TINY!r}, trust_remote_code=True).width)
 """
     home = tmp_path / "home"
     home.mkdir()
-    with serving(HubModel(TINY, folder, None, None)) as served:
+    with hub_of(HubModel(TINY, folder, None, None)) as served:
         assert run_client(script, served, home).split() == ["17"]
         assert served.given() == {"config.json", "configuration_own.py", "defaults.py"}
 

@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 
 from ndif.runtime.forking import Pages
 from ndif.runtime.mappings import Mapping, mappings, written
+from tests.runtime.apart import apart
 
-ROOT = Path(__file__).parents[2]
 PAGES = 2000
 SIZE = PAGES * mmap.PAGESIZE
 FEW = 60
@@ -219,15 +218,7 @@ def of(area: mmap.mmap) -> Mapping:
 
 
 def measured(name: str, *arguments: Path) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.test_forking", name, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return apart("tests.runtime.test_forking", name, *arguments)
 
 
 # The tests.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from typing import Any
 from ndif.runtime import heap
 from ndif.runtime.forking import Pages
 from ndif.runtime.mappings import mappings
+from tests.runtime.apart import apart
 
-ROOT = Path(__file__).parents[2]
 HOLES, HOLE = 20_000, 700
 PAGE = 4096
 
@@ -78,20 +76,8 @@ def huge() -> int:
     return 0
 
 
-def measured() -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.test_heap"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_a_fork_takes_memory_in_one_piece_and_not_from_holes() -> None:
-    found = measured()
+    found = apart("tests.runtime.test_heap")
     # Without: a page for every few holes.
     assert found["before"] > HOLES // 2 * HOLE // PAGE // 2
     assert found["after"] < found["before"] // 10

@@ -10,7 +10,6 @@ import mmap
 import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -24,9 +23,9 @@ from ndif.runtime.frames import Channel
 from ndif.runtime.huge import share, weights_of
 from ndif.runtime.mappings import mappings
 from ndif.runtime.spec import ModelSpec, Untrusted
+from tests.runtime.apart import apart
 from tests.tiny_models import make_gpt2, make_t5
 
-ROOT = Path(__file__).parents[2]
 SIZE = (5 << 20) + 3 * mmap.PAGESIZE
 PAGE = 300
 """One that the process itself writes to, before its weights are shared."""
@@ -164,15 +163,7 @@ def small(folder: str) -> dict[str, Any]:
 
 
 def measured(name: str, folder: Path) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.test_huge", name, str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return apart("tests.runtime.test_huge", name, folder)
 
 
 # The tests.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ndif.gateway.hub import Hub, HubModel
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
+from tests.serving import serving
 
 TOKEN = "hf_" + "tOkEnOfTheOperator" * 2
 PASSWORD = "pAsSwOrDoFtHeOpErAtOr"
@@ -51,13 +48,8 @@ def gated_hub(tiny_gpt2: Path) -> Iterator[tuple[str, Gate]]:
     hub = Hub(share_weights=True)
     hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
     gate = Gate(Starlette(routes=[Mount("/hub", routes=hub.routes())]))
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(gate, log_level="warning"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/hub", gate
-    server.should_exit = True
-    thread.join(10)
+    with serving(gate) as url:
+        yield f"{url}/hub", gate
 
 
 def descendants(pid: int) -> list[int]:

@@ -7,16 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-_UNITS = {
-    "": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
-}
-_GPUS = re.compile(
-    rf"(?:(?P<count>\d{{1,6}})\s*x\s*)?(?P<size>\d{{1,18}}(?:\.\d{{1,18}})?)\s*(?P<unit>{'|'.join(_UNITS)})",
-    re.IGNORECASE,
-)
-_UNITS_BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
+from ndif.schema.quantities import size
+
+_COUNT = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.+)", re.ASCII | re.IGNORECASE)
 _MOST_GPUS = 1024
 
 
@@ -30,16 +23,25 @@ def parse_gpus(text: str) -> tuple[int, ...]:
         return ()
     gpus: list[int] = []
     for part in text.split(","):
-        found = _GPUS.fullmatch(part.strip())
-        size = float(found["size"]) * _UNITS_BY_LOWER[found["unit"].lower()] if found else 0
-        count = int(found["count"] or 1) if found else 0
-        if size < 1 or not 0 < count <= _MOST_GPUS - len(gpus):
+        try:
+            each, count = _declared(part.strip())
+        except ValueError:
+            each = count = 0
+        if each < 1 or not 0 < count <= _MOST_GPUS - len(gpus):
             raise ValueError(
                 f"{text[:200]!r} does not declare GPUs: {part.strip()[:200]!r} is not COUNTxMEMORY. "
                 f"Write 2x24GiB, or 1x80GiB,2x24GiB; at most {_MOST_GPUS} altogether."
             )
-        gpus += [int(size)] * count
+        gpus += [each] * count
     return tuple(gpus)
+
+
+def _declared(part: str) -> tuple[int, int]:
+    """Bytes of each GPU, and how many."""
+    found = _COUNT.fullmatch(part)
+    if found is None:
+        raise ValueError("there is nothing")
+    return size(found[2]), int(found[1] or 1)
 
 
 @dataclass(frozen=True, slots=True)

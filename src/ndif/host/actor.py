@@ -150,7 +150,7 @@ class ModelActor:
                 watching.cancel()
             self._runner = None
             runners.give_back(runner)
-            if self.process.shares_weights and not request.trusted:
+            if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
 
     async def _verify(self, runner: Runner) -> None:

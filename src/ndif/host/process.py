@@ -43,7 +43,7 @@ class ModelProcess:
         """What the process says it loaded, once it is ready."""
         self.load_s = self.loaded_at = 0.0
         """How long the weights took, and when (Unix seconds) they were there."""
-        self.shares_weights = False
+        self.exposes_weights = False
         """Whether its runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
         self.ended = asyncio.Event()
         self._verified: asyncio.Queue[int] = asyncio.Queue()
@@ -129,7 +129,7 @@ class ModelProcess:
                 case "ready":
                     self.model, self.load_s = header["model"], float(header["load_s"])
                     self.loaded_at = float(header["loaded_at"])
-                    self.shares_weights = bool(header["shared"])
+                    self.exposes_weights = bool(header["exposed"])
                     return
 
     async def fork(self, *, fresh: bool) -> Runner:

@@ -82,7 +82,7 @@ class Zygote:
             folder = Path(ready["model"]["folder"])
             self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned, self._rehearsal)
         self._settle()
-        control.send({"kind": "ready", "shared": self._owned is not None, **ready})
+        control.send({"kind": "ready", "exposed": self._owned is not None, **ready})
 
     def _settle(self) -> None:
         """Arrange this process's memory for the forks to come."""

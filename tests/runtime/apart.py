@@ -1,0 +1,25 @@
+"""Runs a part of a test module in a process of its own, whose memory is then all its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+
+
+def apart(module: str, *arguments: str | Path) -> Any:
+    """What `python -m module arguments` prints, which is JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

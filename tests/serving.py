@@ -1,0 +1,32 @@
+"""A real HTTP server on loopback for as long as a test needs one."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+_PATIENCE_S = 10
+
+
+@contextlib.contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """The address of `app`, which a thread serves."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        deadline = time.monotonic() + _PATIENCE_S
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(_PATIENCE_S)
