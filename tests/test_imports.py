@@ -30,6 +30,7 @@ DEPTHS = {
     "cluster": 3,
     "queue": 4,
     "gateway": 5,
+    "simulation": 6,
 }
 """A house imports itself and what lies deeper; `stores` and `schema` know none of the others."""
 

@@ -6,8 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ndif.cluster.resources import parse_gpus
+from ndif.schema.quantities import size
 
 MiB = 1024**2
 GiB = 1024**3
@@ -64,6 +67,72 @@ class Settings(BaseSettings):
         description="Seconds of silence after which a Socket.IO client counts as gone.",
     )
 
+    api_port: int = Field(
+        default=8001,
+        ge=1,
+        le=65535,
+        description="Where `ndif start` listens, unless told otherwise.",
+    )
+    api_keys: Path | None = Field(
+        default=None,
+        description="A YAML file of API keys and what each may do. None: whoever comes may use the server.",
+    )
+    hotswapping: bool = Field(
+        default=True,
+        description="Without API keys: whether users may have models loaded on demand.",
+    )
+    deployments: str = Field(
+        default="",
+        description="Models to deploy at the start, dedicated: repo ids or model keys with | between them.",
+    )
+    schedule: str = Field(
+        default="",
+        description="An iCalendar file or URL that says which models are dedicated when.",
+    )
+    node_gpus: str = Field(
+        default="",
+        description="GPUs to count on, like 2x24GiB, instead of those that are found.",
+    )
+    node_cpu_memory: str = Field(
+        default="", description="CPU memory to count on, like 64GiB, instead of what is found."
+    )
+    minimum_deployment_time_seconds: float = Field(
+        default=3600, ge=0, description="How long a replica serves before another may displace it."
+    )
+    model_cache_percentage: float = Field(
+        default=0.9, gt=0, le=1, description="The part of CPU memory that models may take."
+    )
+    controller_sync_interval_s: float = Field(
+        default=30, gt=0, description="Seconds between two looks at the machines and the schedule."
+    )
+    drain_timeout_s: float = Field(
+        default=60,
+        ge=0,
+        description="How long a replica that has to leave may go on with what it runs; "
+        "after that its request waits for another.",
+    )
+    line_patience: int = Field(
+        default=32,
+        ge=1,
+        description="Nobody sees more than this many later requests go first in turn.",
+    )
+    line_head_start_s: float = Field(
+        default=60, ge=0, description="Seconds of work by which a priority key goes before others."
+    )
+    autoscale_max_replicas: int = Field(
+        default=4,
+        ge=1,
+        description="Up to so many replicas are added to a model whose line is long.",
+    )
+    autoscale_target_wait_s: float = Field(
+        default=30, gt=0, description="A longer median wait asks for another replica."
+    )
+    autoscale_idle_s: float = Field(
+        default=600, gt=0, description="An added replica that was not needed this long is let go."
+    )
+    autoscale_cooldown_s: float = Field(
+        default=60, gt=0, description="Seconds between two such changes of a model."
+    )
     sandbox: Literal["require", "best-effort", "off"] = Field(
         default="require",
         description="Whether untrusted code runs without the kernel's whole confinement: never, with "
@@ -105,6 +174,27 @@ class Settings(BaseSettings):
     max_streamed_bytes: int = Field(
         default=1 * GiB, gt=0, description="What one hybrid request may send its client altogether."
     )
+
+    @field_validator("node_gpus")
+    @classmethod
+    def _declares_gpus(cls, text: str) -> str:
+        parse_gpus(text)
+        return text
+
+    @field_validator("node_cpu_memory")
+    @classmethod
+    def _declares_memory(cls, text: str) -> str:
+        if text:
+            size(text)
+        return text
+
+    @model_validator(mode="after")
+    def _bounds_agree(self) -> Settings:
+        if self.autoscale_cooldown_s > self.autoscale_idle_s:
+            raise ValueError(
+                "NDIF_AUTOSCALE_COOLDOWN_S must not be more than NDIF_AUTOSCALE_IDLE_S"
+            )
+        return self
 
     @property
     def adapters(self) -> Path:

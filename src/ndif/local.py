@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import shutil
-import signal
 import socket
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
 import uvloop
-from pydantic import ValidationError
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ndif.cluster.controller import DeploymentError
-from ndif.config import Settings, settings
+from ndif.cluster.hosted import DeploymentError
+from ndif.config import Settings
 from ndif.gateway.origin import is_loopback
+from ndif.host.actor import ModelActor
 from ndif.sandbox.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig, task_of
 from ndif.server import Server
+from ndif.serving import Http, StartError, for_url, listen
+from ndif.variables import VariableError, read
 
-_FIRST_PORT = 8289
-_LAST_PORT = 65535
 _GENERATION = "0.8"
 """The generation whose model process starts with the server; others start with their first client."""
 
 
-class LocalError(Exception):
-    """The server cannot start; the message says what to do."""
+LocalError = StartError
+"""What is raised here, too."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Local:
                 )
             results = self._results_folder()
             try:
-                server = Server(
+                server = Server.local(
                     config,
                     options,
                     results,
@@ -135,11 +132,12 @@ class Local:
             device=self.device,
             threads=self.threads,
             replicas=self.replicas,
+            dedicated=True,
             execution_timeout_s=self.execution_timeout_s,
         )
 
     async def _serve(self, server: Server, listening: socket.socket, console: Console) -> None:
-        http = _Http(server.http(listening).config)
+        http = Http(server.http(listening).config)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         loading = asyncio.create_task(self._load(server, listening, console))
         try:
@@ -166,28 +164,28 @@ class Local:
         with bar:
             task = bar.add_task(f"Loading {self.checkpoint}", total=None)
             try:
-                for replica_id in server.controller.replica_ids(_GENERATION):
-                    actor = await server.controller.deploy(
-                        _GENERATION,
-                        replica_id,
-                        lambda done, total: bar.update(task, completed=done, total=total),
+                coming = await server.bring_up(_GENERATION)
+                for hosted in coming:
+                    hosted.on_progress = lambda done, total: bar.update(
+                        task, completed=done, total=total
                     )
+                    await hosted.up()
             except DeploymentError as error:
                 raise LocalError(str(error)) from error
-        model = actor.process.model
-        server.share(Path(model["folder"]))
+        actor = coming[0].actor
+        assert isinstance(actor, ModelActor)  # noqa: S101 - this machine has no other
+        model = actor.model
         console.print(
-            f"Loaded [bold]{server.controller.config.repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
+            f"Loaded [bold]{coming[0].model.config.repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
             f"parameters, {model['dtype']} on {model['device']}, "
             f"weights in {actor.process.load_s:.1f} s, "
             f"ready {time.time() - actor.process.loaded_at:.1f} s later{_times(self.replicas)}",
             soft_wrap=True,
         )
-        self._greet(server, listening, console)
+        self._greet(coming[0].model.config, listening, console)
 
-    def _greet(self, server: Server, listening: socket.socket, console: Console) -> None:
-        url = f"http://{_for_url(self.host)}:{listening.getsockname()[1]}"
-        config = server.controller.config
+    def _greet(self, config: DeploymentConfig, listening: socket.socket, console: Console) -> None:
+        url = f"http://{for_url(self.host)}:{listening.getsockname()[1]}"
         console.print(f"\nServing at [bold]{url}[/]. In your client:\n")
         console.print(
             f"    export NDIF_HOST={url}\n"
@@ -206,37 +204,11 @@ def _times(replicas: int) -> str:
     return f", {replicas} times" if replicas > 1 else ""
 
 
-class _Http(uvicorn.Server):
-    """Ends on the first signal without passing it on: the rest of the shutdown is ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        """See `uvicorn.Server`."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in signals:
-            loop.add_signal_handler(number, self._stop)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-
-    def _stop(self) -> None:
-        # A second signal does not wait for open connections.
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-
 def _settings() -> Settings:
     try:
-        return settings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        prefix = str(Settings.model_config["env_prefix"])
-        variable = f"{prefix}{name}".upper() if name in Settings.model_fields else name
-        raise LocalError(f"The variable {variable} is not valid: {first['msg']}.") from error
+        return read()
+    except VariableError as error:
+        raise LocalError(str(error)) from error
 
 
 def _verify(options: Settings) -> None:
@@ -244,46 +216,3 @@ def _verify(options: Settings) -> None:
         verify(options.sandbox)
     except ConfinementError as error:
         raise LocalError(str(error)) from error
-
-
-def listen(host: str, port: int | None) -> socket.socket:
-    """A listening socket: on `port`, or on the first free one from 8289 (specification, 001).
-
-    Raises:
-        LocalError: if the port is taken or the address is not ours.
-    """
-    for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT):
-        try:
-            return _bind(host, candidate)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE and port is None:
-                continue
-            if error.errno == errno.EADDRINUSE:
-                raise LocalError(
-                    f"Port {port} is in use. Choose another with --port, or leave it out to have a free "
-                    "one found."
-                ) from error
-            raise LocalError(
-                # strerror, because a name that is not known has no errno of the system's.
-                f"Cannot listen on {host}:{candidate}: {error.strerror}."
-            ) from error
-    raise LocalError(f"No port from {_FIRST_PORT} on is free.")
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(128)
-    except OSError:
-        listening.close()
-        raise
-    return listening
-
-
-def _for_url(host: str) -> str:
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host

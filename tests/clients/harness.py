@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,10 +35,13 @@ def scenarios(module: str) -> list[str]:
 class LocalServer:
     """`ndif local start …`, as a user starts it."""
 
+    command: tuple[str, ...] = ("local", "start")
+
     def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+        self.environment = environment
         self.output: deque[str] = deque(maxlen=500)
         self.process = subprocess.Popen(
-            [NDIF, "local", "start", *arguments],
+            [NDIF, *self.command, *arguments],
             env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,6 +79,27 @@ class LocalServer:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(20)
+
+
+class StartedServer(LocalServer):
+    """`ndif start …`, as an operator starts it."""
+
+    command = ("start", "-v")
+
+    def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        super().__init__("--port", str(port), *arguments, environment=environment)
+
+    def processes(self) -> set[int]:
+        """Its model processes."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return {
+            pid
+            for pid in map(int, children.split())
+            if b"ndif.runtime\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        }
 
 
 class Client:

@@ -12,12 +12,14 @@ import pytest
 import zstandard
 from starlette.applications import Starlette
 
+from ndif.cluster.models import Models
 from ndif.config import Settings
 from ndif.gateway.submit import Submit
 from ndif.host.runtimes import Runtimes
 from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
+from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
 
@@ -35,8 +37,8 @@ def accepted(folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7")
             broker,
             Responder(broker, FileStore(folder, 60)),
             Runtimes(folder / "runtimes"),
-            lambda: DeploymentConfig("org/name", "org/name"),
-            trusted=True,
+            Models([DeploymentConfig("org/name", "org/name", dedicated=True)]),
+            OpenAccounts(hotswapping=False, trusted=True),
         )
         transport = httpx.ASGITransport(Starlette(routes=submit.routes()), client=(client, 123))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:

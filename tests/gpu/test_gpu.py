@@ -5,23 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from nnsight import TransformersModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ndif.config import Settings
+from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
 from ndif.host.process import ModelProcess
 from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
 from ndif.host.weights import Weights
 from ndif.runtime.spec import ModelSpec
+from ndif.schema.status import Status
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
-from tests.tiny_models import make_gpt2
+from tests.runtime.replica import (
+    HERE,
+    PROMPT,
+    Sent,
+    Served,
+    a_replica,
+    alive,
+    children,
+    expected,
+    lasting,
+    reading,
+    writing,
+)
+from tests.tiny_models import make_gpt2, make_llama
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +49,7 @@ pytestmark = [
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
 
 PATIENCE_S = 120
+GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +133,22 @@ async def process(checkpoint: Path, device: str | None) -> AsyncIterator[ModelPr
         await started.stop()
 
 
+@contextlib.asynccontextmanager
+async def replica(
+    checkpoint: Path,
+    memory: Mapping[int, int],
+    settings: Settings | None = None,
+    device: str | None = None,
+) -> AsyncIterator[Served]:
+    """A replica that may take `memory` of the GPUs. `settings`: of a server that trusts nobody."""
+    served = a_replica(checkpoint, HERE, settings, gpu_mem_bytes_by_id=dict(memory), device=device)
+    await served.start()
+    try:
+        yield served
+    finally:
+        await served.actor.stop()
+
+
 async def ready(runner: Runner) -> Runner:
     """A runner that has run its first token, and so has all that it takes."""
     await asyncio.wait_for(runner.ready(), PATIENCE_S)
@@ -144,8 +179,21 @@ def make_large(folder: Path) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def free() -> int:
-    return torch.cuda.mem_get_info(0)[0]
+def free(device: int = 0) -> int:
+    return torch.cuda.mem_get_info(device)[0]
+
+
+async def freed(size: int, device: int = 0) -> None:
+    """Return once so much is free: a driver gives back what a process had a little after its end."""
+    deadline = time.monotonic() + 10
+    while free(device) < size:
+        assert time.monotonic() < deadline, f"{free(device):,} bytes of {size:,} are free"
+        await asyncio.sleep(0.1)
+
+
+def near(logits: torch.Tensor, truth: torch.Tensor) -> None:
+    """A GPU does not round as a CPU does."""
+    torch.testing.assert_close(logits.cpu(), truth, rtol=1e-3, atol=1e-4)
 
 
 def test_runners_share_the_weights(tmp_path: Path) -> None:
@@ -193,6 +241,165 @@ def test_many_runners_one_after_the_other(tiny_gpt2: Path) -> None:
             await asyncio.sleep(1)
             assert free() > before - (64 << 20)
             assert len(os.listdir("/dev/shm")) <= counters  # noqa: PTH208
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_warm_and_back(trusted: bool, tiny_gpt2: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
+    client = TransformersModel(str(tiny_gpt2), task="text-generation")
+    read, last, truth = reading(client), lasting(client), expected(tiny_gpt2)
+    settings = None if trusted else Settings(session_root=tmp_path / "session", protector="off")
+
+    async def body() -> None:
+        free()  # CUDA of this process is there before anything is measured
+        before = free()
+        async with replica(folder, {0: 2 * GIB}, settings) as served:
+            near(await served.logits(read, trusted=trusted), truth)
+            shutil.rmtree(folder)
+            for _ in range(2):
+                taken = free()
+                owner = served.owner
+                await served.actor.to_cache()
+                assert children(served.zygote) == []
+                assert not alive(owner)
+                await freed(before - (64 << 20))
+                assert taken < before
+                with pytest.raises(ReplicaLostError):
+                    await served.run(read, trusted=trusted)
+                await served.actor.from_cache({0: 2 * GIB})
+                assert served.actor.model["device"] == "cuda:0"
+                near(await served.logits(read, trusted=trusted), truth)
+            running = asyncio.create_task(served.run(last, trusted=trusted))
+            await asyncio.wait_for(served.begun.wait(), PATIENCE_S)
+            await served.actor.to_cache()
+            with pytest.raises(ReplicaEvictedError):
+                await running
+            await freed(before - (64 << 20))
+
+    asyncio.run(body())
+
+
+def test_weights_that_came_back_are_watched(tiny_gpt2: Path, tmp_path: Path) -> None:
+    client = TransformersModel(str(tiny_gpt2), task="text-generation")
+    read, write, truth = reading(client), writing(client), expected(tiny_gpt2)
+    settings = Settings(session_root=tmp_path, protector="off")
+
+    async def body() -> None:
+        async with replica(tiny_gpt2, {0: 2 * GIB}, settings) as served:
+            await served.actor.to_cache()
+            await served.actor.from_cache({0: 2 * GIB})
+            assert not (await served.logits(write, trusted=False)).any()
+            near(await served.logits(read, trusted=False), truth)
+            # Also where they are put away before anybody asked for them again.
+            assert not (await served.logits(write, trusted=False)).any()
+            await served.actor.to_cache()
+            await served.actor.from_cache({0: 2 * GIB})
+            near(await served.logits(read, trusted=False), truth)
+
+    asyncio.run(body())
+
+
+def test_a_large_model_gives_its_memory_back_and_takes_it_again(tmp_path: Path) -> None:
+    size = make_large(tmp_path / "large")
+
+    async def body() -> None:
+        before = free()
+        async with replica(tmp_path / "large", {0: 2 * size}) as served:
+            assert before - free() > size * 0.95
+            await served.actor.to_cache()
+            await freed(before - (64 << 20))
+            await served.actor.from_cache({0: 2 * size})
+            assert before - free() > size * 0.95
+        await freed(before - (64 << 20))
+
+    asyncio.run(body())
+
+
+def hoarding(client: TransformersModel, size: int) -> bytes:
+    """A block that takes `size` bytes of the GPU."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        taken = torch.empty(size, dtype=torch.uint8, device=client.device)
+        logits = (client.lm_head.output + taken[0]).save()  # noqa: F841
+    return sent.payload
+
+
+def test_a_runner_takes_no_more_of_a_gpu_than_the_model_was_given(tiny_gpt2: Path) -> None:
+    client = TransformersModel(str(tiny_gpt2), task="text-generation")
+    modest, greedy = hoarding(client, GIB // 2), hoarding(client, 2 * GIB)
+
+    async def body() -> None:
+        async with replica(tiny_gpt2, {0: GIB}) as served:
+            assert (await served.run(modest)).status is Status.COMPLETED
+            refused = await served.run(greedy)
+            assert refused.status is Status.ERROR
+            assert "out of memory" in refused.description
+            # The same after a pause, with more.
+            await served.actor.to_cache()
+            await served.actor.from_cache({0: 4 * GIB})
+            assert (await served.run(greedy)).status is Status.COMPLETED
+
+    asyncio.run(body())
+
+
+def test_there_is_no_such_gpu(tiny_gpt2: Path) -> None:
+    count = torch.cuda.device_count()
+
+    async def body() -> None:
+        with pytest.raises(ActorError, match=f"on GPU {count}, but torch finds {count} CUDA"):
+            async with replica(tiny_gpt2, {count: GIB}):
+                pass
+
+    asyncio.run(body())
+
+
+def test_a_model_without_room_is_refused(tmp_path: Path) -> None:
+    size = make_large(tmp_path / "large")
+
+    async def body() -> None:
+        with pytest.raises(ActorError):
+            async with replica(tmp_path / "large", {0: size // 4}):
+                pass
+
+    asyncio.run(body())
+
+
+@two_devices
+def test_one_gpu_then_the_other_then_both(tmp_path: Path) -> None:
+    folder = make_llama(tmp_path / "llama")
+    client = TransformersModel(str(folder), task="text-generation")
+    read, truth = reading(client), expected(folder)
+
+    async def body() -> None:
+        async with replica(folder, {1: GIB}) as served:
+            assert served.actor.model["device"] == "cuda:1"
+            near(await served.logits(read), truth)
+            # As little as makes it need both.
+            half = weights_of(folder) * 3 // 4
+            for memory, first in (({0: GIB}, 0), ({0: half, 1: half}, 0), ({1: GIB}, 1)):
+                await served.actor.to_cache()
+                await served.actor.from_cache(memory)
+                assert served.actor.model["device"] == f"cuda:{first}"
+                near(await served.logits(read), truth)
+
+    asyncio.run(body())
+
+
+def weights_of(folder: Path) -> int:
+    return (folder / "model.safetensors").stat().st_size
+
+
+@two_devices
+def test_a_model_that_is_loaded_over_the_gpus_it_was_given(tmp_path: Path) -> None:
+    folder = make_llama(tmp_path / "llama")
+    client = TransformersModel(str(folder), task="text-generation")
+    half = weights_of(folder) * 3 // 4
+
+    async def body() -> None:
+        async with replica(folder, {0: half, 1: half}) as served:
+            near(await served.logits(reading(client)), expected(folder))
 
     asyncio.run(body())
 

@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.on_loop import on_loop
 
-from ndif.cluster.controller import Controller
-from ndif.config import Settings
-from ndif.host.actor import ModelActor, ReplicaLostError
-from ndif.host.process import ModelProcessError
+from ndif.cluster.controller import Controller, MakeActor
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.models import Models
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.host.port import ActorError, ReplicaLostError
 from ndif.queue.dispatcher import Dispatcher
-from ndif.queue.processor import Processor, ProcessorStatus
+from ndif.queue.processor import Customs, Processor
+from ndif.queue.replicas import ProcessorStatus
 from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
@@ -47,19 +49,24 @@ class Replica:
     """Why it does not start."""
     ran: list[str]
     may_start: asyncio.Event | None = None
-    process: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(ended=asyncio.Event(), model={})
-    )
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    model: Mapping[str, Any] = field(default_factory=dict)
     cancelled: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
     async def start(self, progress: Callable[[int, int], None]) -> None:
         if self.may_start is not None:
             await self.may_start.wait()
         if self.reason is not None:
-            raise ModelProcessError(self.reason)
+            raise ActorError(self.reason)
 
     async def stop(self) -> None:
-        self.process.ended.set()
+        self.ended.set()
+
+    async def to_cache(self) -> None:
+        raise NotImplementedError
+
+    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
+        raise NotImplementedError
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         self.ran.append(request.id)
@@ -71,7 +78,7 @@ class Replica:
 
     def lose(self) -> ReplicaLostError:
         """End as a model process does."""
-        self.process.ended.set()
+        self.ended.set()
         return ReplicaLostError("the model process ended")
 
 
@@ -157,21 +164,37 @@ async def a_line(
     replicas: list[Replica] = []
     ran: list[str] = []
 
-    def make(config: DeploymentConfig, generation: str) -> ModelActor:
+    def make(config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
         replicas.append(Replica(act, reasons.pop(0) if reasons else None, ran, may_start))
-        return cast(ModelActor, replicas[-1])
+        return replicas[-1]
 
-    controller = Controller(DeploymentConfig("org/name", "org/name", replicas=count), make)
-    responder = Responder(broker, store)
-    processor = Processor("0.8", controller, broker, responder, reply_freq_s, max_attempts)
-    running = asyncio.create_task(processor.run())
+    controller = await a_controller(make, replicas=count)
+    (model,) = controller.models
+    dispatcher = Dispatcher(
+        controller, broker, Responder(broker, store), Customs(reply_freq_s, max_attempts)
+    )
+    processor = dispatcher.processor(model, "0.8")
     try:
         yield Line(processor, broker, store, replicas, ran)
-        assert not running.done(), "the line came to a halt"
+        assert processor.status is not ProcessorStatus.CANCELLED, "the line came to a halt"
     finally:
-        running.cancel()
-        await asyncio.wait({running}, timeout=2)
-        assert running.done(), "the line does not end"
+        await asyncio.wait_for(dispatcher.stop(), timeout=2)
+        await controller.stop()
+
+
+async def a_controller(make: MakeActor, replicas: int = 1) -> Controller:
+    """A controller of one model, on a machine with room for anything."""
+
+    async def evaluate(config: DeploymentConfig, generation: str) -> int:
+        return 1
+
+    async def discover() -> list[Node]:
+        return [Node("here", "here", Resources.of([], 1 << 40))]
+
+    models = Models([DeploymentConfig("org/name", "org/name", replicas=replicas, dedicated=True)])
+    controller = Controller(models, make, evaluate, discover)
+    await controller.discover()
+    return controller
 
 
 @dataclass
@@ -786,12 +809,12 @@ async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, 
 async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
     gate = Gate()
 
-    def make(config: DeploymentConfig, generation: str) -> ModelActor:
-        return cast(ModelActor, Replica(gate if generation == "0.8" else complete, None, []))
+    def make(config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
+        return Replica(gate if generation == "0.8" else complete, None, [])
 
     broker, store = MemoryBroker(), FileStore(tmp_path, 3600)
-    controller = Controller(DeploymentConfig("org/name", "org/name"), make)
-    dispatcher = Dispatcher(controller, broker, Responder(broker, store), Settings())
+    controller = await a_controller(make)
+    dispatcher = Dispatcher(controller, broker, Responder(broker, store))
     dispatcher.start()
     try:
         channel = broker.subscribe()
@@ -806,9 +829,11 @@ async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
         ended = Client(requests[1], channel, store)
         assert (await ended.hears(Status.COMPLETED)).id == requests[1].id
         assert gate.began.empty()
-        assert sorted(dispatcher.processors) == ["0.7", "0.8"]
+        generations = sorted(variant.generation for variant in dispatcher.processors)
+        assert generations == ["0.7", "0.8"]
     finally:
         await dispatcher.stop()
+        await controller.stop()
     assert {processor.status for processor in dispatcher.processors.values()} == {
         ProcessorStatus.CANCELLED
     }

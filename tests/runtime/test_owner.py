@@ -3,84 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import os
+import shutil
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from nnsight import TransformersModel
-from nnsight.ndif import pull_env
-from nnsight.schema.request import RequestModel
-from nnsight.tracing.backend import Backend
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ndif.config import Settings
-from ndif.host.actor import ModelActor, ReplicaLostError
+from ndif.host.actor import ModelActor
+from ndif.host.port import ActorError, ReplicaLostError
 from ndif.host.process import ModelProcessError
 from ndif.host.runtimes import Runtime
 from ndif.host.weights import Weights
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.request import Request, Wire
-from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore
 from tests.on_loop import on_loop
+from tests.runtime.replica import (
+    alive,
+    children,
+    dying,
+    expected,
+    reading,
+    serve,
+    until,
+    writing,
+)
 
 PROGRAM = Path(__file__).with_name("owner_on_cpu.py")
-PROMPT = "The Eiffel Tower is in"
-
-
-class Sent(Backend):
-    """What a client would send."""
-
-    payload: bytes
-
-    def __call__(self, tracer: Any) -> None:
-        pull_env()
-        self.payload = RequestModel.serialize(tracer, compress=False)
 
 
 @pytest.fixture(scope="module")
 def client(tiny_gpt2: Path) -> TransformersModel:
     return TransformersModel(str(tiny_gpt2), task="text-generation")
-
-
-def reading(client: TransformersModel) -> bytes:
-    sent = Sent()
-    with client.trace(PROMPT, backend=sent):
-        logits = client.lm_head.output.save()  # noqa: F841 - what comes back
-    return sent.payload
-
-
-def writing(client: TransformersModel) -> bytes:
-    """A block that overwrites a weight."""
-    sent = Sent()
-    with client.trace(PROMPT, backend=sent):
-        client.lm_head.weight.data.zero_()
-        logits = client.lm_head.output.save()  # noqa: F841
-    return sent.payload
-
-
-def dying(client: TransformersModel) -> bytes:
-    sent = Sent()
-    with client.trace(PROMPT, backend=sent):
-        os.kill(os.getpid(), 11)
-    return sent.payload
-
-
-def expected(checkpoint: Path) -> torch.Tensor:
-    """The logits of the prompt, without nnsight: what traces do to a process pytest does not bear."""
-    tokens = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
-    return cast(torch.Tensor, model(**tokens).logits)
 
 
 @pytest.fixture
@@ -92,93 +53,6 @@ def runtime(tmp_path: Path) -> Runtime:
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$3" {weights}\n')
     interpreter.chmod(0o755)
     return Runtime("0.8", "0.8", interpreter, ())
-
-
-class Served:
-    """A model and its replica."""
-
-    def __init__(self, actor: ModelActor) -> None:
-        self.actor = actor
-        self.progress: list[tuple[int, int]] = []
-
-    async def run(self, payload: bytes, *, trusted: bool = True) -> Response:
-        request = Request(
-            self.actor_key,
-            "0.8",
-            Wire.ENVELOPE,
-            payload,
-            False,
-            "http://here",
-            session="me",
-            trusted=trusted,
-        )
-
-        async def respond(response: Response) -> None:
-            pass
-
-        return await self.actor(request, respond)
-
-    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
-        response = await self.run(payload, trusted=trusted)
-        assert response.status is Status.COMPLETED, response.description
-        assert isinstance(response.data, InlineResult)
-        saves = torch.load(io.BytesIO(response.data.content), weights_only=False)
-        return cast(torch.Tensor, saves["logits"])
-
-    @property
-    def actor_key(self) -> Any:
-        return DeploymentConfig("test/model", "").key
-
-    @property
-    def zygote(self) -> int:
-        process = self.actor.process._process
-        assert process is not None
-        return process.pid
-
-    @property
-    def owner(self) -> int:
-        """The child that came first."""
-        return min(children(self.zygote))
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def serve(
-    checkpoint: Path, runtime: Runtime, settings: Settings | None = None
-) -> AsyncIterator[Served]:
-    """`settings`: of a server that trusts nobody."""
-    config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
-    actor = ModelActor(
-        config,
-        runtime,
-        settings or Settings(),
-        cast(Broker, None),
-        cast(ObjectStore, None),
-        Weights(),
-        untrusted=settings is not None,
-    )
-    served = Served(actor)
-    await actor.start(lambda done, total: served.progress.append((done, total)))
-    try:
-        yield served
-    finally:
-        await actor.stop()
 
 
 @on_loop
@@ -243,6 +117,77 @@ async def test_what_a_stranger_does_to_the_weights_is_undone(
         for _ in range(2):
             assert not (await served.logits(write, trusted=False)).any()
             assert torch.equal(await served.logits(read, trusted=False), truth)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_warm_and_back(
+    trusted: bool, tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
+) -> None:
+    settings = Settings(sandbox="off", protector="off", session_root=tmp_path)
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
+    read, write, truth = reading(client), writing(client), expected(tiny_gpt2)
+    async with serve(folder, runtime, None if trusted else settings) as served:
+        assert torch.equal(await served.logits(read, trusted=trusted), truth)
+        if not trusted:
+            # What is left to be undone is undone before the weights are put away.
+            assert not (await served.logits(write, trusted=False)).any()
+        for name in ("model.safetensors", "config.json"):
+            if trusted:  # else there would be nothing to undo it from
+                (folder / name).unlink()
+        told = served.actor.model
+        for _ in range(2 if trusted else 1):
+            owner = served.owner
+            await served.actor.to_cache()
+            # Neither it nor a runner, and so nothing of theirs on any device.
+            assert children(served.zygote) == []
+            assert not alive(owner)
+            with pytest.raises(ReplicaLostError, match="taken off its device"):
+                await served.run(read, trusted=trusted)
+            await served.actor.from_cache({})
+            assert served.owner != owner
+            assert served.actor.model == told
+            assert torch.equal(await served.logits(read, trusted=trusted), truth)
+        if not trusted:
+            # And those that came back are watched as the first were.
+            assert not (await served.logits(write, trusted=False)).any()
+            assert torch.equal(await served.logits(read, trusted=False), truth)
+        family = [served.zygote, *children(served.zygote)]
+    await until(lambda: not any(map(alive, family)))
+
+
+@on_loop
+async def test_what_cannot_come_back(
+    tmp_path: Path, tiny_gpt2: Path, runtime: Runtime, client: TransformersModel
+) -> None:
+    async with serve(tiny_gpt2, runtime) as served:
+        await served.actor.to_cache()
+        (tmp_path / "weights" / "fatal").touch()
+        with pytest.raises(ActorError, match=r"that loads the weights ended \(-9\)"):
+            await served.actor.from_cache({})
+        await asyncio.wait_for(served.actor.ended.wait(), 5)
+
+
+@on_loop
+async def test_what_was_on_gpus_comes_back_to_gpus(tiny_gpt2: Path, runtime: Runtime) -> None:
+    async with serve(tiny_gpt2, runtime, gpu_mem_bytes_by_id={0: 1 << 30}) as served:
+        assert served.actor.process.spec.max_memory == {0: 1 << 30}
+        await served.actor.to_cache()
+        with pytest.raises(ActorError, match="cannot come to the CPU"):
+            await served.actor.from_cache({})
+
+
+@on_loop
+async def test_an_owner_that_is_killed_as_it_puts_the_weights_away(
+    tiny_gpt2: Path, runtime: Runtime
+) -> None:
+    async with serve(tiny_gpt2, runtime) as served:
+        os.kill(served.owner, signal.SIGSTOP)
+        leaving = asyncio.create_task(served.actor.to_cache())
+        await until(lambda: len(children(served.zygote)) == 1)
+        os.kill(served.owner, signal.SIGKILL)
+        await leaving
+        await asyncio.wait_for(served.actor.ended.wait(), 5)
 
 
 @on_loop

@@ -213,6 +213,46 @@ def test_values_are_moved_as_where_the_weights_are(
         assert collect(built._module)[name] is tensor, name
 
 
+def test_a_model_that_comes_to_other_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spread in one way, then in another, then on one device, it moves values as the last one says."""
+    folder = make_llama(tmp_path / "llama")
+    monkeypatch.setattr(AlignDevicesHook, "init_hook", lambda hook, module: module)
+    placements = [spread_after(folder, layers) for layers in (1, 3)]
+    whole = Placement("cpu", {"": "cpu"}, {})
+    built = load(folder, placements[0])
+    generation = adapter("0.8")
+    generation.model = built
+    tensors = collect(load(folder)._module)
+    install(built._module, tensors)
+    tokens = built.tokenizer(PROMPT, return_tensors="pt")
+    truth = load(folder)._module(**tokens).logits
+    for placement in (placements[1], whole, placements[0], whole):
+        generation.move(placement)
+        assert built._module.hf_device_map == placement.device_map
+        hooked = {n for n, part in built._module.named_modules() if hasattr(part, "_hf_hook")}
+        assert hooked == placement.hooks.keys()
+        for name in hooked:
+            part = built._module.get_submodule(name)
+            assert hook_arguments(part) == placement.hooks[name], name
+        assert all(type(part.forward).__name__ == "Controller" for part in built._module.modules())
+        assert torch.equal(built._module(**tokens).logits, truth)
+
+
+def spread_after(folder: Path, layers: int) -> Placement:
+    """As accelerate spreads a model whose first `layers` are on one device, and the rest on another."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    first = ["model.embed_tokens", *(f"model.layers.{n}" for n in range(layers))]
+    rest = [f"model.layers.{n}" for n in range(layers, 4)]
+    second = [*rest, "model.norm", "model.rotary_emb", "lm_head"]
+    device_map = {**dict.fromkeys(first, "cpu:0"), **dict.fromkeys(second, "cpu:1")}
+    dispatch_model(
+        model, device_map, main_device="cpu:0", skip_keys=model._skip_keys_device_placement
+    )
+    return Placement.of(model)
+
+
 def hook_arguments(part: Any) -> dict[str, Any]:
     hook = part._hf_hook
     return {name: vars(hook)[name] for name in ("execution_device", "io_same_device", "skip_keys")}

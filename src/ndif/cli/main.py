@@ -7,9 +7,23 @@ import importlib
 import click
 
 _COMMANDS = {
+    "deploy": "Have models loaded before anybody asks for them.",
     "doctor": "Show what this machine has to confine strangers' code with.",
+    "env": "Show the server's Python and the packages that it has.",
+    "evict": "Take a model, or a replica of it, off its devices.",
+    "export": "Print a deployment file that brings up what is deployed now.",
+    "info": "Show the server that runs here, and every variable with its value.",
+    "kill": "End a request, whether it waits or runs.",
     "local": "Serve one model to yourself: no queue, no accounts, nothing to install beside it.",
+    "logs": "Show the server's log.",
+    "queue": "Show the requests that run and those that wait.",
+    "restart": "Start the server, or one model's replicas, anew.",
     "runtime": "Install nnsight generations, so that clients of each can be served.",
+    "scale": "Have more or fewer replicas of a model.",
+    "simulate": "Replay a day of requests on a cluster that need not exist.",
+    "start": "Serve any model to many users.",
+    "status": "Show the machines, the models and their replicas.",
+    "stop": "Stop the server.",
     "version": "Print the version.",
 }
 

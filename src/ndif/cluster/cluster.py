@@ -158,6 +158,15 @@ class Cluster:
             nodes[node.id] = node.with_dedicated([deployment.key], dedicated)
         return self._or(nodes)
 
+    def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
+        """The cluster with a replica HOT since now, and no longer only decided to be."""
+        deployment = self.find(key)
+        if deployment is None or deployment.level is not DeploymentLevel.HOT:
+            return self
+        node = self.nodes[deployment.node_id].without([key])
+        node = node.with_replica(replace(deployment, deployed=now))
+        return Cluster({**self.nodes, node.id: node})
+
     def with_nodes(self, discovered: Iterable[Node]) -> Discovery:
         """The machines as they are now: `discovered`, each without replicas.
 

@@ -1,151 +1,421 @@
-"""Controller: which replicas exist (specification, section 5.1). Embedded form: one model, this machine."""
+"""Controller: decides which replicas exist, and carries it out (specification, sections 5.1 and 5.6).
+
+What is decided is `cluster`, a value; what is done about it is on its way there. Decisions follow each
+other at once. What they ask of a node is done in their order, so that nothing begins to use memory before
+who had it has left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Any
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ndif.host.actor import ModelActor
-from ndif.host.process import ModelProcessError
+from ndif.cluster.cluster import Cluster, Decision
+from ndif.cluster.delta import DeploymentDelta, build
+from ndif.cluster.deployment import Deployment, ReplicaKey
+from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted, Lease
+from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.models import Model, Models
+from ndif.cluster.node import Node
+from ndif.cluster.rules import DEFAULT_RULES, Rules
+from ndif.cluster.wanted import Device, Wanted
+from ndif.cluster.why import why_not
+from ndif.host.port import Actor, ActorError
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.variant import Variant
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
-MakeActor = Callable[[DeploymentConfig, str], ModelActor]
+MakeActor = Callable[[DeploymentConfig, str, Deployment], Actor]
+"""A replica's actor: of this model, in the runtime of this generation, at this place."""
+
+Evaluate = Callable[[DeploymentConfig, str], Awaitable[int]]
+"""The bytes that one replica needs, padding and all; raises `ActorError` if it cannot be told."""
+
+Discover = Callable[[], Awaitable[Sequence[Node]]]
+"""The machines as they are now, each without replicas."""
+
+Leaving = Callable[[ReplicaKey, str], None]
+"""Told of each replica that no longer serves, and why."""
 
 
-class State(str, Enum):
-    """A deployment's state, by the names that clients print."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """So many replicas of one model in one runtime."""
 
-    NOT_STARTED = "NOT_STARTED"
-    DEPLOYING = "DEPLOYING"
-    RUNNING = "RUNNING"
-    UNHEALTHY = "UNHEALTHY"
-
-
-class DeploymentError(Exception):
-    """The model cannot be served; the message says why."""
-
-
-@dataclass
-class Deployment:
-    """One replica of the model in one runtime."""
-
+    model: Model
     generation: str
-    state: State = State.NOT_STARTED
-    actor: ModelActor | None = None
-    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    replicas: int
 
     @property
-    def alive(self) -> bool:
-        """Whether its process runs."""
-        return self.actor is not None and not self.actor.process.ended.is_set()
+    def variant(self) -> Variant:
+        """What is asked for."""
+        return Variant(self.model.key, self.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """What came of asking."""
+
+    replica_ids: tuple[str, ...] = ()
+    """The replicas that there are now, ready or on their way."""
+    problem: str | None = None
+    """Why there are not as many as were asked for."""
+    evicted: tuple[ReplicaKey, ...] = ()
+    """Whoever had to go for them, and for what else was asked for with them."""
 
 
 class Controller:
-    """Keeps the replicas of its model, as many for each nnsight generation that has a client."""
+    """Holds the cluster, and an actor for each replica in it."""
 
-    def __init__(self, config: DeploymentConfig, make_actor: MakeActor) -> None:
-        self.config = config
-        self._make_actor = make_actor
-        self._deployments: dict[str, dict[str, Deployment]] = {}
-
-    def replica_ids(self, generation: str) -> list[str]:
-        """The replicas that `generation` is to have, whether they run or not."""
-        known = self._deployments.setdefault(generation, {})
-        while len(known) < self.config.replicas:
-            known[uuid.uuid4().hex] = Deployment(generation)
-        return list(known)
-
-    async def deploy(
+    def __init__(
         self,
-        generation: str,
-        replica_id: str,
-        progress: Progress = lambda done, total: None,
-    ) -> ModelActor:
-        """A replica, started if it does not run.
+        models: Models,
+        make_actor: MakeActor,
+        evaluate: Evaluate,
+        discover: Discover,
+        *,
+        rules: Rules = DEFAULT_RULES,
+        drain_s: float = 60.0,
+        now: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`drain_s`: how long a replica that has to go may run on what it is running."""
+        self.models = models
+        self.cluster = Cluster()
+        self.on_leave: Leaving = lambda key, why: None
+        self.on_up: Callable[[Hosted], None] = lambda hosted: None
+        """Told of each replica that begins to serve."""
+        self._make_actor = make_actor
+        self._evaluate = evaluate
+        self._discover = discover
+        self._rules = rules
+        self._drain_s = drain_s
+        self._now = now
+        self._rng = rng or random.Random()  # noqa: S311 - ties, not secrets
+        self._hosted: dict[ReplicaKey, Hosted] = {}
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sizes: dict[Variant, int] = {}
 
-        Raises:
-            DeploymentError: if it cannot be started.
-        """
-        deployment = self._deployments[generation][replica_id]
-        async with deployment.starting:
-            if deployment.actor is not None and deployment.alive:
-                return deployment.actor
-            deployment.state = State.DEPLOYING
-            actor = self._make_actor(self.config, generation)
-            try:
-                await actor.start(progress)
-            except ModelProcessError as error:
-                deployment.state = State.UNHEALTHY
-                raise DeploymentError(
-                    f"{self.config.repo_id!r} could not be loaded for nnsight {generation}: {error}"
-                ) from error
-            deployment.actor, deployment.state = actor, State.RUNNING
-            self._learn(actor.process.model)
-            return actor
+    # What there is
 
-    def _learn(self, model: Mapping[str, Any]) -> None:
-        """What only a loaded model tells: its name as a hub spells it, and its task."""
-        self.config = replace(
-            self.config,
-            repo_id=model.get("repo_id") or self.config.repo_id,
-            task=self.config.task or model.get("task"),
-        )
+    def hosted(self, variant: Variant, replica_id: str) -> Hosted | None:
+        """A replica that exists, or is coming."""
+        return self._hosted.get((str(variant), replica_id))
 
-    def ready(self, generation: str, replica_id: str) -> bool:
-        """Whether `deploy` would return at once."""
-        return self._deployments[generation][replica_id].alive
+    def replicas(self) -> list[Hosted]:
+        """Every replica that exists, or is coming."""
+        return list(self._hosted.values())
+
+    def size_of(self, variant: Variant) -> int | None:
+        """The bytes of one replica, where they are known."""
+        return self._sizes.get(variant)
 
     @property
     def connected(self) -> bool:
         """Whether some replica can run a request."""
-        return any(deployment.alive for deployment in self._all())
+        return any(hosted.serving for hosted in self._hosted.values())
 
-    def _all(self) -> list[Deployment]:
-        return [d for replicas in self._deployments.values() for d in replicas.values()]
+    # What is asked of it
 
-    def status(self) -> dict[str, Any]:
-        """What `GET /status` answers, in the form that every client generation reads."""
-        state = self._furthest(self._all())
-        key = self.config.key
-        entry = {
-            "model_key": str(key),
-            "repo_id": key.repo_id,
-            "revision": key.revision,
-            "task": key.task,
-            "trust_remote_code": False,
-            "deployment_level": "HOT",
-            "application_state": state.value,
-            "replicas": {
-                generation: sum(d.alive for d in replicas.values())
-                for generation, replicas in self._deployments.items()
-            },
-            "dedicated": True,
-            "runtimes": {
-                generation: self._furthest(replicas.values()).value
-                for generation, replicas in self._deployments.items()
-            },
-        }
-        return {"deployments": {str(key): entry}}
+    async def discover(self) -> None:
+        """Look at the machines, and take those that are new or gone into account."""
+        found = self.cluster.with_nodes(await self._discover())
+        self.cluster = found.cluster
+        for node_id in found.removed:
+            logger.warning("node %s is gone, and what was on it", node_id)
+        for key in found.lost:
+            self._forget(key, EvictedError("its node is gone"))
 
-    def _furthest(self, deployments: Iterable[Deployment]) -> State:
-        """The state of what serves a client best."""
-        states = [self._state(deployment) for deployment in deployments]
-        order = (State.RUNNING, State.DEPLOYING, State.UNHEALTHY)
-        return next((state for state in order if state in states), State.NOT_STARTED)
+    async def deploy(self, asked: Sequence[Asked]) -> list[Provided]:
+        """Have what is asked for, as far as there is room; in one decision, so that the largest goes first.
 
-    def _state(self, deployment: Deployment) -> State:
-        lost = deployment.state is State.RUNNING and not deployment.alive
-        return State.UNHEALTHY if lost else deployment.state
+        Whoever wants to run requests waits for `Hosted.up`.
+        """
+        for one in asked:
+            one.model.deploying += 1
+        try:
+            return await self._deploy(asked)
+        finally:
+            for one in asked:
+                one.model.deploying -= 1
+
+    async def _deploy(self, asked: Sequence[Asked]) -> list[Provided]:
+        sizes = await asyncio.gather(*(self._size(one) for one in asked))
+        problems = [size if isinstance(size, str) else None for size in sizes]
+        decision = await self._decide(
+            [
+                _wanted(one, size)
+                for one, size in zip(asked, sizes, strict=True)
+                if isinstance(size, int)
+            ]
+        )
+        self._carry_out(decision, "another model needs its memory")
+        refused = {refusal.model_key: why_not(refusal) for refusal in decision.refused}
+        provided = []
+        for one, problem in zip(asked, problems, strict=True):
+            variant = str(one.variant)
+            one.model.problem = problem or refused.get(variant)
+            ids = decision.replica_ids(variant)
+            provided.append(Provided(ids, one.model.problem, decision.evictions))
+        return provided
+
+    async def _decide(self, wanted: Sequence[Wanted]) -> Decision:
+        """Who goes where; of those who have to leave for it, each has been of use before.
+
+        Or else two models that displace each other would do nothing but that.
+        """
+        while True:
+            decision = self.cluster.deploy(wanted, self._now(), self._rng, self._rules)
+            leaving = [self._hosted[key] for key in decision.evictions if key in self._hosted]
+            early = [hosted for hosted in leaving if hosted.is_early]
+            if not early or any(one.dedicated for one in wanted):
+                return decision
+            await asyncio.gather(*(hosted.of_use() for hosted in early))
+
+    def evict(
+        self,
+        variants: Iterable[Variant] = (),
+        replica_keys: Iterable[ReplicaKey] = (),
+        *,
+        cold: bool = False,
+        why: str = "its operator evicted it",
+    ) -> tuple[ReplicaKey, ...]:
+        """End the service of models or single replicas: which of them were HOT, or are there no longer."""
+        to = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
+        before = {deployment.key for deployment in self.cluster.replicas()}
+        decision = self.cluster.evict(map(str, variants), replica_keys, to)
+        after = {deployment.key for deployment in decision.cluster.replicas()}
+        gone = tuple(dict.fromkeys([*decision.evictions, *sorted(before - after)]))
+        self._carry_out(decision, why)
+        return gone
+
+    def dedicate(self, model: Model, dedicated: bool) -> None:
+        """Have the replicas that a model has dedicated, or no longer."""
+        for variant in {hosted.deployment.model_key for hosted in self._of(model)}:
+            self.cluster = self.cluster.with_dedicated(variant, dedicated)
+        self._take_over()
 
     async def stop(self) -> None:
         """End every replica."""
-        actors = [d.actor for d in self._all() if d.actor is not None]
-        await asyncio.gather(*(actor.stop() for actor in actors))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(hosted.actor.stop() for hosted in self._hosted.values()))
+        self._hosted.clear()
+
+    async def _size(self, asked: Asked) -> int | str:
+        """The bytes of one replica, or why they cannot be told."""
+        try:
+            size = await self._evaluate(asked.model.wanted, asked.generation)
+        except ActorError as error:
+            return _not_loaded(asked.model, asked.generation, str(error))
+        self._sizes[asked.variant] = size
+        return size
+
+    # What is done about it
+
+    def _carry_out(self, decision: Decision, why: str) -> None:
+        delta = build(self.cluster, decision.cluster)
+        self.cluster = decision.cluster
+        _log(delta, why)
+        for deployment in delta.to_create:
+            model = self.models.of(Variant.parse(deployment.model_key).model)
+            self._hosted[deployment.key] = self._host(deployment, model)
+        going = [*delta.to_delete, *delta.to_cache]
+        leaving = {
+            d.key: (hosted, hosted.lease)
+            for d in going
+            if (hosted := self._hosted.get(d.key)) is not None
+        }
+        for hosted, _ in leaving.values():
+            if hosted.deployment.level is DeploymentLevel.HOT:
+                self.on_leave(hosted.deployment.key, why)
+            if not hosted.is_loaded:
+                hosted.failed(EvictedError(why))  # nobody is to wait for what does not come
+        for deployment in delta.from_cache:
+            self._hosted[deployment.key].returns(deployment)
+        self._take_over()
+        for node_id, part in _by_node(delta).items():
+            self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
+
+    def _host(self, deployment: Deployment, model: Model) -> Hosted:
+        generation = Variant.parse(deployment.model_key).generation
+        return Hosted(deployment, model, self._make_actor(model.wanted, generation, deployment))
+
+    def _take_over(self) -> None:
+        """Have each replica's place be as it was decided."""
+        for decided in self.cluster.replicas():
+            hosted = self._hosted.get(decided.key)
+            if hosted is not None:
+                hosted.deployment = decided
+
+    async def _apply(
+        self,
+        node_id: str,
+        delta: DeploymentDelta,
+        leaving: Mapping[ReplicaKey, tuple[Hosted, Lease]],
+    ) -> None:
+        """Delete, cache, return, create: in this order, and after what was asked of the node before."""
+        async with self._turns[node_id]:
+            await asyncio.gather(
+                *(self._delete(*leaving[d.key]) for d in delta.to_delete if d.key in leaving),
+                *(self._cache(*leaving[d.key]) for d in delta.to_cache if d.key in leaving),
+            )
+            await asyncio.gather(*(self._return(d.key) for d in delta.from_cache))
+            for deployment in delta.to_create:
+                if (hosted := self._hosted.get(deployment.key)) is not None:
+                    hosted.starting = self._spawn(self._create(hosted), hosted.deployment.name)
+
+    async def _delete(self, hosted: Hosted, lease: Lease) -> None:
+        await self._drain(lease)
+        await self._end(hosted)
+
+    async def _cache(self, hosted: Hosted, lease: Lease) -> None:
+        await self._drain(lease)
+        if hosted.is_loaded and not hosted.actor.ended.is_set():
+            await hosted.actor.to_cache()
+            return
+        # Half a model is nothing to keep warm.
+        await self._end(hosted)
+        self.cluster = self.cluster.without([hosted.deployment.key])
+
+    async def _drain(self, lease: Lease) -> None:
+        """Give those who run requests on it time to end: longer than that nobody else waits."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(lease.ended(), self._drain_s)
+
+    async def _end(self, hosted: Hosted) -> None:
+        if hosted.starting is not None:
+            hosted.starting.cancel()
+        await hosted.actor.stop()
+        hosted.failed(EvictedError("it was evicted before it could serve"))
+        if self._hosted.get(hosted.deployment.key) is hosted:
+            del self._hosted[hosted.deployment.key]
+
+    async def _return(self, key: ReplicaKey) -> None:
+        hosted = self._hosted.get(key)
+        if hosted is None:
+            return
+        try:
+            await hosted.actor.from_cache(hosted.deployment.gpu_mem_bytes_by_id)
+        except ActorError as error:
+            await self._fail(hosted, str(error))
+            return
+        self._came_up(hosted)
+
+    async def _create(self, hosted: Hosted) -> None:
+        try:
+            await hosted.actor.start(hosted.progressed)
+        except ActorError as error:
+            await self._fail(hosted, str(error))
+            return
+        self.models.learn(hosted.model, hosted.actor.model)
+        self._spawn(self._watch(hosted), f"watch over {hosted.deployment.name}")
+        self._came_up(hosted)
+
+    def _came_up(self, hosted: Hosted) -> None:
+        """From now on it serves: the time for which it is protected begins."""
+        key = hosted.deployment.key
+        self.cluster = self.cluster.with_deployed(key, self._now())
+        self._take_over()
+        logger.info("%s is ready", hosted.deployment.name)
+        hosted.model.problem = None
+        self.on_up(hosted)
+        hosted.came_up()
+
+    async def _fail(self, hosted: Hosted, why: str) -> None:
+        generation = Variant.parse(hosted.deployment.model_key).generation
+        sentence = _not_loaded(hosted.model, generation, why)
+        logger.error("%s", sentence)
+        hosted.model.problem = sentence
+        await hosted.actor.stop()
+        self._forget(hosted.deployment.key, DeploymentError(sentence))
+
+    async def _watch(self, hosted: Hosted) -> None:
+        await hosted.actor.ended.wait()
+        self.lost(hosted)
+
+    def lost(self, hosted: Hosted) -> None:
+        """A replica turned out to run nothing more: nothing is left of it, and its place is free."""
+        key = hosted.deployment.key
+        if self._hosted.get(key) is hosted:
+            self._spawn(hosted.actor.stop(), f"end of {hosted.deployment.name}")
+            self._forget(key, EvictedError("its process ended"))
+
+    def _forget(self, key: ReplicaKey, why: DeploymentError) -> None:
+        hosted = self._hosted.pop(key, None)
+        self.cluster = self.cluster.without([key])
+        if hosted is not None:
+            has_served = not hosted.is_pending
+            hosted.failed(why)
+            if has_served:  # else whoever waits for it hears so
+                self.on_leave(key, str(why))
+
+    def _of(self, model: Model) -> list[Hosted]:
+        return [hosted for hosted in self._hosted.values() if hosted.model is model]
+
+    def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)  # noqa: S101 - a coroutine's
+        task.set_name(name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=defect)
+
+
+def _wanted(asked: Asked, size_bytes: int) -> Wanted:
+    config = asked.model.wanted
+    return Wanted(
+        str(asked.variant),
+        size_bytes,
+        asked.replicas,
+        asked.model.dedicated,
+        _device(config.device),
+    )
+
+
+def _device(device: str | None) -> Device:
+    """What kind of device a torch device's name means."""
+    if device is None or device == "auto":
+        return Device.AUTO
+    return Device.CPU if device == "cpu" else Device.GPU
+
+
+def _by_node(delta: DeploymentDelta) -> Mapping[str, DeploymentDelta]:
+    """The part of the work that each node has."""
+    parts: defaultdict[str, DeploymentDelta] = defaultdict(DeploymentDelta)
+    for field in ("to_delete", "to_cache", "from_cache", "to_create"):
+        for deployment in getattr(delta, field):
+            part = parts[deployment.node_id]
+            parts[deployment.node_id] = replace(
+                part, **{field: (*getattr(part, field), deployment)}
+            )
+    return parts
+
+
+def _log(delta: DeploymentDelta, why: str) -> None:
+    for deployment in delta.to_delete:
+        logger.info("%s is ended: %s", deployment.name, why)
+    for deployment in delta.to_cache:
+        logger.info("%s becomes WARM: %s", deployment.name, why)
+    for deployment in delta.from_cache:
+        logger.info("%s returns to %s", deployment.name, deployment.node_id)
+    for deployment in delta.to_create:
+        logger.info("%s is loaded on %s", deployment.name, deployment.node_id)
+
+
+def _not_loaded(model: Model, generation: str, why: str) -> str:
+    return f"{model.config.repo_id!r} could not be loaded for nnsight {generation}: {why}"

@@ -63,7 +63,8 @@ class ScheduleSource:
         file = unquote(split.path) if split.scheme.lower() == "file" else address
         self._path = Path(file).expanduser()
         # No more of an address is told: see above.
-        self._name = f"{scheme}://{split.hostname}/…" if scheme else str(self._path)
+        self.name = f"{scheme}://{split.hostname}/…" if scheme else str(self._path)
+        """What may be told of the address."""
         self._schedule = Schedule()
         self._good: _Fetched | None = None
         self._good_at: datetime | None = None
@@ -98,7 +99,7 @@ class ScheduleSource:
             if self._good_at
             else "no model is dedicated by it"
         )
-        return (f"The schedule at {self._name} cannot be read ({failure}): {held}.",)
+        return (f"The schedule at {self.name} cannot be read ({failure}): {held}.",)
 
     async def _read(self, fetched: _Fetched, now: datetime) -> None:
         """Make the schedule of a text, unless it is the one there is and reaches far enough."""

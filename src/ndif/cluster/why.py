@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ndif.cluster.refusal import Hold, Refusal
-from ndif.schema.model_key import ModelKey
+from ndif.schema.variant import Variant
 
 _GB = 1e9
 _MINUTE_S = 60
@@ -67,7 +67,7 @@ def _names(models: Mapping[str, float]) -> str:
 def _name(model_key: str) -> str:
     """What a user calls a model."""
     try:
-        key = ModelKey.parse(model_key)
+        key = Variant.parse(model_key).model
     except ValueError:
         return repr(model_key)
     return repr(key.repo_id) + (f" at revision {key.revision!r}" if key.revision else "")

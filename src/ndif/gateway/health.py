@@ -13,14 +13,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.gateway.refusal import Refusal
+from ndif.stores.accounts import Accounts, NoSuchKeyError
 
 
 class Health:
     """`/ping`, `/connected`, `/status`, `/env` and `/whoami` (specification, section 3.3)."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]], connected: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        status: Callable[[], dict[str, Any]],
+        connected: Callable[[], bool],
+        accounts: Accounts,
+    ) -> None:
         self._status = status
         self._connected = connected
+        self._accounts = accounts
         self._environment: dict[str, Any] | None = None
 
     def routes(self) -> list[BaseRoute]:
@@ -53,9 +60,14 @@ class Health:
             self._environment = await asyncio.to_thread(environment)
         return JSONResponse(self._environment)
 
-    async def whoami(self, _: Request) -> Response:
-        """This server has no accounts: everyone is nobody."""
-        return JSONResponse({"email": None, "tags": []})
+    async def whoami(self, http: Request) -> Response:
+        """Whose the API key is."""
+        key = http.headers.get("ndif-api-key", "")
+        try:
+            account = await self._accounts.account(key, http.client.host if http.client else "")
+        except NoSuchKeyError:
+            return JSONResponse({"email": None, "tags": []})
+        return JSONResponse({"email": account.email, "tags": account.tags})
 
 
 def environment() -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ndif.cluster.models import Models, NotServedError
 from ndif.config import Settings
 from ndif.gateway.multipart import Malformed, Parts
 from ndif.gateway.origin import is_loopback
@@ -19,17 +19,16 @@ from ndif.gateway.refusal import Refusal
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.queue.responder import Responder
 from ndif.schema import wires
-from ndif.schema.deployment import DeploymentConfig, refusal
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
+from ndif.stores.accounts import Account, Accounts, NoSuchKeyError
 from ndif.stores.broker import Broker
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
 _NEWEST = "0.8"
-_DIGEST = 16
 _SHOWN = 100
 """How much of what a client sent is repeated to it."""
 
@@ -54,17 +53,16 @@ class Submit:
         broker: Broker,
         responder: Responder,
         runtimes: Runtimes,
-        config: Callable[[], DeploymentConfig],
-        *,
-        trusted: bool,
+        models: Models,
+        accounts: Accounts,
     ) -> None:
         self._settings = settings
         self._broker = broker
         self._responder = responder
         self._runtimes = runtimes
         self._installed = runtimes.installed()
-        self._config = config
-        self._trusted = trusted
+        self._models = models
+        self._accounts = accounts
 
     def routes(self) -> list[BaseRoute]:
         """Where it answers."""
@@ -77,10 +75,16 @@ class Submit:
             Refusal: with what to do about it.
         """
         try:
+            account = await self._accounts.account(
+                http.headers.get("ndif-api-key", ""), http.client.host if http.client else ""
+            )
+        except NoSuchKeyError as error:
+            raise Refusal(401, str(error)) from error
+        try:
             if http.headers.get("content-type", "").startswith("multipart/form-data"):
-                request = await self._from_envelope(http)
+                request = await self._from_envelope(http, account)
             elif "nnsight-model-key" in http.headers:
-                request = await self._from_headers(http)
+                request = await self._from_headers(http, account)
             else:
                 raise Refusal(
                     400,
@@ -97,7 +101,7 @@ class Submit:
         await self._broker.submit(request)
         return JSONResponse(wires.fields(request, received))
 
-    async def _from_envelope(self, http: HttpRequest) -> Request:
+    async def _from_envelope(self, http: HttpRequest, account: Account) -> Request:
         version = http.headers.get("nnsight-version", "")
         # A client run from a source tree does not know its version.
         generation = self._generation(version, Wire.ENVELOPE) if version else _NEWEST
@@ -118,7 +122,7 @@ class Submit:
                 400, f"The request's envelope is not valid: {where}: {first['msg']}."
             ) from error
         return Request(
-            model=self._model(envelope.model_key),
+            model=self._model(envelope.model_key, generation, account),
             generation=generation,
             wire=Wire.ENVELOPE,
             payload=parts["blob"],
@@ -127,11 +131,14 @@ class Submit:
             nearby=http.client is not None and is_loopback(http.client.host),
             session=envelope.session_id or None,
             env=envelope.env,
-            user=_user(http),
-            trusted=self._trusted,
+            user=account.user,
+            weight=account.weight,
+            priority=account.priority,
+            hotswapping=account.hotswapping,
+            trusted=account.trusted,
         )
 
-    async def _from_headers(self, http: HttpRequest) -> Request:
+    async def _from_headers(self, http: HttpRequest, account: Account) -> Request:
         headers = http.headers
         generation = self._generation(headers.get("nnsight-version", ""), Wire.HEADERS)
         compress = headers.get("nnsight-compress", "True")
@@ -144,7 +151,7 @@ class Submit:
             raise Refusal(
                 400, f"The callback must be an http or https URL, not {_shown(callback)}."
             )
-        model = self._model(headers["nnsight-model-key"])
+        model = self._model(headers["nnsight-model-key"], generation, account)
         payload = bytearray()
         async for chunk in self._body(http):
             payload += chunk
@@ -158,8 +165,11 @@ class Submit:
             nearby=http.client is not None and is_loopback(http.client.host),
             session=headers.get("ndif-session_id") or None,
             callback=callback,
-            user=_user(http),
-            trusted=self._trusted,
+            user=account.user,
+            weight=account.weight,
+            priority=account.priority,
+            hotswapping=account.hotswapping,
+            trusted=account.trusted,
         )
 
     async def _body(self, http: HttpRequest) -> AsyncIterator[bytes]:
@@ -182,14 +192,20 @@ class Submit:
                 raise too_large
             yield chunk
 
-    def _model(self, text: str) -> ModelKey:
+    def _model(self, text: str, generation: str, account: Account) -> ModelKey:
+        """The name under which the model that a client means is known here."""
         try:
-            key = ModelKey.parse(text)
-        except ValueError as error:
+            model = self._models.admit(ModelKey.parse(text), hotswapping=account.hotswapping)
+        except (ValueError, NotServedError) as error:
             raise Refusal(400, str(error)) from error
-        if why := refusal(self._config(), key):
-            raise Refusal(400, why)
-        return key
+        only = model.wanted.runtime
+        if only is not None and only != generation:
+            raise Refusal(
+                400,
+                f"{model.config.repo_id!r} is served to nnsight {only} alone, not to {generation}. On your "
+                f"side run `pip install '{SUPPORTED.get(only, f'nnsight=={only}.*')}'`.",
+            )
+        return model.key
 
     def _generation(self, version: str, wire: Wire) -> str:
         generation = generation_of(version)
@@ -241,11 +257,3 @@ def _shown(text: str) -> str:
 
 def _base_url(http: HttpRequest) -> str:
     return str(http.base_url).rstrip("/")
-
-
-def _user(http: HttpRequest) -> str:
-    """Who shares the model by turn: a key's holder, told apart by a digest of it, or else a machine."""
-    key = http.headers.get("ndif-api-key", "")
-    if key:
-        return f"key {hashlib.sha256(key.encode()).hexdigest()[:_DIGEST]}"
-    return f"host {http.client.host}" if http.client is not None else ""

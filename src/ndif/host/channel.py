@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,6 +71,11 @@ class Channel:
         if body_size > room(header):
             raise ProtocolError(f"a frame of {body_size} bytes is over the limit of its kind")
         return header, bytes(await self._exactly(body_size)) if body_size else b""
+
+    def hang_up(self) -> None:
+        """Have both ends read an end of file, this one too."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end; the other reads an end of file."""

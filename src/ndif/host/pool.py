@@ -37,6 +37,10 @@ class Runners(Protocol):
         """The request is over."""
         ...
 
+    async def empty(self) -> None:
+        """End all that there are; `start` has the first ones ready again. No request may run."""
+        ...
+
 
 class Kept:
     """For trusted code: one runner that serves on until it fails, and another forked ahead of need."""
@@ -67,6 +71,13 @@ class Kept:
 
     def give_back(self, runner: Runner) -> None:
         """See `Runners.give_back`. It stays."""
+
+    async def empty(self) -> None:
+        """See `Runners.empty`."""
+        for runner in (self._runner, self._spare):
+            if runner is not None:
+                _discard(runner)
+        self._runner = self._spare = None
 
 
 class Fresh:
@@ -101,7 +112,7 @@ class Fresh:
         Not before: who warms up beside a request that runs takes its cores. And not quite yet: those who
         carry the result to its client need them.
         """
-        self._discard(runner)
+        _discard(runner)
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.create_task(self._refill(), name="runner pool")
 
@@ -111,18 +122,27 @@ class Fresh:
         with contextlib.suppress(Exception):
             await self.start()
 
-    def _discard(self, runner: Runner) -> None:
-        runner.kill()
-        runner.close()
+    async def empty(self) -> None:
+        """See `Runners.empty`."""
+        if self._refilling is not None:
+            self._refilling.cancel()
+            await asyncio.wait([self._refilling])
+        while self._waiting:
+            _discard(self._waiting.popleft())
 
     async def _new(self) -> Runner:
         runner = await self._fork()
         try:
             await asyncio.wait_for(runner.ready(), _PATIENCE_S)
         except asyncio.TimeoutError as error:
-            self._discard(runner)
+            _discard(runner)
             raise RunnerError(f"a runner was not ready within {_PATIENCE_S:g} s") from error
         except BaseException:
-            self._discard(runner)
+            _discard(runner)
             raise
         return runner
+
+
+def _discard(runner: Runner) -> None:
+    runner.kill()
+    runner.close()

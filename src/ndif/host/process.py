@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,18 +17,24 @@ from typing import Any
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.download import DownloadError, Found, download
 from ndif.host.environment import environment, for_strangers
+from ndif.host.exits import describe_exit
+from ndif.host.port import ActorError
 from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
 from ndif.host.weights import Weights
+from ndif.runtime.frames import Header
 from ndif.runtime.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
+_LAST_WORDS_S = 1.0
+_ANSWERS = ("verified", "cached", "uncached", "failed")
+"""What a process that has loaded its model says to a question."""
 
 
-class ModelProcessError(Exception):
+class ModelProcessError(ActorError):
     """The model process could not start, or is gone."""
 
 
@@ -46,11 +53,12 @@ class ModelProcess:
         self.exposes_weights = False
         """Whether its runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
         self.ended = asyncio.Event()
-        self._verified: asyncio.Queue[int] = asyncio.Queue()
+        self._asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
         self._process: asyncio.subprocess.Process | None = None
         self._control: Channel | None = None
         self._runners: dict[str, Runner] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._output: asyncio.Task[None] | None = None
         self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
 
     async def start(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
@@ -68,27 +76,17 @@ class ModelProcess:
         spec = replace(self.spec, task=found.task)
         control, theirs = Channel.pair()
         self._control = control
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                str(self.runtime.interpreter),
-                "-m",
-                "ndif.runtime",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                env=variables,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                # Ctrl-C is for the server; it decides when its processes end.
-                start_new_session=True,
-            )
-        self._tasks.append(asyncio.create_task(self._keep_output(), name="model process output"))
         try:
+            with theirs:
+                self._process = await self._spawn(theirs, variables)
+            self._output = asyncio.create_task(self._keep_output(), name="model process output")
+            self._tasks.append(self._output)
             await control.send({"kind": "load", "spec": spec.header()})
             await asyncio.wait_for(self._loaded(control, progress), timeout_s)
         except (EOFError, OSError, ProtocolError) as error:
             await self.stop()
-            raise ModelProcessError(self._why_it_ended()) from error
+            why = self._why_it_ended() if self._process else f"it could not be started: {error}"
+            raise ModelProcessError(why) from error
         except asyncio.TimeoutError as error:
             await self.stop()
             raise ModelProcessError(
@@ -100,6 +98,23 @@ class ModelProcess:
         if found.repo_id is not None:
             self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
+
+    async def _spawn(
+        self, theirs: socket.socket, variables: Mapping[str, str]
+    ) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            str(self.runtime.interpreter),
+            "-m",
+            "ndif.runtime",
+            str(theirs.fileno()),
+            pass_fds=[theirs.fileno()],
+            env=variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C is for the server; it decides when its processes end.
+            start_new_session=True,
+        )
 
     async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
         try:
@@ -152,33 +167,69 @@ class ModelProcess:
             raise ModelProcessError(self._why_it_ended()) from error
         return runner
 
+    async def end_runners(self) -> None:
+        """End every runner, and return once they are gone."""
+        runners = list(self._runners.values())
+        for runner in runners:
+            runner.kill()
+            runner.hang_up()
+        await asyncio.gather(*(runner.gone() for runner in runners))
+
     async def verify(self) -> int:
         """See that the weights are as they were, and have them so; how many tensors were not.
 
         Raises:
             ModelProcessError: if the process is gone.
         """
+        header, _ = await self._ask({"kind": "verify"})
+        return int(header["restored"])
+
+    async def cache(self) -> None:
+        """Have weights on GPUs in the CPU's memory, and nothing on the GPUs. No runner may be there.
+
+        Raises:
+            ModelProcessError: if the process is gone.
+        """
+        await self._ask({"kind": "cache"})
+
+    async def uncache(self, max_memory: Mapping[int, int] | None, timeout_s: float) -> None:
+        """Have cached weights on GPUs again; `max_memory` is as in `ModelSpec`.
+
+        Raises:
+            ModelProcessError: if they cannot be there. The process is then at its end.
+        """
+        self.spec = replace(self.spec, max_memory=max_memory)
+        asked = {"kind": "uncache", "max_memory": max_memory}
+        try:
+            header, body = await asyncio.wait_for(self._ask(asked), timeout_s)
+        except asyncio.TimeoutError as error:
+            raise ModelProcessError(
+                f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+            ) from error
+        if header["kind"] == "failed":
+            raise ModelProcessError(body.decode(errors="replace"))
+        self.model = {**self.model, "device": header["model"]["device"]}
+
+    async def _ask(self, header: Header) -> tuple[dict[str, Any], bytes]:
+        """Send what is answered; answers come in the order of the questions.
+
+        Raises:
+            ModelProcessError: if the process is gone.
+        """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
-        try:
-            await self._control.send({"kind": "verify"})
-        except OSError as error:
-            raise ModelProcessError(self._why_it_ended()) from error
-        verified, ended = (
-            asyncio.ensure_future(self._verified.get()),
-            asyncio.ensure_future(self.ended.wait()),
+        answer: asyncio.Future[tuple[dict[str, Any], bytes]] = (
+            asyncio.get_running_loop().create_future()
         )
-        await asyncio.wait({verified, ended}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not verified.done():
-            verified.cancel()
-            raise ModelProcessError(self._why_it_ended())
-        return verified.result()
+        self._asked.append(answer)
+        with contextlib.suppress(OSError):  # whoever waits is told once it is seen to have ended
+            await self._control.send(header)
+        return await answer
 
     async def stop(self) -> None:
         """End the process and every runner of it."""
         if self._control is not None:
-            self._control.close()
+            self._control.hang_up()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), timeout=2)
@@ -186,17 +237,23 @@ class ModelProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
+        if self._output is not None:  # its end, with its last words
+            await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._control is not None:
+            self._control.close()
         self._end()
 
     async def _listen(self, control: Channel) -> None:
         with contextlib.suppress(EOFError, ProtocolError):
             while True:
-                header, _ = await control.receive(lambda _: _MAX_MESSAGE)
-                if header["kind"] == "verified":
-                    self._verified.put_nowait(int(header["restored"]))
+                header, body = await control.receive(lambda _: _MAX_MESSAGE)
+                if header["kind"] in _ANSWERS:
+                    asked = self._asked.popleft()
+                    if not asked.done():
+                        asked.set_result((header, body))
                     continue
                 runner = self._runners.get(header.get("runner", ""))
                 if runner is None:
@@ -214,6 +271,10 @@ class ModelProcess:
         for runner in self._runners.values():
             runner.exited(None)
         self._runners.clear()
+        while self._asked:
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_exception(ModelProcessError(self._why_it_ended()))
 
     async def _keep_output(self) -> None:
         assert self._process is not None  # noqa: S101 - started before this task
@@ -233,12 +294,3 @@ class ModelProcess:
         code = self._process.returncode if self._process else None
         said = next((line for line in reversed(self._stderr) if line.strip()), "it said nothing")
         return f"the model process ended ({describe_exit(code)}); its last words: {said}"
-
-
-def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None:
-        return "no exit code"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"

@@ -61,6 +61,14 @@ class Runner:
             return await asyncio.wait_for(asyncio.shield(self._exit), patience_s)
         return None
 
+    def hang_up(self) -> None:
+        """Have it, and whoever reads of it here, see the end of its channel."""
+        self._channel.hang_up()
+
+    async def gone(self) -> None:
+        """Return once it has ended."""
+        await asyncio.shield(self._exit)
+
     async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
         """What `coming` gives; None where this process ends while it is waited for."""
         task = asyncio.create_task(coming)

@@ -3,53 +3,98 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from ndif.cluster.controller import Controller
-from ndif.config import Settings
-from ndif.queue.processor import Processor
+from ndif.cluster.deployment import ReplicaKey
+from ndif.cluster.models import Model, NotServedError
+from ndif.queue.processor import Customs, Processor
 from ndif.queue.responder import Responder
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.schema.variant import Variant
 from ndif.stores.broker import Broker
+
+logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """One processor for each nnsight generation, made when its first request comes."""
+    """One processor for each model in each runtime, made when its first request comes."""
 
     def __init__(
-        self, controller: Controller, broker: Broker, responder: Responder, settings: Settings
+        self,
+        controller: Controller,
+        broker: Broker,
+        responder: Responder,
+        customs: Customs | None = None,
     ) -> None:
-        self.processors: dict[str, Processor] = {}
+        self.processors: dict[Variant, Processor] = {}
         self._controller = controller
         self._broker = broker
         self._responder = responder
-        self._settings = settings
-        self._tasks: list[asyncio.Task[None]] = []
+        self._customs = customs or Customs()
+        self._tasks: dict[Variant, asyncio.Task[None]] = {}
+        self._dispatching: asyncio.Task[None] | None = None
+        controller.on_leave = self._leaving
 
     def start(self) -> None:
         """Begin to dispatch."""
-        self._tasks.append(asyncio.create_task(self._dispatch_forever(), name="dispatcher"))
+        self._dispatching = asyncio.create_task(self._dispatch_forever(), name="dispatcher")
 
     async def stop(self) -> None:
         """Stop dispatching; what runs is abandoned."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values(), *([self._dispatching] if self._dispatching else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def processor(self, model: Model, generation: str) -> Processor:
+        """The processor of a model in a runtime."""
+        variant = Variant(model.key, generation)
+        processor = self.processors.get(variant)
+        if processor is None:
+            processor = Processor(
+                model, generation, self._controller, self._broker, self._responder, self._customs
+            )
+            self.processors[variant] = processor
+            self._tasks[variant] = asyncio.create_task(processor.run(), name=f"line of {variant}")
+        return processor
+
+    async def cancel(self, request_id: str, reason: str) -> bool:
+        """End a request wherever it is; whether there was one."""
+        for processor in list(self.processors.values()):
+            if await processor.cancel(request_id, reason):
+                return True
+        return False
+
+    def forget_idle(self) -> None:
+        """Keep no line of a model that only a user asked for, and that has neither work nor replicas."""
+        there = {hosted.deployment.model_key for hosted in self._controller.replicas()}
+        for variant, processor in list(self.processors.items()):
+            if processor.model.forgettable and processor.idle and str(variant) not in there:
+                self._tasks.pop(variant).cancel()
+                del self.processors[variant]
+                if not any(other.model is processor.model for other in self.processors.values()):
+                    self._controller.models.forget(processor.model)
 
     async def _dispatch_forever(self) -> None:
         while True:
             request = await self._broker.claim()
-            await self._processor(request.generation).enqueue(request)
+            try:
+                # It was admitted when it came; since then its model may have been forgotten.
+                model = self._controller.models.admit(
+                    request.model, hotswapping=request.hotswapping
+                )
+            except NotServedError as error:
+                await self._responder.respond(
+                    request, Response(request.id, Status.ERROR, str(error))
+                )
+                await self._broker.release(request)
+                continue
+            await self.processor(model, request.generation).enqueue(request)
 
-    def _processor(self, generation: str) -> Processor:
-        processor = self.processors.get(generation)
-        if processor is None:
-            processor = Processor(
-                generation,
-                self._controller,
-                self._broker,
-                self._responder,
-                self._settings.processor_reply_freq_s,
-                self._settings.max_attempts,
-            )
-            self.processors[generation] = processor
-            self._tasks.append(asyncio.create_task(processor.run(), name=f"processor {generation}"))
-        return processor
+    def _leaving(self, key: ReplicaKey, why: str) -> None:
+        model_key, replica_id = key
+        processor = self.processors.get(Variant.parse(model_key))
+        if processor is not None:
+            processor.remove_replica(replica_id, why)

@@ -1,15 +1,17 @@
-"""Processor: the line of one model in one runtime (specification, section 4.2)."""
+"""Processor: the line of one model in one runtime (specification, section 4.2, and 003)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from ndif.cluster.controller import Controller, DeploymentError
-from ndif.host.actor import ModelActor, ReplicaLostError
+from ndif.cluster.controller import Asked, Controller
+from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted
+from ndif.cluster.models import Model
+from ndif.host.port import Actor, ReplicaEvictedError, ReplicaLostError
 from ndif.queue.estimates import RunTimes, describe_wait
 from ndif.queue.line import Entry, Line
 from ndif.queue.replicas import ProcessorStatus, Replica, Replicas, Run
@@ -17,62 +19,168 @@ from ndif.queue.responder import Responder
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.variant import Variant
 from ndif.stores.broker import Broker
 
 logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = 30.0
-"""How long a replica that could not be started is left alone while others serve."""
+"""How long no further replica is asked for, after one could not be had, while others serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Customs:
+    """What is the same in every line of a server."""
+
+    reply_freq_s: float = 3.0
+    """Seconds between updates to those who wait."""
+    max_attempts: int = 2
+    """How often a request is run whose replica is lost."""
+    head_start_s: float = 60.0
+    patience: int = 32
+
+
+@dataclass(slots=True)
+class Peak:
+    """The most that there was at once, since somebody looked last."""
+
+    running: int = 0
+    waiting: int = 0
+    refused: bool = False
+    """Whether replicas were asked for in vain."""
 
 
 class Processor:
-    """Has the users of a model take turns, each request on whichever replica is ready."""
+    """Has the users of a model take turns, each request on whichever replica is idle first."""
 
     def __init__(
         self,
+        model: Model,
         generation: str,
         controller: Controller,
         broker: Broker,
         responder: Responder,
-        reply_freq_s: float,
-        max_attempts: int,
+        customs: Customs,
     ) -> None:
-        self.generation = generation
+        self.model = model
+        self.variant = Variant(model.key, generation)
+        self.least_replicas = model.wanted.replicas
+        """As many as its operator asks for."""
+        self.desired_replicas = model.wanted.replicas
+        """And as many as there are to be now."""
         self._controller = controller
         self._broker = broker
         self._responder = responder
-        self._reply_freq_s = reply_freq_s
-        self._max_attempts = max_attempts
-        self._line: Line[Request] = Line()
+        self._customs = customs
+        self._line: Line[Request] = Line(customs.head_start_s, customs.patience)
         self._run_times = RunTimes()
         self._arrived = asyncio.Event()
+        self._short = asyncio.Event()
+        self._not_before = 0.0
         self._attempts: Counter[str] = Counter()
-        self._replicas = Replicas(controller.replica_ids(generation))
+        self._replicas = Replicas()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._provisioning = False
+        self._peak = Peak()
         self._ended = False
+
+    # What it is
 
     @property
     def status(self) -> ProcessorStatus:
         """What it is doing."""
-        return ProcessorStatus.CANCELLED if self._ended else self._replicas.status
+        if self._ended:
+            return ProcessorStatus.CANCELLED
+        status = self._replicas.status
+        if status is ProcessorStatus.UNINITIALIZED and self._provisioning:
+            return ProcessorStatus.PROVISIONING
+        return status
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has neither requests nor replicas."""
+        return not self._line and not list(self._replicas) and not self._provisioning
+
+    @property
+    def line(self) -> Line[Request]:
+        """Those who wait."""
+        return self._line
+
+    @property
+    def replicas(self) -> Replicas:
+        """Those who serve."""
+        return self._replicas
+
+    def since_last_seen(self) -> Peak:
+        """The most that ran and waited at once since this was last asked."""
+        peak = self._peak
+        self._peak = Peak(len(self._replicas.runs), len(self._line))
+        return peak
+
+    # What it is told
 
     async def enqueue(self, request: Request) -> None:
         """Put a request in line and tell its user the position."""
-        entry = Entry(request.id, request.user, request, request.received)
+        entry = Entry(
+            request.id,
+            request.user,
+            request,
+            request.received,
+            weight=request.weight,
+            priority=request.priority,
+        )
         entry = replace(entry, cost=self._run_times.expected(entry))
         self._line.add(entry)
+        self._peak.waiting = max(self._peak.waiting, len(self._line))
         position = self._line.position(request.id)
         if position is not None:  # else the next of the regular updates says it
             await self._tell_position(entry, position)
         self._arrived.set()
+        if len(self._replicas) < self._needed:
+            self._short.set()
 
     async def run(self) -> None:
         """Serve the line until cancelled."""
         replies = asyncio.create_task(self._reply_forever(), name="queue positions")
         try:
-            await asyncio.gather(*(self._work(replica) for replica in self._replicas))
+            await self._provide_forever()
         finally:
             replies.cancel()
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
             self._ended = True
+
+    def adopt(self, replica_ids: Iterable[str]) -> None:
+        """Serve with these replicas, too: they are there, or are coming."""
+        for replica_ in self._replicas.set_replica_ids(replica_ids):
+            worker = asyncio.create_task(self._work(replica_), name=f"replica {replica_.id}")
+            self._workers.add(worker)
+            worker.add_done_callback(self._worker_ended)
+
+    def scale(self, replicas: int) -> None:
+        """Have no more replicas than that: who is idle goes first. More are asked for by `provision`."""
+        self.desired_replicas = replicas
+        staying = [replica_ for replica_ in self._replicas if not replica_.leaving]
+        staying.sort(key=lambda replica_: (replica_.run is None, not replica_.serving))
+        keys = [(str(self.variant), replica_.id) for replica_ in staying[replicas:]]
+        if keys:
+            self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
+
+    @property
+    def _needed(self) -> int:
+        """How many replicas there are to be while somebody waits."""
+        return max(1, self.desired_replicas)
+
+    def remove_replica(self, replica_id: str, why: str) -> None:
+        """A replica is leaving its device: it takes nothing more."""
+        replica_ = self._replicas.find(replica_id)
+        if replica_ is not None:
+            logger.info("%s loses replica %s: %s", self.variant, replica_id, why)
+            replica_.leaving = True
+            self._arrived.set()
+            if self._line:
+                self._short.set()
 
     async def cancel(self, request_id: str, reason: str) -> bool:
         """End a request wherever it is; whether it was here."""
@@ -86,65 +194,136 @@ class Processor:
                 return True
         return False
 
-    async def _work(self, replica: Replica) -> None:
-        """Serve the line with one replica: whichever is idle first takes what is next."""
+    async def dismiss(self, reason: str) -> None:
+        """Tell everybody who waits that it is in vain."""
+        for waiting in self._line.remove_all(lambda _: True):
+            await self._finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
+
+    # Replicas
+
+    async def _provide_forever(self) -> None:
+        """Ask for replicas whenever somebody waits and there are fewer than there should be."""
         while True:
+            await self._short.wait()
+            self._short.clear()
+            if not self._line or len(self._replicas) >= self._needed:
+                continue
+            loop = asyncio.get_running_loop()
+            if len(self._replicas) and loop.time() < self._not_before:
+                loop.call_at(self._not_before, self._short.set)
+                continue
+            await self.provision()
+
+    async def provision(self) -> None:
+        """Have as many replicas as desired, or tell those who wait why there are none."""
+        await self._refuse_without_access()
+        alone = not len(self._replicas)
+        self._provisioning = True
+        try:
+            if alone:
+                await self._tell_all(
+                    Status.PROVISIONING, "A replica is being set up for your model."
+                )
+            asked = Asked(self.model, self.variant.generation, self._needed)
+            (provided,) = await self._controller.deploy([asked])
+            self.adopt(provided.replica_ids)
+        finally:
+            self._provisioning = False
+        if provided.problem is not None:
+            logger.warning("%s", provided.problem)
+            self._peak.refused = True
+            self._back_off()
+        if not len(self._replicas):
+            await self.dismiss(provided.problem or "The model has no replica.")
+        elif alone:
+            await self._tell_all(
+                Status.DEPLOYING,
+                f"The model is being loaded for nnsight {self.variant.generation}.",
+            )
+
+    async def _refuse_without_access(self) -> None:
+        """Nobody's model is loaded on demand who may not have that."""
+        if self.model.dedicated:
+            return
+        for waiting in self._line.remove_all(lambda entry: not entry.what.hotswapping):
+            reason = (
+                f"{self.model.config.repo_id!r} is no longer dedicated on this server, and you may not "
+                "have models loaded on demand."
+            )
+            await self._finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
+
+    def _back_off(self) -> None:
+        self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S
+
+    async def _work(self, replica_: Replica) -> None:
+        """Serve the line with one replica: whichever is idle first takes what is next."""
+        hosted = self._controller.hosted(self.variant, replica_.id)
+        failure: DeploymentError | None = None
+        try:
+            if hosted is not None:
+                with hosted.lease:
+                    await hosted.up()
+                    replica_.status = ProcessorStatus.READY
+                    await self._serve_with(replica_, hosted)
+        except EvictedError:
+            pass  # those who wait ask for another
+        except DeploymentError as error:
+            failure = error
+        finally:
+            self._replicas.remove(replica_)
+        if failure is not None:
+            self._back_off()  # of no concern to those whom others serve
+            if not list(self._replicas) and not self._provisioning:
+                await self.dismiss(str(failure))
+        if self._line:
+            self._short.set()
+
+    async def _serve_with(self, replica_: Replica, hosted: Hosted) -> None:
+        while not replica_.leaving:
             if not self._line:
                 # A replica that finds nothing tells the line so: nobody waits for what others have had.
                 self._line.take()
                 self._arrived.clear()
+                hosted.was_of_use()
             await self._arrived.wait()
-            actor = await self._ready(replica) if self._line else None
-            entry = self._line.take() if actor is not None else None
-            # Who waited for the replica may have been cancelled, or served by another, meanwhile.
-            if actor is not None and entry is not None:
-                await self._serve(replica, actor, entry)
+            entry = self._line.take() if self._line and not replica_.leaving else None
+            # Who waited may have been cancelled, or served by another, meanwhile.
+            if entry is None:
+                continue
+            if hosted.actor.ended.is_set():
+                self._line.give_back(entry)
+                self._controller.lost(hosted)
+                return
+            try:
+                await self._serve(replica_, hosted.actor, entry)
+            except ReplicaLostError as error:
+                replica_.leaving = True
+                if not isinstance(error, ReplicaEvictedError):
+                    self._controller.lost(hosted)
+                await self._retry(entry, error)
+                return
+            hosted.was_of_use()
 
-    async def _ready(self, replica: Replica) -> ModelActor | None:
-        """What runs requests on `replica`, started if it does not run; None if it cannot be."""
-        others = self._replicas.others(replica)
-        try:
-            if not self._controller.ready(self.generation, replica.id):
-                replica.failed = False
-                alone = not any(other.serving or other.coming for other in others)
-                replica.status = ProcessorStatus.PROVISIONING
-                if alone:
-                    text = "A replica is being set up for your model."
-                    await self._tell_all(Status.PROVISIONING, text)
-                replica.status = ProcessorStatus.DEPLOYING
-                if alone:
-                    text = f"The model is being loaded for nnsight {self.generation}."
-                    await self._tell_all(Status.DEPLOYING, text)
-            actor = await self._controller.deploy(self.generation, replica.id)
-        except DeploymentError as error:
-            logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
-            replica.status, replica.failed = ProcessorStatus.UNINITIALIZED, True
-            if not all(other.failed for other in others):
-                await asyncio.sleep(_BACK_OFF_S)
-                replica.failed = False
-                return None
-            for waiting in self._line.remove_all(lambda _: True):
-                await self._finish(waiting.what, Response(waiting.id, Status.ERROR, str(error)))
-            return None
-        replica.status, replica.failed = ProcessorStatus.READY, False
-        return actor
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        if not worker.cancelled() and (defect := worker.exception()) is not None:
+            logger.error("%s failed", worker.get_name(), exc_info=defect)
 
-    async def _serve(self, replica: Replica, actor: ModelActor, entry: Entry[Request]) -> None:
+    # One request
+
+    async def _serve(self, replica_: Replica, actor: Actor, entry: Entry[Request]) -> None:
         request = entry.what
         if request.session is not None and not self._broker.present(request.session):
             logger.info("request %s: its client left while it waited", request.id)
             await self._broker.release(request)
             return
-        replica.status = ProcessorStatus.BUSY
-        replica.run = Run(entry, actor, time.monotonic())
+        replica_.status = ProcessorStatus.BUSY
+        replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
+        self._peak.running = max(self._peak.running, len(self._replicas.runs))
         try:
-            await self._execute(replica.run)
-            replica.status = ProcessorStatus.READY
-        except ReplicaLostError as error:
-            replica.status = ProcessorStatus.UNINITIALIZED
-            await self._retry(entry, error)
+            await self._execute(replica_.run)
         finally:
-            replica.run = None
+            replica_.run, replica_.status = None, ProcessorStatus.READY
 
     async def _execute(self, run: Run) -> None:
         request, actor = run.entry.what, run.actor
@@ -173,25 +352,29 @@ class Processor:
         finally:
             if leaving is not None:
                 leaving.cancel()
-        ran_s = time.monotonic() - run.since
+        ran_s = asyncio.get_running_loop().time() - run.since
         self._run_times.measured(run.entry, ran_s)
         self._line.settle(run.entry, ran_s)
         await self._finish(request, response)
 
-    async def _cancel_when_gone(self, session: str, actor: ModelActor) -> None:
+    async def _cancel_when_gone(self, session: str, actor: Actor) -> None:
         """A job whose client has left would only hold up those who wait."""
         await self._broker.departed(session)
         actor.cancel("The client left.")
 
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
-        self._attempts[entry.id] += 1
-        if self._attempts[entry.id] < self._max_attempts:
-            logger.warning("request %s: %s; it is tried again", entry.id, error)
-            self._line.give_back(entry)
-            self._arrived.set()
+        if isinstance(error, ReplicaEvictedError):
+            logger.info("request %s: %s; it waits for another replica", entry.id, error)
+            self._give_back(entry)
             return
-        times = "once" if self._max_attempts == 1 else f"{self._max_attempts} times"
+        self._attempts[entry.id] += 1
+        if self._attempts[entry.id] < self._customs.max_attempts:
+            logger.warning("request %s: %s; it is tried again", entry.id, error)
+            self._give_back(entry)
+            return
+        attempts = self._customs.max_attempts
+        times = "once" if attempts == 1 else f"{attempts} times"
         await self._finish(
             entry.what,
             Response(
@@ -202,39 +385,53 @@ class Processor:
             ),
         )
 
+    def _give_back(self, entry: Entry[Request]) -> None:
+        self._line.give_back(entry)
+        self._arrived.set()
+        self._short.set()
+
     async def _finish(self, request: Request, response: Response) -> None:
         """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
         await self._responder.respond(request, response)
         self._attempts.pop(request.id, None)
         await self._broker.release(request)
 
+    # What those who wait are told
+
     async def _reply_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._reply_freq_s)
+            await asyncio.sleep(self._customs.reply_freq_s)
             work_ahead_s = 0.0
-            for entry, position in self._line.positions():
+            for entry, position in self._line.positions() if self._line else ():
                 await self._tell_position(entry, position, work_ahead_s)
                 work_ahead_s += self._run_times.expected(entry)
 
     async def _tell_position(
         self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
     ) -> None:
-        running = [run.since for run in self._replicas.runs]
         text = (
-            f"Your job is number {position + len(running)} in the line for "
+            f"Your job is number {position + len(self._replicas.runs)} in the line for "
             f"{entry.what.model.repo_id}."
         )
-        wait = self._run_times.wait(
-            position, self._replicas.serving, running, time.monotonic(), work_ahead_s
-        )
-        if wait is not None:
-            text += f" By what jobs took lately it starts in {describe_wait(wait.seconds)}."
-        await self._responder.respond(
-            entry.what,
-            Response(entry.id, Status.QUEUED, text),
-            unless=lambda: entry.id not in self._line,
-        )
+        wait_s = self.expected_wait_s(position, work_ahead_s)
+        if wait_s is not None:
+            text += f" By what jobs took lately it starts in {describe_wait(wait_s)}."
+        await self._tell_waiting(entry, Status.QUEUED, text)
+
+    def expected_wait_s(self, position: int, work_ahead_s: float | None = None) -> float | None:
+        """Seconds until whoever is at that place of the line starts, where something is known of it."""
+        running = [run.since for run in self._replicas.runs]
+        now = asyncio.get_running_loop().time()
+        wait = self._run_times.wait(position, self._replicas.serving, running, now, work_ahead_s)
+        return None if wait is None else wait.seconds
 
     async def _tell_all(self, status: Status, text: str) -> None:
         for entry in list(self._line):
-            await self._responder.respond(entry.what, Response(entry.id, status, text))
+            await self._tell_waiting(entry, status, text)
+
+    async def _tell_waiting(self, entry: Entry[Request], status: Status, text: str) -> None:
+        await self._responder.respond(
+            entry.what,
+            Response(entry.id, status, text),
+            unless=lambda: entry.id not in self._line,
+        )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from ndif.host.actor import ModelActor
+from ndif.host.port import Actor
 from ndif.queue.line import Entry
 from ndif.schema.request import Request
 
@@ -35,40 +35,59 @@ class Run:
     """What a replica is running."""
 
     entry: Entry[Request]
-    actor: ModelActor
+    actor: Actor
     since: float
-    """Monotonic seconds."""
+    """Seconds of the event loop's clock."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica; its id is opaque."""
+    """One replica, for as long as it is HOT; its id is opaque."""
 
     id: str
-    status: ProcessorStatus = ProcessorStatus.UNINITIALIZED
+    status: ProcessorStatus = ProcessorStatus.DEPLOYING
     run: Run | None = None
-    failed: bool = False
-    """It could not be started, and is left alone for a while."""
+    leaving: bool = False
+    """It is to take nothing more."""
 
     @property
     def serving(self) -> bool:
         """Whether it has its model."""
         return self.status in (ProcessorStatus.READY, ProcessorStatus.BUSY)
 
-    @property
-    def coming(self) -> bool:
-        """Whether it is being set up."""
-        return self.status in (ProcessorStatus.PROVISIONING, ProcessorStatus.DEPLOYING)
-
 
 class Replicas:
     """The replicas of one processor."""
 
-    def __init__(self, ids: Iterable[str]) -> None:
-        self._replicas = [Replica(replica_id) for replica_id in ids]
+    def __init__(self) -> None:
+        self._replicas: list[Replica] = []
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas)
+
+    def __len__(self) -> int:
+        """How many there are that stay."""
+        return len(self.ids)
+
+    @property
+    def ids(self) -> list[str]:
+        """Those that stay."""
+        return [replica.id for replica in self._replicas if not replica.leaving]
+
+    def set_replica_ids(self, ids: Iterable[str]) -> list[Replica]:
+        """Have a replica for each of these beside those there are; the new ones."""
+        known = self.ids
+        new = [Replica(replica_id) for replica_id in ids if replica_id not in known]
+        self._replicas += new
+        return new
+
+    def find(self, replica_id: str) -> Replica | None:
+        """The replica of this id, unless it is leaving."""
+        return next((r for r in self._replicas if r.id == replica_id and not r.leaving), None)
+
+    def remove(self, replica: Replica) -> None:
+        """Forget one."""
+        self._replicas.remove(replica)
 
     @property
     def status(self) -> ProcessorStatus:
@@ -83,9 +102,5 @@ class Replicas:
 
     @property
     def serving(self) -> int:
-        """How many have their model."""
-        return sum(replica.serving for replica in self._replicas)
-
-    def others(self, replica: Replica) -> list[Replica]:
-        """All but one."""
-        return [other for other in self._replicas if other is not replica]
+        """How many have their model, and keep it."""
+        return sum(replica.serving and not replica.leaving for replica in self._replicas)

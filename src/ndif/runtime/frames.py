@@ -43,9 +43,12 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
 
-    def send(self, header: Header, body: bytes | memoryview = b"") -> None:
+    def send(self, header: Header, body: bytes | memoryview = b"", fds: Sequence[int] = ()) -> None:
         """Write one frame whole."""
-        self.socket.sendall(pack(header, len(body)))
+        head = pack(header, len(body))
+        if fds:
+            head = head[socket.send_fds(self.socket, [head], fds) :]
+        self.socket.sendall(head)
         if body:
             self.socket.sendall(body)
 

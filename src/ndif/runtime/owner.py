@@ -13,19 +13,22 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ndif.runtime import progress
+from ndif.runtime.cached import Cached
 from ndif.runtime.frames import Channel
 from ndif.runtime.generations import Generation, adapter
+from ndif.runtime.memory import limit
+from ndif.runtime.placing import place
 from ndif.runtime.seal import Seal
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
-from ndif.runtime.weights import Export, Exported, Placement, collect
+from ndif.runtime.weights import Export, Exported, Placement, collect, install
 from ndif.runtime.zygote import describe
 
 
@@ -40,15 +43,57 @@ class Owned:
 
 
 def own(channel: Channel, spec: ModelSpec, generation: Generation, export: Export) -> None:
-    """Load the model, tell the zygote where the weights are, and keep them until it is gone."""
+    """Load the model, and keep its weights until the zygote is gone, or wants them in the CPU's memory."""
+
+    def load() -> tuple[dict[str, Any], float]:
+        started = time.perf_counter()
+        generation.load(spec)
+        load_s = time.perf_counter() - started
+        return describe(generation.model, spec), load_s
+
+    _own(channel, spec, generation, export, load)
+
+
+def own_again(
+    channel: Channel,
+    spec: ModelSpec,
+    generation: Generation,
+    export: Export,
+    cached: Cached,
+    fd: int,
+    before: Owned,
+) -> None:
+    """As `own`, but of weights that an owner `before` left in the memory behind `fd`.
+
+    It is another process than that one, because what CUDA itself takes of a GPU it gives back with the
+    process alone; and so does memory that was exported.
+    """
+
+    def load() -> tuple[dict[str, Any], float]:
+        module = generation.model._module
+        install(module, cached.tensors(fd))
+        os.close(fd)
+        place(module, spec)
+        return {**before.model, "device": str(module.device)}, before.load_s
+
+    _own(channel, spec, generation, export, load)
+
+
+def _own(
+    channel: Channel,
+    spec: ModelSpec,
+    generation: Generation,
+    export: Export,
+    load: Callable[[], tuple[dict[str, Any], float]],
+) -> None:
+    """Have the weights, tell the zygote where they are, and do with them what it asks."""
     torch.set_num_threads(spec.threads or os.cpu_count() or 1)
     progress.report(
         lambda done, total: channel.send({"kind": "progress", "done": done, "total": total})
     )
     try:
-        started = time.perf_counter()
-        generation.load(spec)
-        load_s = time.perf_counter() - started
+        limit(spec.max_memory)
+        model, load_s = load()
         gc.collect()
         torch.cuda.empty_cache()
         module = generation.model._module
@@ -60,7 +105,7 @@ def own(channel: Channel, spec: ModelSpec, generation: Generation, export: Expor
         # Exported memory may be other memory than was collected.
         held = collect(module)
         seal = Seal.of(held) if spec.untrusted is not None else None
-        owned = Owned(describe(generation.model, spec), load_s, Placement.of(module), weights)
+        owned = Owned(model, load_s, Placement.of(module), weights)
     except Exception as error:
         traceback.print_exc()
         channel.send({"kind": "failed"}, sentence(error).encode())
@@ -68,11 +113,16 @@ def own(channel: Channel, spec: ModelSpec, generation: Generation, export: Expor
     channel.send({"kind": "owned"}, pickle.dumps(owned))
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            channel.receive()
+            header, _, _ = channel.receive()
             changed = seal.broken(held) if seal is not None else []
             if changed:
                 restore(held, changed, spec)
-            channel.send({"kind": "verified", "restored": len(changed)})
+            if header["kind"] == "verify":
+                channel.send({"kind": "verified", "restored": len(changed)})
+            elif header["kind"] == "cache":
+                cached = Cached.of(held)
+                channel.send({"kind": "cached"}, pickle.dumps(cached), [cached.fill(held)])
+                return
 
 
 def restore(held: Mapping[str, torch.Tensor], changed: list[str], spec: ModelSpec) -> None:

@@ -43,6 +43,10 @@ class ModelSpec:
     """Threads of a runner's tensor operations; 0: one a core."""
     untrusted: Untrusted | None = None
     """None: whoever reaches this model is trusted."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the checkpoint is run when it is loaded."""
+    max_memory: Mapping[int, int] | None = None
+    """Bytes that it may take of each GPU, by index, and of no other; None: what it likes."""
 
     @property
     def is_folder(self) -> bool:
@@ -56,5 +60,16 @@ class ModelSpec:
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> ModelSpec:
         """Back from a frame header's value."""
-        untrusted = header["untrusted"]
-        return cls(**{**header, "untrusted": untrusted and Untrusted(**untrusted)})
+        untrusted, memory = header["untrusted"], header["max_memory"]
+        return cls(
+            **{
+                **header,
+                "untrusted": untrusted and Untrusted(**untrusted),
+                "max_memory": by_index(memory),
+            }
+        )
+
+
+def by_index(memory: Mapping[Any, int] | None) -> dict[int, int] | None:
+    """Bytes by GPU out of a frame's header, where JSON has made text of the numbers."""
+    return None if memory is None else {int(index): size for index, size in memory.items()}

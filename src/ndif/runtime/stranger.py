@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,21 +42,23 @@ class Stranger:
             ConfinementError: if this machine cannot hold what it must.
             ValueError: if the operator's whitelist cannot be read.
         """
-        adapters = Path(untrusted.adapters)
-        adapters.mkdir(parents=True, exist_ok=True)
-        confinement = Confinement.prepare(
-            untrusted.sandbox,
-            readable=(*of_checkpoint(folder), adapters.resolve()),
-            memory_bytes=untrusted.memory_bytes,
-            result_bytes=untrusted.result_bytes,
-            max_threads=untrusted.max_threads,
-            shared_memory=_counters(owned) if owned is not None else (),
-            gpu=owned is not None,
-        )
+        Path(untrusted.adapters).mkdir(parents=True, exist_ok=True)
+        confinement = _confinement(untrusted, folder, owned)
         policy = _policy(untrusted)
         if rehearsal is not None:
             rehearsal.run(policy)
         return cls(confinement, policy, untrusted.adapters)
+
+    def moved(self, untrusted: Untrusted, owned: Owned) -> Stranger:
+        """The same around a model whose weights have come to other memory.
+
+        Raises:
+            ConfinementError: if this machine cannot hold what it must.
+        """
+        if self.confinement.rules is not None:
+            os.close(self.confinement.rules)
+        confinement = _confinement(untrusted, Path(owned.model["folder"]), owned)
+        return replace(self, confinement=confinement)
 
     def enter(self, install: Callable[[], None] | None) -> None:
         """Confine this process; `install` maps weights that are on GPUs.
@@ -70,6 +73,18 @@ class Stranger:
         if install is not None:
             install()
             self.confinement.finish()
+
+
+def _confinement(untrusted: Untrusted, folder: Path, owned: Owned | None) -> Confinement:
+    return Confinement.prepare(
+        untrusted.sandbox,
+        readable=(*of_checkpoint(folder), Path(untrusted.adapters).resolve()),
+        memory_bytes=untrusted.memory_bytes,
+        result_bytes=untrusted.result_bytes,
+        max_threads=untrusted.max_threads,
+        shared_memory=_counters(owned) if owned is not None else (),
+        gpu=owned is not None,
+    )
 
 
 def _policy(untrusted: Untrusted) -> Policy | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
 
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 """What makes a tensor in another process: a function and its arguments."""
@@ -129,7 +129,13 @@ class Placement:
             torch.cuda.set_device(self.device)
 
     def apply(self, module: Any) -> None:
-        """Have values moved in `module`, which nnsight has wrapped, as they are where the weights are."""
+        """Have values moved in `module`, which nnsight has wrapped, as they are where the weights are.
+
+        An earlier placement of it is forgotten.
+        """
+        for part in module.modules():
+            if "_hf_hook" in vars(part):
+                _unhook(part)
         if self.device_map is None:
             return
         module.hf_device_map = dict(self.device_map)
@@ -142,6 +148,17 @@ class Placement:
                 part.__nnsight_forward__ = vars(part)["forward"].func
             if wrapper is not None:
                 part.forward = wrapper
+
+
+def _unhook(part: Any) -> None:
+    """Take a hook from below what nnsight put there."""
+    wrapper = vars(part).pop("forward", None)
+    remove_hook_from_module(part)
+    vars(part).pop("forward", None)
+    if hasattr(part, "__nnsight_forward__"):
+        part.__nnsight_forward__ = type(part).forward
+    if wrapper is not None:
+        part.forward = wrapper
 
 
 class _Hook(AlignDevicesHook):  # type: ignore[misc]

@@ -10,24 +10,23 @@ import ctypes
 import gc
 import json
 import os
-import pickle
 import selectors
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ndif.runtime.frames import Channel
-from ndif.runtime.spec import ModelSpec
+from ndif.runtime.spec import ModelSpec, by_index
 from ndif.runtime.tracebacks import sentence
 
 if TYPE_CHECKING:
+    from ndif.runtime.custody import Custody
     from ndif.runtime.forking import Pages
-    from ndif.runtime.owner import Owned
     from ndif.runtime.rehearsal import Rehearsal
     from ndif.runtime.stranger import Stranger
     from ndif.runtime.weights import Export
@@ -67,8 +66,8 @@ class Zygote:
         self._control = control
         self._spec = spec
         self._runners: dict[int, str] = {}
-        self._owner: int | None = None
-        self._owned: Owned | None = None
+        self._custody: Custody | None = None
+        """Who has the weights, where this process has none."""
         self._stranger: Stranger | None = None
         self._rehearsal: Rehearsal | None = None
         self._pages: Pages | None = None
@@ -80,9 +79,10 @@ class Zygote:
             from ndif.runtime.stranger import Stranger
 
             folder = Path(ready["model"]["folder"])
-            self._stranger = Stranger.prepare(spec.untrusted, folder, self._owned, self._rehearsal)
+            owned = None if self._custody is None else self._custody.owned
+            self._stranger = Stranger.prepare(spec.untrusted, folder, owned, self._rehearsal)
         self._settle()
-        control.send({"kind": "ready", "exposed": self._owned is not None, **ready})
+        control.send({"kind": "ready", "exposed": self._custody is not None, **ready})
 
     def _settle(self) -> None:
         """Arrange this process's memory for the forks to come."""
@@ -137,46 +137,17 @@ class Zygote:
         import torch
 
         from ndif.runtime import progress
-        from ndif.runtime.owner import own
+        from ndif.runtime.custody import Custody
         from ndif.runtime.weights import check
 
-        connection, theirs = socket.socketpair()
-        self._owner = os.fork()
-        if self._owner == 0:
-            connection.close()
-            self._be_child(lambda: own(Channel(theirs), self._spec, self._generation, export))
-        theirs.close()
-        # It stays open: its end is the owner's sign to end.
-        self._channel = Channel(connection)
-        self._owned = self._wait_for_owner()
-        loaded_at = time.time()
+        self._custody = Custody(self._control, self._spec, self._generation, export, self._be_child)
+        owned, loaded_at = self._custody.owned, time.time()
         progress.report(lambda *_: None)
-        self._generation.load_meta(self._spec, self._owned.placement)
-        check(self._generation.model._module, self._owned.weights.names)
+        self._generation.load_meta(self._spec, owned.placement)
+        check(self._generation.model._module, owned.weights.names)
         if torch.cuda.is_initialized():
             raise RuntimeError("something started CUDA where it must not be, for forks to have it")
-        return {
-            "model": self._owned.model,
-            "load_s": self._owned.load_s,
-            "loaded_at": loaded_at,
-        }
-
-    def _wait_for_owner(self) -> Owned:
-        while True:
-            try:
-                header, body, _ = self._channel.receive()
-            except EOFError as error:
-                code = os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])
-                raise RuntimeError(f"the process that loads the weights ended ({code})") from error
-            match header["kind"]:
-                case "progress":
-                    self._control.send(header)
-                case "failed":
-                    self._control.send(header, bytes(body))
-                    sys.exit(1)
-                case "owned":
-                    owned: Owned = pickle.loads(body)  # noqa: S301 - its maker is a fork of this
-                    return owned
+        return {"model": owned.model, "load_s": owned.load_s, "loaded_at": loaded_at}
 
     def serve(self) -> None:
         """Fork on request, report who ended, leave with the host."""
@@ -200,18 +171,36 @@ class Zygote:
                             header, _, fds = self._control.receive()
                         except (EOFError, ConnectionError):
                             self._end()
-                        if header["kind"] == "verify":
-                            self._control.send({"kind": "verified", "restored": self._verify()})
-                        else:
-                            self._fork(header["runner"], fds[0], fresh=header["fresh"])
+                        self._do(header, fds)
 
-    def _verify(self) -> int:
-        """Have the owner see that its weights are as they were, and make them so; how many were not."""
-        if self._owned is None:
-            return 0  # what a runner writes to is its own copy
-        self._channel.send({"kind": "verify"})
-        header, _, _ = self._channel.receive()
-        return int(header["restored"])
+    def _do(self, header: Mapping[str, Any], fds: Sequence[int]) -> None:
+        custody = self._custody
+        match header["kind"]:
+            case "fork":
+                self._fork(header["runner"], fds[0], fresh=header["fresh"])
+            case "verify":
+                # Without an owner, what a runner writes to is its own copy.
+                restored = 0 if custody is None else custody.verify()
+                self._control.send({"kind": "verified", "restored": restored})
+            case "cache" if custody is not None:
+                custody.cache()
+                self._control.send({"kind": "cached"})
+            case "uncache" if custody is not None:
+                self._uncache(custody, by_index(header["max_memory"]))
+
+    def _uncache(self, custody: Custody, max_memory: Mapping[int, int] | None) -> None:
+        """Have cached weights on devices; this process ends if they cannot be there."""
+        try:
+            custody.uncache(max_memory)
+            if self._stranger is not None and self._spec.untrusted is not None:
+                self._stranger = self._stranger.moved(self._spec.untrusted, custody.owned)
+        except Exception as error:
+            traceback.print_exc()
+            self._control.send({"kind": "failed"}, sentence(error).encode())
+            self._end(1)
+        gc.collect()
+        gc.freeze()
+        self._control.send({"kind": "uncached", "model": custody.owned.model})
 
     def _fork(self, runner: str, fd: int, *, fresh: bool) -> None:
         pid = os.fork()
@@ -240,7 +229,8 @@ class Zygote:
         """Be a runner that serves on."""
         from ndif.runtime.runner import Runner
 
-        self._install()
+        if self._custody is not None:
+            self._custody.install()
         runner = Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads)
         runner.warm_up()
         runner.serve()
@@ -255,7 +245,7 @@ class Zygote:
             self._pages.fetch()
         channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
         try:
-            stranger.enter(self._install if self._owned is not None else None)
+            stranger.enter(None if self._custody is None else self._custody.install)
         except Exception as error:
             channel.send({"kind": "failed"}, sentence(error).encode())
             raise
@@ -264,15 +254,6 @@ class Zygote:
         if self._pages is None:
             runner.warm_up()
         runner.serve_once()
-
-    def _install(self) -> None:
-        """Have the weights, where they are in an owner."""
-        if self._owned is not None:
-            from ndif.runtime.weights import install
-
-            self._channel.socket.close()
-            self._owned.placement.enter()
-            install(self._generation.model._module, self._owned.weights.tensors())
 
     def _reap(self) -> None:
         while True:
@@ -283,8 +264,8 @@ class Zygote:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            if pid == self._owner:
-                self._owner = None
+            if self._custody is not None and pid == self._custody.owner:
+                self._custody.owner = None
                 print(f"the process that held the weights ended ({code})", file=sys.stderr)
                 self._end(1)
             runner = self._runners.pop(pid, None)
@@ -292,7 +273,8 @@ class Zygote:
                 self._control.send({"kind": "exited", "runner": runner, "code": code})
 
     def _end(self, status: int = 0) -> NoReturn:
-        for pid in [*self._runners, *([self._owner] if self._owner else [])]:
+        owner = None if self._custody is None else self._custody.owner
+        for pid in [*self._runners, *([owner] if owner else [])]:
             os.kill(pid, signal.SIGKILL)
         sys.stderr.flush()
         os._exit(status)

@@ -43,6 +43,12 @@ class Request:
     callback: str = ""
     user: str = ""
     """Whose it is, for all to have their turns: opaque, and no secret."""
+    weight: float = 1.0
+    """Its user's share of the model beside others."""
+    priority: bool = False
+    """Whether it goes before others of its age."""
+    hotswapping: bool = False
+    """Whether its user may have a model loaded on demand."""
     trusted: bool = False
     """Whether its code may run unconfined: the server's word, which no client can give."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Flag, auto
+from types import ModuleType
 from typing import Any
 
 from tests.sandbox.attacks import (
     bombs,
+    compiled,
     escapes,
     files,
     frames,
     leakage,
+    libraries,
     network,
     pickles,
     processes,
@@ -34,6 +37,8 @@ FAMILIES = [
         "processes",
         "bombs",
         "escapes",
+        "compiled",
+        "libraries",
         "tampering",
         "leakage",
         "frames",
@@ -121,6 +126,15 @@ def _rows(
 ) -> list[Attack]:
     """Rows that differ in how they go about it."""
     return [Attack(function, aim, stopped_by, watch, says) for function in functions]
+
+
+def _with(family: ModuleType, target: str) -> list[Callable[..., Any]]:
+    """The functions of a family that take this target."""
+    return [
+        function
+        for function in vars(family).values()
+        if target in getattr(function, "__annotations__", {})
+    ]
 
 
 ATTACKS: list[Attack] = [
@@ -474,6 +488,41 @@ ATTACKS: list[Attack] = [
         escapes.formats_as_an_attribute,
         escapes.formats_with_formatter,
         escapes.formats_with_numpy,
+    ),
+    # --- what is compiled, loaded or fetched ---------------------------------------------------------
+    *_rows(
+        *("read a file by what is compiled", BOTH, watch.SecretStays),
+        compiled.loads_a_pickle_with_torch,
+        compiled.evaluates_in_a_compiled_graph,
+        compiled.evaluates_in_a_compiled_module,
+        compiled.loads_source_with_inductor,
+        compiled.finds_os_in_dynamo,
+        compiled.reads_source_with_torch,
+        compiled.finds_linecache_in_torch_library,
+    ),
+    *_rows(
+        *("write a file by what is compiled", BOTH, watch.FilesStay),
+        compiled.writes_with_torch_jit,
+        compiled.writes_with_torch_package,
+        compiled.writes_with_a_store,
+        compiled.writes_with_torch_hub,
+        compiled.writes_an_extension,
+        compiled.writes_a_trace_of_the_compiler,
+    ),
+    *_rows("start a compiler", BOTH, watch.NoProcess, compiled.asks_a_compiler),
+    # --- libraries -----------------------------------------------------------------------------------
+    *_rows(
+        *("read a file by a library's own ways", BOTH, watch.SecretStays),
+        *_with(libraries, "secret_file"),
+    ),
+    *_rows(
+        *("write a file by a library's own ways", BOTH, watch.FilesStay),
+        *_with(libraries, "canary_folder"),
+    ),
+    *_rows("start a process", BOTH, watch.NoProcess, libraries.runs_a_librarys_tests),
+    *_rows(
+        *("read the environment by formatting a text", BOTH, watch.EnvironmentStays),
+        libraries.formats_a_users_string,
     ),
     # --- payloads ------------------------------------------------------------------------------------
     *_rows(

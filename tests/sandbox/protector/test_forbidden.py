@@ -49,6 +49,27 @@ REFUSED = [
     ("AttributeError: cannot modify the module 'math'", "import math\nsetattr(math, 'pi', 3)"),
     ("AttributeError: cannot set 'relu' of <class", "import torch\ntorch.Tensor.relu = 1"),
     ("AttributeError: the attribute '__dict__' is not", "import math\nmath.__dict__"),
+    ("AttributeError: torch.compile is not available on this server: it writes and runs compiled code; call", "import torch\ntorch.compile(print)"),
+    ("AttributeError: Linear.compile is not available", "import torch\ntorch.nn.Linear(1, 1).compile()"),
+    ("AttributeError: Module.compile is not available", "import torch\ntorch.nn.Module.compile"),
+    ("ImportError: module 'torch._dynamo' is not available", "import torch._dynamo as d\nd.reset"),
+    ("ImportError: module 'torch._inductor.codecache' is not", "from torch._inductor.codecache import PyCodeCache"),
+    ("ImportError: torch._C is private", "from torch import _C"),
+    ("ImportError: module 'numpy._core' is not available", "import numpy._core as c\nc.x"),
+    ("ImportError: module 'torch.jit' is not available", "import torch.jit as j\nj.script"),
+    ("ImportError: module 'torch.utils.jit' is not available", "from torch.utils.jit import log_extract"),
+    ("ImportError: module 'torch.backends.xeon' is not available", "from torch.backends.xeon import run_cpu"),
+    ("ImportError: torch.library is not available", "from torch import library"),
+    ("ImportError: torch.package is not available", "from torch import package"),
+    ("ImportError: module 'numpy.matlib' is not available", "import numpy.matlib as m\nm.load"),
+    ("ImportError: module 'numpy.tests' is not available", "import numpy.tests as t\nt.x"),
+    ("ImportError: module 'einops.tests.run_tests' is not available", "from einops.tests.run_tests import run"),
+    ("ImportError: sympy.core.cache.lazy_function is not available", "from sympy.core.cache import lazy_function"),
+    ("ImportError: torch.utils.checkpoint.get_type_hints is not", "from torch.utils.checkpoint import get_type_hints"),
+    ("AttributeError: torch.utils.checkpoint.ForwardRef is not", "import torch.utils.checkpoint as c\nc.ForwardRef"),
+    ("AttributeError: typing_extensions.get_annotations is not", "import typing_extensions as t\nt.get_annotations"),
+    ("AttributeError: warnings.formatwarning is not", "import warnings\nwarnings.formatwarning"),
+    ("AttributeError: warnings.warn_explicit is not", "import warnings\nwarnings.warn_explicit"),
     # the classic ways
     (CLASS, "().__class__"),
     (CLASS, "x = 1\ngetattr(x, '__class__')"),
@@ -81,6 +102,9 @@ REFUSED = [
     (ATTRIBUTE.format("__subclasses__"), "import operator\noperator.methodcaller('__subclasses__')(object)"),
     (CLASS, "list(map(getattr, [1], ['__class__']))"),
     ("TypeError: attribute name must be string, not 'Name'", "class Name(str): pass\ngetattr(1, Name('real'))"),
+    ("AttributeError: UserString.format is not", "import collections\ncollections.UserString('{0.real}').format(1)"),
+    ("AttributeError: S.format_map is not", "import collections\nclass S(collections.UserString): pass\nS('').format_map({})"),
+    ("AttributeError: UserString.format is not", "import collections\nlist(map(collections.UserString.format, ['{0}'], [1]))"),
     # builtins
     ("NameError: open() is not available on this server", "open('/etc/passwd')"),
     ("NameError: input() is not available", "input()"),
@@ -109,6 +133,12 @@ REFUSED = [
     ("AttributeError: ndarray.ctypes is not available", "import numpy as np\ngetattr(np.ones(1), 'ctypes')"),
     ("AttributeError: torch.UntypedStorage belongs to the module 'torch.storage'", "import torch\ntorch.UntypedStorage.from_file('x')"),
     ("AttributeError: Tensor.untyped_storage is not", "import torch\ntorch.ones(1).untyped_storage()"),
+    # objects that say what they are made of
+    ("AttributeError: cannot set 'name' of a dataclass's field", "import dataclasses as d\n@d.dataclass\nclass A:\n x: int\nd.fields(A)[0].name = 'y'"),
+    ("AttributeError: cannot set 'name' of a dataclass's field", "import dataclasses as d\n@d.dataclass\nclass A:\n x: int\nsetattr(d.fields(A)[0], 'name', 'y')"),
+    ("AttributeError: cannot set 'name' of a dataclass's field", "import dataclasses as d\n@d.dataclass\nclass A:\n x: int\nobject.__setattr__(d.fields(A)[0], 'name', 'y')"),
+    ("TypeError: an object of the class 'A' cannot be copied", "import copy\nclass A: pass\na = A()\nvars(a)['__reduce_ex__'] = lambda n: (lambda: print, (), {})\ncopy.copy(a)"),
+    ("TypeError: an object of the class 'A' cannot be copied", "import copy\nclass A: pass\na = A()\nvars(a)['__reduce_ex__'] = lambda n: (lambda: print, (), {})\ncopy.deepcopy([a])"),
     # functools
     ("TypeError: functools.wraps wraps functions", "import functools\nfunctools.update_wrapper(1, 2)"),
     ("AttributeError: functools.singledispatch is not", "import functools\nfunctools.singledispatch"),
@@ -176,6 +206,39 @@ def test_a_guard_cannot_be_replaced_by_a_name() -> None:
     scope = {"getattr": lambda *_: 1, "_getattr_": lambda *_: 1, "__builtins__": {}}
     text, _ = refusal("().__class__", **scope)
     assert text == CLASS
+
+
+def test_a_copy_of_a_module_is_what_is_copied() -> None:
+    from tests.sandbox.protector.running import guarded
+
+    source = (
+        "import copy, math\nfound = [copy.copy(math) is math, copy.deepcopy([math])[0] is math]"
+    )
+    assert guarded(source)["found"] == [True, True]
+
+
+def test_a_field_that_came_with_another_name_makes_no_class() -> None:
+    """As a payload may bring it: its name is code that a class below would be written with."""
+    import dataclasses
+
+    from tests.sandbox.protector.running import guarded
+
+    scope = guarded("import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int = 0")
+    dataclasses.fields(scope["A"])[0].name = 'x" + str(1) + "'
+    text, _ = refusal("import dataclasses\n@dataclasses.dataclass\nclass B(A): pass", A=scope["A"])
+    assert text.startswith("TypeError: a field of a dataclass cannot be called"), text
+
+
+def test_no_file_is_read_for_the_lines_of_a_text() -> None:
+    import traceback
+
+    from tests.sandbox.protector.running import guarded
+
+    source = f"exec(compile('raise ValueError', {__file__!r}, 'exec'))"
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        guarded(source)
+    lines = [frame.line for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert lines[-1] == ""
 
 
 def test_a_module_found_in_a_container_is_wrapped_or_refused() -> None:

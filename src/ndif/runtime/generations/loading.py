@@ -16,8 +16,16 @@ def load_arguments(spec: ModelSpec) -> dict[str, Any]:
     """The arguments of `from_pretrained` that `spec` asks for."""
     arguments: dict[str, Any] = {"dtype": spec.dtype}
     device = spec.device or ("auto" if torch.cuda.is_available() else None)
+    if device == "auto" and spec.max_memory:
+        first, *more = spec.max_memory
+        if more:
+            arguments["max_memory"] = dict(spec.max_memory)
+        else:
+            device = f"cuda:{first}"
     if device is not None and device != "cpu":
         arguments["device_map"] = device
+    if spec.trust_remote_code:
+        arguments["trust_remote_code"] = True
     return arguments
 
 
@@ -27,13 +35,21 @@ def on_cuda(spec: ModelSpec) -> bool:
     From here on this process sees no such device where they do not, and never starts CUDA where they do.
 
     Raises:
-        ValueError: if they do and there is no device.
+        ValueError: if they do and there is no such device.
     """
     named = spec.device is not None and spec.device.startswith("cuda")
-    count = _count_devices() if named or spec.device in (None, "auto") else 0
-    if named and count == 0:
+    anywhere = spec.device in (None, "auto")
+    given = sorted(spec.max_memory or ()) if anywhere else []
+    count = _count_devices() if named or anywhere else 0
+    if (named or given) and count == 0:
+        where = spec.device if named else f"GPU {given[0]}"
         raise ValueError(
-            f"The model is to be on {spec.device}, but torch {torch.__version__} finds no CUDA device here"
+            f"The model is to be on {where}, but torch {torch.__version__} finds no CUDA device here"
+        )
+    if given and given[-1] >= count:
+        raise ValueError(
+            f"The model is to be on GPU {given[-1]}, but torch finds {count} CUDA devices here, "
+            "counted from 0"
         )
     if count == 0:
         # A pipeline moves a model to the first GPU that there is, whatever it was told.

@@ -112,6 +112,10 @@ class Generation(Protocol):
         """
         ...
 
+    def move(self, placement: Placement) -> None:
+        """Have a model that `load_meta` built count as being at `placement` instead."""
+        ...
+
     def run(
         self,
         payload: bytes,

@@ -58,6 +58,10 @@ class Nnsight07:
     def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
         """See `Generation.load_meta`."""
         self.load(replace(spec, device="meta"))
+        self.move(placement)
+
+    def move(self, placement: Placement) -> None:
+        """See `Generation.move`."""
         placement.apply(self.model._module)
         self._remember()
 

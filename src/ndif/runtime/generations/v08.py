@@ -60,6 +60,10 @@ class Nnsight08:
         # Not nnsight's own way to do without weights: that one leaves out what comes with them, such as
         # the generation settings and the evaluation mode, and takes the tokenizer of another revision.
         self.load(replace(spec, device="meta"))
+        self.move(placement)
+
+    def move(self, placement: Placement) -> None:
+        """See `Generation.move`."""
         placement.apply(self.model._module)
         self.model.pipeline.device = torch.device(placement.device)
 

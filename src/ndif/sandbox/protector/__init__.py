@@ -8,8 +8,9 @@ user's code, not of the process.
 The kernel is the boundary; this is the layer above it, and gives errors that a user understands. What it
 does not claim: to stop tricks with native memory inside torch or numpy (an index that a kernel of theirs
 does not check), to bound time or memory, to see through every function of a whitelisted library that takes
-a text for code or for an attribute's name (pandas' `agg("to_csv")` is one), or to keep a user from changing
-the weights of a disposable process through a torch function that was handed a module.
+a text for code or for an attribute's name (those that are known are denied, or see `libraries`), or to
+keep a user from changing the weights of a disposable process through a torch function that was handed a
+module.
 """
 
 from __future__ import annotations

@@ -210,7 +210,8 @@ class Builtins:
         if not isinstance(source, str):
             raise TypeError("compile() takes a text on this server")
         code = Code()
-        self._codes[id(code)] = code, self._compiled(source, str(filename), mode)
+        # Nobody reads a file to show a line of what has a name like this.
+        self._codes[id(code)] = code, self._compiled(source, f"<{str(filename).strip('<>')}>", mode)
         return code
 
     def _code(self, source: Any, mode: str) -> CodeType:
@@ -272,13 +273,27 @@ class Builtins:
         if not self._guards.owns(cls):
             raise TypeError("dataclass() takes a class of your own on this server")
         for each in cls.__mro__:
-            own = type.__dict__["__dict__"].__get__(each)
-            for name in [*own.get("__annotations__", ()), *own.get("__dataclass_fields__", ())]:
-                if not (isinstance(name, str) and name.isidentifier()):
+            for name in _field_names(each):
+                if type(name) is not str or not name.isidentifier():
                     raise TypeError(f"a field of a dataclass cannot be called {name!r}")
         made = dataclasses.dataclass(cls, **options)
         self._guards.own(made)
         return made
+
+
+def _field_names(cls: type) -> list[Any]:
+    """What the fields of a class are called, by whatever tells."""
+    own = type.__dict__["__dict__"].__get__(cls)
+    found: list[Any] = []
+    for kind in ("__annotations__", "__dataclass_fields__"):
+        named = own.get(kind, {})
+        if type(named) is dict:
+            found += named
+            # The code that `dataclass` writes takes a field's own word for its name.
+            found += [each.name for each in named.values() if isinstance(each, dataclasses.Field)]
+        elif issubclass(type(named), dict):
+            raise TypeError("the fields of a dataclass are in a plain dict on this server")
+    return found
 
 
 def _missing(name: str) -> Callable[..., NoReturn]:

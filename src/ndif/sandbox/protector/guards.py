@@ -7,6 +7,7 @@ into a table and the access itself.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
 from ndif.sandbox.protector import names
 from ndif.sandbox.protector.formatting import Formatter
+from ndif.sandbox.protector.libraries import guard_copying, guard_pandas
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
 from ndif.sandbox.protector.objects import ProtectedObjects
 from ndif.sandbox.protector.patterns import Matcher
@@ -64,6 +66,7 @@ class Guards:
         self._watched = _Watched(self._watch)
         self.builtins: dict[str, Any] = {}
         self.attribute = self._fast()
+        guard_copying(self.owns)
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """By the names that the transformer uses."""
@@ -130,6 +133,8 @@ class Guards:
             or cls.__module__.partition(".")[0] in ("transformers", "tokenizers", "peft")
         ):
             return _EVERYTHING
+        if any(each.__module__.partition(".")[0] == "pandas" for each in _bases(cls)):
+            guard_pandas(self._whitelist)
         denied = self._denials(cls)
         if issubclass(cls, str):
             return frozenset(denied) | {"format", "format_map"}
@@ -144,13 +149,7 @@ class Guards:
         """What the whitelist denies of objects of a class, and why."""
         known = self._denied.get(cls)
         if known is None:
-            known = self._denied[cls] = {
-                name: reason
-                for each in _bases(cls)
-                for name, reason in self._whitelist.objects.get(
-                    f"{each.__module__}.{each.__qualname__}", {}
-                ).items()
-            }
+            known = self._denied[cls] = self._whitelist.of_class(cls)
         return known
 
     def _slow(self, value: Any, name: str) -> Any:
@@ -280,6 +279,8 @@ class Guards:
         if type(name) is not str:
             raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
         kind = type(value)
+        if issubclass(kind, dataclasses.Field):
+            raise AttributeError(f"cannot set {name!r} of a dataclass's field on this server")
         if name in UNBOUND or name in names.BLOCKED or name in INSPECT_ATTRIBUTES:
             raise AttributeError(f"the attribute {name!r} cannot be set on this server")
         if isinstance(value, ModuleType):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
 from ndif.sandbox.protector.expressions import guard_sympy
-from ndif.sandbox.protector.whitelist import Whitelist
+from ndif.sandbox.protector.libraries import guard_pandas
+from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
 
 _PUBLIC_DUNDERS = frozenset({"__name__", "__doc__", "__version__"})
 
@@ -66,6 +68,14 @@ class ProtectedModule(ModuleType):
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
         return importlib.import_module, (self.__name__,)
 
+    # By `__reduce__`, which is for the user's own process, a copy would be the module itself.
+
+    def __copy__(self) -> ProtectedModule:
+        return self
+
+    def __deepcopy__(self, memo: object) -> ProtectedModule:
+        return self
+
 
 class UnauthorizedModule(ModuleType):
     """Stands for a module that is not whitelisted: an import of it fails when it is used, not before."""
@@ -114,9 +124,13 @@ class Modules:
         self._replacements = dict(replacements)
         self._wrappers: dict[str, ProtectedModule] = {}
         self._instead: dict[int, tuple[Any, Any]] = {}
+        self._denied: dict[int, tuple[Any, str, str]] = {}
+        """What is denied somewhere, by its id: it, its path, and why."""
         self.users: dict[str, UserModule] = {}
         """The user's own, by name; see `UserModule`."""
         self.builtins: ModuleType | None = None
+        for entry in whitelist.modules.values():
+            self._deny(entry)
         for path, value in self._replacements.items():
             module, _, name = path.rpartition(".")
             original = getattr(importlib.import_module(module), name)
@@ -125,6 +139,15 @@ class Modules:
     def replace(self, original: object, value: object) -> None:
         """Give `value` wherever a module gives `original`."""
         self._instead[id(original)] = (original, value)
+
+    def _deny(self, entry: WhitelistedModule) -> None:
+        """Know what the entry denies by more than its name: other modules may give it under others."""
+        for path, reason in entry.denied.items():
+            above, _, name = f"{entry.name}.{path}".rpartition(".")
+            # Only what is there already: a module that makes attributes when asked may import for them.
+            value = vars(sys.modules[above]).get(name) if above in sys.modules else None
+            if callable(value) and not isinstance(value, ModuleType):
+                self._denied[id(value)] = value, f"{above}.{name}", reason
 
     def refusal(self, name: str) -> str:
         """The sentence for a module that is not available."""
@@ -182,6 +205,11 @@ class Modules:
             return known
         if name == "sympy" or name.startswith("sympy."):
             guard_sympy()
+        elif name == "pandas" or name.startswith("pandas."):
+            guard_pandas(self._whitelist)
+        entry = self._whitelist.modules.get(name.partition(".")[0])
+        if entry is not None:
+            self._deny(entry)
         wrapper = ProtectedModule(name, module.__doc__)
         _BACKING[id(wrapper)] = (self, module, name)
         own = object.__getattribute__(wrapper, "__dict__")
@@ -254,6 +282,9 @@ class Modules:
         reason = entry.reason(f"{path}.{name}")
         if reason:
             raise AttributeError(f"{path}.{name} is not available on this server: {reason}")
+        known = self._denied.get(id(value))
+        if known is not None and known[0] is value:
+            raise AttributeError(f"{path}.{name} is not available on this server: {known[2]}")
         replaced = self._instead.get(id(value))
         if replaced is not None and replaced[0] is value:
             return replaced[1]
@@ -273,6 +304,8 @@ class Modules:
             return False
         if entry.only is not None:
             return self._whitelist.find(name) is not None or root == "nnsight"
+        if any(name == home or name.startswith(f"{home}.") for home in entry.homes):
+            return True
         return entry.strict or entry.reason(name) is None or name.startswith(f"{root}._")
 
     def importer(
@@ -306,10 +339,17 @@ class Modules:
             getattr(module, wanted)
         except AttributeError as error:
             below = f"{name}.{wanted}"
-            if self._whitelist.find(below) is not None and importlib.util.find_spec(below):
+            if self._whitelist.find(below) is not None and _is_there(below):
                 object.__getattribute__(module, "__dict__")[wanted] = self.get(below)
                 return
             raise ImportError(str(error)) from None
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what is above it is no package
+        return False
 
 
 def _home(value: Any) -> str | None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
+_TOOLS = {"tests": "it runs tests", "conftest": "it belongs to a tool"}
+"""Parts of libraries that nobody's block needs, wherever they are."""
+
 _OWN = Path(__file__).with_name("whitelist.yaml")
 
 
@@ -21,6 +24,8 @@ class WhitelistedModule:
     denied: Mapping[str, str] = field(default_factory=dict)
     """Dotted names below the module, and why each is not there."""
     only: frozenset[str] | None = None
+    homes: frozenset[str] = frozenset()
+    """Modules that are not there, of which this one gives values all the same."""
 
     def covers(self, name: str) -> bool:
         """Whether `name` is this module or a submodule that comes with it."""
@@ -30,7 +35,7 @@ class WhitelistedModule:
         """Why `path`, a dotted name from the module's own on, is denied; None where it is not."""
         parts = path.removeprefix(self.name).removeprefix(".").split(".")
         for length in range(1, len(parts) + 1):
-            found = self.denied.get(".".join(parts[:length]))
+            found = self.denied.get(".".join(parts[:length])) or _TOOLS.get(parts[length - 1])
             if found is not None:
                 return found
         return None
@@ -56,8 +61,20 @@ class Whitelist:
         for length in range(len(parts) - 1, 0, -1):
             entry = self.modules.get(".".join(parts[:length]))
             if entry is not None and entry.covers(name):
-                return None if entry.reason(name) else entry
+                below = parts[length:]
+                private = any(part.startswith("_") for part in below)
+                return None if private or entry.reason(name) else entry
         return None
+
+    def of_class(self, cls: type) -> Mapping[str, str]:
+        """What objects of a class do not give, and why."""
+        return {
+            name: reason
+            for each in type.__dict__["__mro__"].__get__(cls)
+            for name, reason in self.objects.get(
+                f"{each.__module__}.{each.__qualname__}", {}
+            ).items()
+        }
 
     def available(self) -> str:
         """The modules' names, for an error message."""
@@ -128,11 +145,12 @@ def _module(entry: Mapping[str, Any], path: Path) -> WhitelistedModule:
     strict = entry.get("strict", True)
     if not isinstance(strict, bool):
         raise ValueError(f"In the whitelist {path}, strict of {name} must be true or false.")
-    unknown = entry.keys() - {"name", "strict", "denied", "only"}
+    unknown = entry.keys() - {"name", "strict", "denied", "only", "homes"}
     if unknown:
         raise ValueError(f"In the whitelist {path}, {name} has an unknown {sorted(unknown)[0]!r}.")
     only = frozenset(_names(entry, "only", path)) if "only" in entry else None
-    return WhitelistedModule(name, strict, _reasons(entry, "denied", path), only)
+    homes = frozenset(_names(entry, "homes", path)) if "homes" in entry else frozenset()
+    return WhitelistedModule(name, strict, _reasons(entry, "denied", path), only, homes)
 
 
 def _text(entry: Mapping[str, Any], key: str, path: Path) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections import defaultdict
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+
+_UNREAD = 1
+"""How many answers of a hybrid job's client wait for its block."""
 
 
 class MemorySubscription:
@@ -45,7 +49,10 @@ class MemoryBroker:
         self._line: asyncio.Queue[Request] = asyncio.Queue()
         self._open: dict[str, Request] = {}
         self._subscriptions: dict[str, MemorySubscription] = {}
-        self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(asyncio.Queue)
+        # A block asks for one answer at a time: of more than that nobody would ever read any.
+        self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
+            lambda: asyncio.Queue(_UNREAD)
+        )
 
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
@@ -90,7 +97,8 @@ class MemoryBroker:
         """See `Broker.upload`."""
         request = self._open.get(request_id)
         if request is not None and request.session == session:
-            self._uploads[request_id].put_nowait(content)
+            with contextlib.suppress(asyncio.QueueFull):
+                self._uploads[request_id].put_nowait(content)
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""

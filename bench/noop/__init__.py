@@ -1,0 +1,20 @@
+"""A runtime that loads nothing and runs nothing, to measure what a server does around its models."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from ndif.host.runtimes import Runtime
+
+_PROGRAM = Path(__file__).with_name("process.py")
+
+
+def noop_runtime(folder: Path, generation: str = "0.8", size_bytes: int = 1 << 30) -> Runtime:
+    """A runtime whose interpreter is written to `folder`; its models take `size_bytes` each."""
+    interpreter = folder / f"noop-{generation}-{size_bytes}"
+    command = shlex.join([sys.executable, str(_PROGRAM), str(size_bytes)])
+    interpreter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    interpreter.chmod(0o755)
+    return Runtime(generation, f"{generation}.0", interpreter, ())

@@ -1,0 +1,155 @@
+"""`ndif simulate`: a day of requests through the server's queue and cluster, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("simulate")
+@click.argument("trace", metavar="TRACE.jsonl", type=_FILE)
+@click.option(
+    "--cluster",
+    "cluster_file",
+    type=_FILE,
+    required=True,
+    help="The nodes and models: YAML or JSON.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="For what is decided by chance."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Rows of the tables; JSON has all.",
+)
+@click.option(
+    "--generate",
+    is_flag=True,
+    help="Write a plausible TRACE.jsonl instead, and a cluster for it where there is none.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 10_000_000),
+    default=100_000,
+    show_default=True,
+    help="With --generate: how many.",
+)
+@click.option(
+    "--models",
+    type=click.IntRange(1, 100_000),
+    default=300,
+    show_default=True,
+    help="With --generate, and without a cluster: for how many models.",
+)
+@click.option(
+    "--users",
+    type=click.IntRange(1, 1_000_000),
+    default=500,
+    show_default=True,
+    help="With --generate: of how many users.",
+)
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, 24 * 366, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="With --generate: in how many hours.",
+)
+def command(
+    trace: Path,
+    cluster_file: Path,
+    seed: int,
+    as_json: bool,
+    top: int,
+    generate: bool,
+    requests: int,
+    models: int,
+    users: int,
+    hours: float,
+) -> None:
+    """Replay the requests of TRACE.jsonl on a cluster that need not exist.
+
+    They go through the same queue, placement, eviction and scaling as a server's, with replicas that take
+    the time that the cluster file says. The same trace, cluster and seed give the same report.
+    """
+    from ndif.simulation.cluster_file import ClusterFileError
+    from ndif.simulation.run import WorldError
+    from ndif.simulation.trace import TraceError
+
+    try:
+        if generate:
+            _generate(trace, cluster_file, seed, requests, models, users, hours)
+        else:
+            _simulate(trace, cluster_file, seed, as_json, top)
+    except (ClusterFileError, TraceError, WorldError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _generate(
+    trace: Path,
+    cluster_file: Path,
+    seed: int,
+    requests: int,
+    models: int,
+    users: int,
+    hours: float,
+) -> None:
+    from ndif.simulation import generate
+    from ndif.simulation.cluster_file import ClusterFileError, read_file
+    from ndif.simulation.trace import TraceError, write
+
+    if trace.exists():
+        raise TraceError([f"{trace} is there already, and stays: generate under another name."])
+    if not cluster_file.exists():
+        try:
+            cluster_file.write_text(generate.cluster(generate.names(models), seed))
+        except OSError as error:
+            raise ClusterFileError(
+                [f"{cluster_file} cannot be written: {error.strerror}."]
+            ) from error
+        click.echo(f"Wrote {cluster_file}: a cluster with {models:,} models.", err=True)
+    names = read_file(cluster_file).names
+    if not names:
+        raise ClusterFileError([f"{cluster_file} names no models to ask for."])
+    write(trace, generate.trace(names, requests, seed, users=users, length_s=hours * 3600))
+    click.echo(f"Wrote {trace}: {requests:,} requests in {hours:g} hours.", err=True)
+
+
+def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: int) -> None:
+    import logging
+    import time
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ndif.cli.output import console, show_json
+    from ndif.simulation.cluster_file import read_file
+    from ndif.simulation.report import report
+    from ndif.simulation.run import run
+    from ndif.simulation.tables import show
+    from ndif.simulation.trace import read_file as read_trace
+
+    world, requests = read_file(cluster_file), read_trace(trace)
+    # What a server would log is in the report: thousands of refusals are no news here.
+    logging.getLogger("ndif").setLevel(logging.CRITICAL)
+    errors = Console(stderr=True)
+    began = time.monotonic()
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("Simulating", total=len(requests))
+        journal = run(world, requests, seed, lambda come: bar.update(task, completed=come))
+    found = report(world, journal, seed)
+    took = time.monotonic() - began
+    if as_json:
+        show_json(found)
+    else:
+        show(found, console(), top)
+    errors.print(
+        f"Simulated {found['trace']['ended_s'] / 3600:.1f} hours in {took:.1f} s.", highlight=False
+    )

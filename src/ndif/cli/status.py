@@ -1,0 +1,107 @@
+"""`ndif status`: machines, models, replicas, and what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ndif.cli.admin import Server, to_a_server
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.command("status")
+@click.option(
+    "--watch", type=click.FloatRange(0.2), metavar="SECONDS", help="Show it again and again."
+)
+@to_a_server
+def command(server: Server, as_json: bool, watch: float | None) -> None:
+    """Show the machines, the models and their replicas."""
+    from ndif.cli.watching import show
+
+    show(lambda: server.get("/admin/status"), _drawn, as_json=as_json, every_s=watch)
+
+
+def _drawn(status: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_nodes(status)]
+    parts.append(_models(status) if status["models"] else Text("No model is deployed."))
+    parts += [Text(line, style="yellow") for line in status["problems"]]
+    parts += [Text(line) for line in _schedule(status["schedule"])]
+    return Group(*parts)
+
+
+def _nodes(status: Mapping[str, Any]) -> RenderableType:
+    from ndif.cli.output import add_rows, size, table
+
+    made = table("Machines", "machine", "device", "memory", "free")
+    for node in status["nodes"]:
+        devices = [*((f"GPU {n}", gpu) for n, gpu in enumerate(node["gpus"])), ("CPU", node["cpu"])]
+        add_rows(
+            made,
+            (
+                (
+                    node["name"] if first == 0 else "",
+                    name,
+                    size(memory["bytes"]),
+                    size(memory["free_bytes"]),
+                )
+                for first, (name, memory) in enumerate(devices)
+            ),
+        )
+    return made
+
+
+def _models(status: Mapping[str, Any]) -> RenderableType:
+    from ndif.cli.output import add_rows, name_of, size, table
+
+    made = table(
+        "Models", "model", "nnsight", "state", "waiting", "size", "replica", "is", "for", "where"
+    )
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    for model in status["models"]:
+        dedicated = ", dedicated" if model["dedicated"] else ""
+        head = (
+            name_of(model) + dedicated,
+            model["generation"],
+            model["processor"],
+            model["waiting"],
+            size(model["size_bytes"]),
+        )
+        rows = [*_replicas(model, names)] or [("none", "", "", "")]
+        add_rows(made, ((*(head if n == 0 else ("",) * 5), *row) for n, row in enumerate(rows)))
+    return made
+
+
+def _replicas(model: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    from ndif.cli.output import since
+
+    for replica in model["replicas"]:
+        state = replica["state"]
+        if replica["total"] and state == "DEPLOYING":
+            state += f" {100 * (replica['done'] or 0) / replica['total']:.0f} %"
+        elif replica["request_id"]:
+            state += f" {replica['request_id']}"
+        gpus = ", ".join(f"GPU {gpu}" for gpu in replica["gpu_mem_bytes_by_id"])
+        node = str(names.get(replica["node_id"], replica["node_id"]))
+        place = "CPU" if replica["on_cpu"] else gpus
+        yield (
+            str(replica["replica_id"]),
+            state,
+            since(replica["deployed"]),
+            f"{place} of {node}" if place else node,
+        )
+
+
+def _schedule(schedule: Mapping[str, Any]) -> Iterator[str]:
+    if schedule["source"]:
+        following = schedule["next_change"] or "none"
+        yield f"Schedule: {schedule['source']}; next change: {following}."
+    for window in schedule["windows"]:
+        yield f"  {window['model']}: {window['start']} to {window['end']}"
+    yield from (f"  {problem}" for problem in schedule["problems"])

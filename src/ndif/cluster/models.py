@@ -1,0 +1,176 @@
+"""Models: what this server serves or may serve, by the names that clients use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ndif.schema.deployment import DeploymentConfig, refusal
+from ndif.schema.model_key import ModelKey
+
+_REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
+_MOST_NAMED = 20
+
+
+class NotServedError(Exception):
+    """A model that is not served to whoever asks for it; the message says which are."""
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """One model, and how it is to be loaded."""
+
+    key: ModelKey
+    """What it was first called: it names its lines and replicas for good."""
+    config: DeploymentConfig
+    """Its repo id as a hub spells it, and its task, once they are known."""
+    on_demand: bool = False
+    """Nobody but a user has asked for it."""
+    booked: DeploymentConfig | None = None
+    """What the schedule has it dedicated as, now."""
+    deploying: int = 0
+    """How many are about to deploy it."""
+    problem: str | None = None
+    """Why it could not be deployed when that was last tried."""
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether everybody may use it, and nobody displaces it."""
+        return self.config.dedicated or self.booked is not None
+
+    @property
+    def wanted(self) -> DeploymentConfig:
+        """How it is to be deployed now."""
+        return self.config if self.booked is None else replace(self.booked, dedicated=True)
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether nothing is lost with it."""
+        return self.on_demand and self.booked is None and not self.deploying
+
+    def named(self, key: ModelKey) -> bool:
+        """Whether a client that says `key` means it."""
+        if key == self.key:
+            return True
+        # Asked of every model for every request: most are told apart before a sentence is made.
+        same = key.repo_id.lower() == self.config.repo_id.lower()
+        return same and refusal(self.config, key) is None
+
+
+class Models:
+    """The models of one server."""
+
+    def __init__(self, configs: Iterable[DeploymentConfig] = ()) -> None:
+        self._models: list[Model] = []
+        for config in configs:
+            self.put(config)
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models)
+
+    def put(self, config: DeploymentConfig) -> Model:
+        """What an operator wants served, in the place of what the same model was before."""
+        model = self.find(config.key)
+        if model is None:
+            model = Model(config.key, config)
+            self._models.append(model)
+        else:
+            model.config, model.on_demand = config, False
+        return model
+
+    def find(self, key: ModelKey) -> Model | None:
+        """The model that `key` means, if it is known."""
+        return next((model for model in self._models if model.named(key)), None)
+
+    def of(self, key: ModelKey) -> Model:
+        """The model whose `Model.key` it is.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        for model in self._models:
+            if model.key == key:
+                return model
+        raise KeyError(str(key))
+
+    def called(self, name: str) -> list[Model]:
+        """The models that an operator means by a repo id or a whole key."""
+        if "{" in name:
+            key = ModelKey.parse(name)
+            return [model for model in self._models if model.named(key)]
+        return [
+            model
+            for model in self._models
+            if name.lower() in (model.config.repo_id.lower(), model.key.repo_id.lower())
+        ]
+
+    def forget(self, model: Model) -> None:
+        """Keep a name no longer that only a user has asked for, and that is not deployed."""
+        if model.forgettable and model in self._models:
+            self._models.remove(model)
+
+    def admit(self, key: ModelKey, *, hotswapping: bool) -> Model:
+        """The model that a client means: one that is dedicated, or any for who may have it loaded.
+
+        Raises:
+            NotServedError: with a sentence for the client.
+        """
+        model = self.find(key)
+        if model is not None and (model.dedicated or hotswapping):
+            return model
+        if not hotswapping:
+            raise NotServedError(self._not_dedicated(key))
+        if not _REPO_ID.fullmatch(key.repo_id) or Path(key.repo_id).exists():
+            raise NotServedError(
+                f"{key.repo_id[:200]!r} names no repository. Make the model with the id that it has on "
+                "the Hugging Face Hub, like openai-community/gpt2."
+            )
+        config = DeploymentConfig(key.repo_id, key.repo_id, key.revision, key.task)
+        model = Model(key, config, on_demand=True)
+        self._models.append(model)
+        return model
+
+    def _not_dedicated(self, key: ModelKey) -> str:
+        served = [model.wanted for model in self._models if model.dedicated]
+        near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
+        if len(served) == 1 or near:
+            return refusal((near or served)[0], key) or "This model is not served."
+        if not served:
+            return (
+                f"{key.repo_id[:200]!r} is not served: no model is dedicated on this server now, and you "
+                "may not have models loaded on demand."
+            )
+        names = sorted({repr(config.repo_id) for config in served})
+        if len(names) > _MOST_NAMED:
+            names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
+        return (
+            f"{key.repo_id[:200]!r} is not dedicated on this server, and you may not have models loaded "
+            f"on demand. These are: {', '.join(names)}."
+        )
+
+    def book(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:
+        """Have these dedicated by the schedule and no others: those that are now, and no longer."""
+        wanted: dict[int, DeploymentConfig] = {}
+        for config in configs:
+            model = self.find(config.key)
+            if model is None:
+                model = Model(config.key, replace(config, dedicated=False), on_demand=True)
+                self._models.append(model)
+            wanted[id(model)] = config
+        ended = [m for m in self._models if m.booked is not None and id(m) not in wanted]
+        begun = [m for m in self._models if id(m) in wanted and m.booked != wanted[id(m)]]
+        for model in self._models:
+            model.booked = wanted.get(id(model))
+        return begun, ended
+
+    @staticmethod
+    def learn(model: Model, loaded: Mapping[str, Any]) -> None:
+        """What only a loaded model tells: its name as a hub spells it, and its task."""
+        model.config = replace(
+            model.config,
+            repo_id=loaded.get("repo_id") or model.config.repo_id,
+            task=model.config.task or loaded.get("task"),
+        )

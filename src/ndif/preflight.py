@@ -1,0 +1,147 @@
+"""What must be so before a server starts: all that is not is told at once, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ndif.checkpoints import CheckpointError, deployment_of
+from ndif.config import Settings
+from ndif.host.runtimes import SUPPORTED, Runtimes
+from ndif.sandbox.confinement import ConfinementError, verify
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment_file import DeploymentFileError, from_variable, read_file
+from ndif.serving import StartError, listen
+from ndif.stores.accounts import FileAccounts, KeysError
+
+_LEAST_FREE = 0.05
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a server needs and has."""
+
+    listening: socket.socket
+    deployments: tuple[DeploymentConfig, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What it is to start with."""
+
+    host: str
+    port: int
+    checkpoints: tuple[str, ...]
+    deployment_file: Path | None
+
+
+def preflight(options: Settings, wanted: Wanted) -> Ready:
+    """See that a server can start, and hold its port for it.
+
+    Raises:
+        StartError: with everything that is in its way.
+    """
+    root = options.session_root.expanduser().absolute()
+    runtimes = Runtimes(options.runtimes).installed()
+    problems = [*_folder(root), *_sandbox(options), *_keys(options)]
+    if not runtimes:
+        problems.append(
+            f"No nnsight is installed: run `pip install '{next(iter(SUPPORTED.values()))}'`."
+        )
+    deployments, unreadable = _deployments(options, wanted)
+    problems += unreadable
+    problems += _unserved(deployments, runtimes)
+    try:
+        listening = listen(
+            wanted.host, wanted.port, "Choose another with --port, or end what uses it."
+        )
+    except StartError as error:
+        raise StartError(_sentences([str(error), *problems])) from error
+    if problems:
+        listening.close()
+        raise StartError(_sentences(problems))
+    return Ready(listening, deployments)
+
+
+def _sentences(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "\n".join(
+        ["The server cannot start:", *(f"  {n}. {text}" for n, text in enumerate(problems, 1))]
+    )
+
+
+def _folder(root: Path) -> Iterator[str]:
+    """Sessions and their results; it is not made yet, so that a failure leaves none."""
+    nearest = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield (
+            f"Sessions and results cannot be kept in {root}: {nearest} cannot be written to. Choose "
+            "another folder with the variable NDIF_SESSION_ROOT."
+        )
+        return
+    disk = shutil.disk_usage(nearest)
+    if disk.free < disk.total * _LEAST_FREE:
+        yield (
+            f"The disk of {root} is full but for {disk.free / 1e9:,.1f} GB, less than "
+            f"{_LEAST_FREE:.0%} of it: results would soon find no room. Make room, or choose another "
+            "folder with the variable NDIF_SESSION_ROOT."
+        )
+
+
+def _sandbox(options: Settings) -> Iterator[str]:
+    try:
+        verify(options.sandbox)
+    except ConfinementError as error:
+        yield str(error)
+
+
+def _keys(options: Settings) -> Iterator[str]:
+    if options.api_keys is not None:
+        try:
+            FileAccounts(options.api_keys.expanduser())
+        except KeysError as error:
+            yield f"The API keys cannot be used: {error}"
+
+
+def _deployments(
+    options: Settings, wanted: Wanted
+) -> tuple[tuple[DeploymentConfig, ...], list[str]]:
+    """Of the variable, the file and the arguments; what comes later in this order stands.
+
+    What is named one by one is there to stay; a file says for each.
+    """
+    found: dict[str, DeploymentConfig] = {}
+    problems: list[str] = []
+
+    def add(configs: Iterable[DeploymentConfig]) -> None:
+        found.update((str(config.key).lower(), config) for config in configs)
+
+    try:
+        add(replace(config, dedicated=True) for config in from_variable(options.deployments))
+    except DeploymentFileError as error:
+        problems += error.problems
+    if wanted.deployment_file is not None:
+        try:
+            add(read_file(wanted.deployment_file))
+        except DeploymentFileError as error:
+            problems += error.problems
+    for checkpoint in wanted.checkpoints:
+        try:
+            add([replace(deployment_of(checkpoint), dedicated=True)])
+        except CheckpointError as error:
+            problems.append(str(error))
+    return tuple(found.values()), problems
+
+
+def _unserved(deployments: Iterable[DeploymentConfig], installed: Iterable[str]) -> Iterator[str]:
+    for config in deployments:
+        if config.runtime is not None and config.runtime not in installed:
+            yield (
+                f"{config.repo_id} is to be served to nnsight {config.runtime}, which is not installed: "
+                f"run `ndif runtime add {config.runtime}`."
+            )

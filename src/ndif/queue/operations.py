@@ -1,0 +1,259 @@
+"""Operations: what an operator asks of the running server, whoever passes it on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ndif.cluster.controller import Asked, Controller, Provided
+from ndif.cluster.deployment import ReplicaKey
+from ndif.cluster.hosted import DeploymentError
+from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.models import Model
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.overview import queue_of, status_of
+from ndif.queue.processor import Processor
+from ndif.queue.upkeep import Upkeep
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment_entry import entry_of
+from ndif.schema.operation import OperationError
+from ndif.schema.variant import Variant
+
+_EVICTED = "The server's operator has taken {} off the server."
+_KILLED = "The server's operator has ended this job."
+
+
+class Operations:
+    """Deploy, evict, scale, restart, kill; and what there is to be seen."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        dispatcher: Dispatcher,
+        upkeep: Upkeep,
+        generations: Callable[[], Sequence[str]],
+        stop: Callable[[], None],
+    ) -> None:
+        """`generations`: those that are installed, the newest first."""
+        self._controller = controller
+        self._dispatcher = dispatcher
+        self._upkeep = upkeep
+        self._generations = generations
+        self._stop = stop
+
+    async def deploy(
+        self,
+        configs: Sequence[DeploymentConfig],
+        generation: str | None,
+        *,
+        wait: bool,
+        sync: bool,
+    ) -> list[dict[str, Any]]:
+        """Deploy the models; with `sync`, evict what is deployed and not among them.
+
+        With `wait` it returns when every replica is ready or has failed.
+
+        Raises:
+            OperationError: if a generation is not installed.
+        """
+        chosen = [self._generation(generation or config.runtime) for config in configs]
+        models = [self._controller.models.put(config) for config in configs]
+        others = [m for m in self._controller.models if m not in models and m.booked is None]
+        gone = [key for m in others if sync for key in await self._evict(m, cold=False)]
+        asked = []
+        for model, runtime in zip(models, chosen, strict=True):
+            processor = self._dispatcher.processor(model, runtime)
+            processor.least_replicas = model.wanted.replicas
+            processor.scale(model.wanted.replicas)
+            asked.append(Asked(model, runtime, model.wanted.replicas))
+            self._controller.dedicate(model, model.dedicated)
+        return await self._provide(asked, wait=wait, gone=gone)
+
+    async def evict(
+        self, model: str, replica_id: str | None, *, cold: bool
+    ) -> list[dict[str, Any]]:
+        """Take a model, or one replica of it, off its devices; `cold`: out of the memory as well.
+
+        Raises:
+            OperationError: if there is no such model or replica.
+        """
+        models = self._called(model)
+        if replica_id is None:
+            gone = [key for one in models for key in await self._evict(one, cold=cold)]
+        else:
+            keys = [
+                hosted.deployment.key
+                for hosted in self._controller.replicas()
+                if hosted.model in models and hosted.deployment.replica_id == replica_id
+            ]
+            if not keys:
+                raise OperationError(404, f"{model!r} has no replica {replica_id!r}.")
+            for variant in {Variant.parse(model_key) for model_key, _ in keys}:
+                processor = self._dispatcher.processors.get(variant)
+                if processor is not None:
+                    processor.desired_replicas = max(0, processor.desired_replicas - 1)
+                    processor.least_replicas = min(
+                        processor.least_replicas, processor.desired_replicas
+                    )
+            gone = list(self._controller.evict(replica_keys=keys, cold=cold))
+        if not gone:
+            raise OperationError(404, f"{model!r} has no replica to evict.")
+        return [_named(key) for key in gone]
+
+    async def scale(
+        self, model: str, replicas: int, generation: str | None
+    ) -> list[dict[str, Any]]:
+        """Have as many replicas of a model.
+
+        Raises:
+            OperationError: if there is no such model, or the generation is not installed.
+        """
+        asked = []
+        for one in self._called(model):
+            known = [p for p in self._dispatcher.processors.values() if p.model is one]
+            runtimes = {processor.variant.generation for processor in known}
+            if generation is not None or not runtimes:
+                runtimes = {self._generation(generation or one.wanted.runtime)}
+            for runtime in sorted(runtimes):
+                processor = self._dispatcher.processor(one, runtime)
+                processor.least_replicas = replicas
+                processor.scale(replicas)
+                if replicas:
+                    asked.append(Asked(one, runtime, replicas))
+        return await self._provide(asked, wait=False)
+
+    async def restart(self, model: str) -> list[dict[str, Any]]:
+        """Start a model's replicas anew.
+
+        Raises:
+            OperationError: if there is no such model, or it has no replica.
+        """
+        models = self._called(model)
+        there = [h for h in self._controller.replicas() if h.model in models]
+        if not there:
+            raise OperationError(404, f"{model!r} has no replica to restart.")
+        keys = [hosted.deployment.key for hosted in there]
+        counts: dict[Processor, int] = {}
+        for hosted in there:
+            if hosted.deployment.level is DeploymentLevel.HOT:
+                variant = Variant.parse(hosted.deployment.model_key)
+                processor = self._dispatcher.processor(hosted.model, variant.generation)
+                counts[processor] = counts.get(processor, 0) + 1
+        self._controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
+        asked = [
+            Asked(processor.model, processor.variant.generation, count)
+            for processor, count in counts.items()
+        ]
+        await self._provide(asked, wait=False)
+        return [_named(key) for key in keys]
+
+    async def kill(self, request_id: str) -> bool:
+        """End a request that waits or runs; False if there is none of that id."""
+        return await self._dispatcher.cancel(request_id, _KILLED)
+
+    def status(self) -> dict[str, Any]:
+        """Nodes, models, replicas, schedule."""
+        return {
+            **status_of(self._controller, self._dispatcher),
+            "schedule": self._upkeep.describe_schedule(),
+        }
+
+    def queue(self) -> dict[str, Any]:
+        """What runs and waits, model by model."""
+        return queue_of(self._dispatcher)
+
+    def export(self) -> list[dict[str, Any]]:
+        """Entries of a deployment file that brings up what is deployed now."""
+        hot = {
+            id(hosted.model)
+            for hosted in self._controller.replicas()
+            if hosted.deployment.level is DeploymentLevel.HOT
+        }
+        replicas = {
+            id(processor.model): processor.least_replicas
+            for processor in self._dispatcher.processors.values()
+            if processor.least_replicas
+        }
+        return [
+            entry_of(replace(model.config, replicas=replicas.get(id(model), model.config.replicas)))
+            for model in self._controller.models
+            if id(model) in hot or model.config.dedicated
+        ]
+
+    def stop(self) -> None:
+        """End the server as SIGTERM does."""
+        self._stop()
+
+    async def _evict(self, model: Model, *, cold: bool) -> list[ReplicaKey]:
+        """Take all of a model away, and tell those who wait for it."""
+        model.config = replace(model.config, dedicated=False)
+        processors = [p for p in self._dispatcher.processors.values() if p.model is model]
+        for processor in processors:
+            await processor.dismiss(_EVICTED.format(repr(model.config.repo_id)))
+        variants = [processor.variant for processor in processors]
+        return list(self._controller.evict(variants, cold=cold))
+
+    async def _provide(
+        self, asked: Sequence[Asked], *, wait: bool, gone: Sequence[ReplicaKey] = ()
+    ) -> list[dict[str, Any]]:
+        """Have what is asked for; `gone` went before it."""
+        provided = await self._controller.deploy(asked) if asked else []
+        for one, what in zip(asked, provided, strict=True):
+            self._dispatcher.processor(one.model, one.generation).adopt(what.replica_ids)
+        if wait:
+            await asyncio.gather(
+                *(self._settled(one, what) for one, what in zip(asked, provided, strict=True))
+            )
+        return [_told(one, what, gone) for one, what in zip(asked, provided, strict=True)]
+
+    async def _settled(self, asked: Asked, provided: Provided) -> None:
+        """Return when all that was provided is ready or has failed."""
+        for replica_id in provided.replica_ids:
+            hosted = self._controller.hosted(asked.variant, replica_id)
+            if hosted is not None:
+                with contextlib.suppress(DeploymentError):
+                    await hosted.up()
+
+    def _called(self, name: str) -> list[Model]:
+        try:
+            models = self._controller.models.called(name)
+        except ValueError as error:
+            raise OperationError(400, str(error)) from error
+        if not models:
+            known = ", ".join(sorted({m.config.repo_id for m in self._controller.models}))
+            raise OperationError(
+                404,
+                f"There is no model {name[:200]!r} on this server"
+                + (f"; there is {known}." if known else ", nor any other."),
+            )
+        return models
+
+    def _generation(self, generation: str | None) -> str:
+        installed = self._generations()
+        if generation is None and installed:
+            return installed[0]
+        if generation not in installed:
+            raise OperationError(
+                400,
+                f"nnsight {generation} is not installed here; {', '.join(installed) or 'none'} is. "
+                f"`ndif runtime add {generation}` adds it.",
+            )
+        return str(generation)
+
+
+def _named(key: ReplicaKey) -> dict[str, Any]:
+    return {"model_key": key[0], "replica_id": key[1]}
+
+
+def _told(asked: Asked, provided: Provided, gone: Sequence[ReplicaKey]) -> dict[str, Any]:
+    evicted = dict.fromkeys((*gone, *provided.evicted))
+    return {
+        "repo_id": asked.model.config.repo_id,
+        "generation": asked.generation,
+        "replicas": list(provided.replica_ids),
+        "evicted": [{"model": model, "replica_id": replica} for model, replica in evicted],
+        "problem": asked.model.problem,
+    }

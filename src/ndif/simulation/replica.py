@@ -1,0 +1,165 @@
+"""A replica that takes the time of a real one, and does nothing in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ndif.cluster.deployment import Deployment
+from ndif.host.port import Progress, ReplicaEvictedError, Respond
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.schema.variant import Variant
+from ndif.simulation.journal import Journal
+from ndif.simulation.world import World
+
+
+class SimulatedReplica:
+    """A form of `Actor`: each step takes what the world says it does, and the journal learns of it."""
+
+    def __init__(
+        self, config: DeploymentConfig, deployment: Deployment, world: World, journal: Journal
+    ) -> None:
+        self.ended = asyncio.Event()
+        self._config = config
+        self._bytes = deployment.size_bytes
+        self._on_cpu = deployment.on_cpu
+        self._assigned = deployment.gpu_mem_bytes_by_id
+        self._gpu_bytes = next(
+            node.resources.gpu_bytes for node in world.nodes if node.id == deployment.node_id
+        )
+        self._world = world
+        self._journal = journal
+        self._usages = (
+            journal.by_model[Variant.parse(deployment.model_key)],
+            journal.by_node[deployment.node_id],
+        )
+        self._gpus = 0.0
+        self._cpu_bytes = 0
+        self._is_hot = self._is_warm = False
+        self._run: asyncio.Future[str | None] | None = None
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """See `Actor.model`."""
+        return {}
+
+    async def start(self, progress: Progress) -> None:
+        """See `Actor.start`."""
+        self._hold(self._assigned)
+        progress(0, self._bytes)
+        with self._loading():
+            await asyncio.sleep(self._world.speeds.loading_s(self._bytes))
+        progress(self._bytes, self._bytes)
+        self._is_hot = True
+        for usage in self._usages:
+            usage.cold_loads += 1
+
+    async def to_cache(self) -> None:
+        """See `Actor.to_cache`."""
+        self._interrupt()
+        if not self._on_cpu:
+            await asyncio.sleep(self._world.speeds.caching_s(self._bytes))
+        self._hold(None, warm=True)
+        self._is_hot, self._is_warm = False, True
+        for usage in self._usages:
+            usage.evicted_warm += 1
+
+    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
+        """See `Actor.from_cache`."""
+        self._hold(gpu_mem_bytes_by_id)
+        self._is_warm = False
+        if not self._on_cpu:
+            with self._loading():
+                await asyncio.sleep(self._world.speeds.returning_s(self._bytes))
+        self._is_hot = True
+        for usage in self._usages:
+            usage.warm_returns += 1
+
+    async def stop(self) -> None:
+        """See `Actor.stop`."""
+        if self.ended.is_set():
+            return
+        self._interrupt()
+        self._hold(None)
+        for usage in self._usages:
+            usage.evicted_cold += self._is_hot
+            usage.dropped += self._is_warm
+        self._is_hot = self._is_warm = False
+        self.ended.set()
+
+    async def __call__(self, request: Request, respond: Respond) -> Response:
+        """See `Actor.__call__`."""
+        await respond(Response(request.id, Status.RUNNING, "Your job has begun."))
+        outcome = self._journal.of(request)
+        outcome.on_cpu, run_s = self._on_cpu, outcome.asked.run_s
+        if self._on_cpu:
+            run_s *= self._world.speeds.cpu_slowdown
+        limit_s = self._config.execution_timeout_s or self._world.execution_timeout_s
+        reason = await self._run_for(min(run_s, limit_s))
+        if reason is None and run_s > limit_s:
+            reason = f"The job ran longer than the {limit_s:g} s that it may."
+        if reason is not None:
+            return Response(request.id, Status.ERROR, reason)
+        return Response(request.id, Status.COMPLETED, "Your job has been completed.")
+
+    def cancel(self, reason: str) -> None:
+        """See `Actor.cancel`."""
+        if self._run is not None:
+            _settle(self._run, reason)
+
+    async def _run_for(self, seconds: float) -> str | None:
+        """Be busy so long; why it was cancelled, if it was."""
+        loop = asyncio.get_running_loop()
+        run: asyncio.Future[str | None] = loop.create_future()
+        self._run = run
+        timer = loop.call_later(seconds, _settle, run, None)
+        self._busy(self._gpus)
+        gpus = self._gpus
+        try:
+            return await run
+        finally:
+            self._busy(-gpus)
+            timer.cancel()
+            self._run = None
+
+    def _interrupt(self) -> None:
+        if self._run is not None and not self._run.done():
+            for usage in self._usages:
+                usage.interrupted += 1
+            self._run.set_exception(ReplicaEvictedError("its replica was evicted"))
+
+    def _busy(self, gpus: float) -> None:
+        now = asyncio.get_running_loop().time()
+        for usage in self._usages:
+            usage.gpus_busy.change(now, gpus)
+
+    def _hold(self, gpus: Mapping[int, int] | None, *, warm: bool = False) -> None:
+        """Have these GPUs, or memory, and no others."""
+        now = asyncio.get_running_loop().time()
+        share = sum(held / self._gpu_bytes[index] for index, held in (gpus or {}).items())
+        has_memory = warm or (self._on_cpu and gpus is not None)
+        cpu_bytes = self._bytes if has_memory else 0
+        for usage in self._usages:
+            usage.gpus_held.change(now, share - self._gpus)
+            usage.cpu_bytes.change(now, cpu_bytes - self._cpu_bytes)
+        self._gpus, self._cpu_bytes = share, cpu_bytes
+
+    @contextlib.contextmanager
+    def _loading(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            yield
+        finally:
+            for usage in self._usages:
+                usage.loading_s += loop.time() - began
+
+
+def _settle(run: asyncio.Future[str | None], reason: str | None) -> None:
+    if not run.done():
+        run.set_result(reason)

@@ -1,0 +1,180 @@
+"""Replays a trace: the server's own queue, controller and upkeep, and replicas that only take time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from packaging.version import Version
+
+from ndif.cluster.controller import Controller
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.models import Models
+from ndif.cluster.node import Node
+from ndif.host.port import ActorError
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.responder import Responder
+from ndif.queue.scaling import Scaling
+from ndif.queue.upkeep import Upkeep
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request, Wire
+from ndif.simulation import virtual_time
+from ndif.simulation.journal import Journal, JournalBroker
+from ndif.simulation.replica import SimulatedReplica
+from ndif.simulation.trace import TraceRequest
+from ndif.simulation.world import World
+from ndif.stores.objects import FileStore
+
+_SYNC_S = 30.0
+_PATIENCE_S = 86400.0
+"""What has not ended so long after the last request came is left as it is."""
+_NEVER_S = 1e9
+"""Nobody reads where they stand in line, so nobody is told again and again."""
+_SESSION = "simulation"
+_EVERY = 1000
+_MOST_NAMED = 5
+
+Progress = Callable[[int], None]
+"""Called now and then with how many requests have come."""
+
+
+class WorldError(ValueError):
+    """A world in which a trace cannot be replayed; the message says why."""
+
+
+def run(
+    world: World,
+    trace: Sequence[TraceRequest],
+    seed: int = 0,
+    progress: Progress = lambda come: None,
+) -> Journal:
+    """What comes of a trace, whose requests are in the order of their times.
+
+    The same world, trace and seed make the same journal.
+
+    Raises:
+        WorldError: if the trace names models whose size nothing says.
+    """
+    names = {request.model.repo_id for request in trace}
+    unknown = sorted(name for name in names if world.weights(name) is None)
+    if unknown:
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        raise WorldError(
+            f"Nothing says how large these models of the trace are: "
+            f"{', '.join(unknown[:_MOST_NAMED])}{more}. Name them under models in the cluster file, or "
+            "add default_size there."
+        )
+    # The collector would go through the whole trace again and again, and find nothing to free.
+    gc.collect()
+    gc.freeze()
+    try:
+        return virtual_time.run(_Simulation(world, trace, seed).run(progress))
+    finally:
+        gc.unfreeze()
+
+
+class _Simulation:
+    """A server without a gateway, and its clients."""
+
+    def __init__(self, world: World, trace: Sequence[TraceRequest], seed: int) -> None:
+        self._world = world
+        self._trace = trace
+        self._seed = seed
+        self._origin = trace[0].at
+
+    async def run(self, progress: Progress) -> Journal:
+        """Replay the trace to its end."""
+        journal = Journal(self._trace)
+        with tempfile.TemporaryDirectory(prefix="ndif-simulation-") as unused:
+            await self._serve(journal, FileStore(Path(unused), _NEVER_S), progress)
+        journal.close(asyncio.get_running_loop().time())
+        return journal
+
+    def _now(self) -> float:
+        return self._origin + asyncio.get_running_loop().time()
+
+    async def _serve(self, journal: Journal, objects: FileStore, progress: Progress) -> None:
+        world = self._world
+        broker = JournalBroker(journal)
+
+        def make_actor(
+            config: DeploymentConfig, generation: str, place: Deployment
+        ) -> SimulatedReplica:
+            return SimulatedReplica(config, place, world, journal)
+
+        controller = Controller(
+            Models(world.models),
+            make_actor,
+            self._evaluate,
+            self._discover,
+            rules=world.rules,
+            drain_s=world.drain_s,
+            now=self._now,
+            rng=random.Random(self._seed),  # noqa: S311 - ties, not secrets
+        )
+        customs = replace(world.customs, reply_freq_s=_NEVER_S)
+        dispatcher = Dispatcher(controller, broker, Responder(broker, objects), customs)
+        generations = sorted({r.generation for r in self._trace}, key=Version, reverse=True)
+        upkeep = Upkeep(
+            controller,
+            dispatcher,
+            Scaling(dispatcher, world.autoscale, self._now),
+            None,
+            lambda: generations,
+            _SYNC_S,
+            lambda: datetime.fromtimestamp(self._now(), timezone.utc),
+        )
+        await upkeep.sync()  # dedicated models are on their way before anybody can ask
+        dispatcher.start()
+        keeping = asyncio.create_task(upkeep.run(), name="upkeep")
+        try:
+            await self._send(broker, journal, progress)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(journal.all_ended.wait(), _PATIENCE_S)
+        finally:
+            keeping.cancel()
+
+    async def _send(self, broker: JournalBroker, journal: Journal, progress: Progress) -> None:
+        """Every request at its time."""
+        loop = asyncio.get_running_loop()
+        for number, asked in enumerate(self._trace):
+            left_s = asked.at - self._origin - loop.time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            journal.outcomes[number].received = loop.time()
+            if number % _EVERY == 0:
+                progress(number)
+            await broker.submit(
+                Request(
+                    model=asked.model,
+                    generation=asked.generation,
+                    wire=Wire.ENVELOPE,
+                    payload=b"",
+                    compress=False,
+                    base_url="",
+                    session=_SESSION,
+                    user=asked.user,
+                    weight=asked.weight,
+                    priority=asked.priority,
+                    hotswapping=True,
+                    id=str(number),
+                    received=asked.at,
+                )
+            )
+        progress(len(self._trace))
+
+    async def _evaluate(self, config: DeploymentConfig, generation: str) -> int:
+        size_bytes = self._world.replica_bytes(config)
+        if size_bytes is None:
+            raise ActorError("nothing says how large it is")
+        return size_bytes
+
+    async def _discover(self) -> tuple[Node, ...]:
+        return self._world.nodes

@@ -1,0 +1,133 @@
+"""A simulation's report as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def show(report: Mapping[str, Any], console: Console, most: int) -> None:
+    """Print it, with no more than `most` models and nodes."""
+    trace, overall = report["trace"], report["overall"]
+    console.print(
+        f"[bold]{trace['requests']:,}[/] requests of {trace['users']:,} users for {trace['models']:,} "
+        f"models in {_span(trace['last_arrival_s'])}; all over after {_span(trace['ended_s'])}."
+    )
+    console.print(
+        f"{overall['completed']:,} completed, {overall['refused']:,} refused, {overall['failed']:,} "
+        f"failed, {overall['unfinished']:,} unfinished; {overall['on_cpu']:,} ran without GPUs. "
+        f"{overall['interrupted']:,} times a request lost its replica and waited for another."
+    )
+    models = report["models"]
+    _print(_rows(models[:most], "model", _left("models", models, most)), console)
+    nodes = report["nodes"]
+    _print(_rows(nodes[:most], "node", _left("nodes", nodes, most)), console)
+    _print(_altogether(report), console)
+    if report["errors"]:
+        table = Table("requests", title="Refused and failed", title_justify="left")
+        table.add_column("for example", overflow="fold")
+        for error in report["errors"]:
+            table.add_row(f"{error['requests']:,}", escape(error["for_example"]))
+        _print(table, console)
+
+
+def _print(table: Table, console: Console) -> None:
+    console.print()
+    console.print(table)
+
+
+def _left(what: str, rows: list[Any], most: int) -> str:
+    return f"The {most} {what} that were asked for most, of {len(rows)}" if len(rows) > most else ""
+
+
+def _rows(rows: list[Mapping[str, Any]], what: str, title: str) -> Table:
+    """Models, which have requests, or nodes, which have GPUs."""
+    has_requests = what == "model"
+    table = Table(title=title or None, title_justify="left")
+    table.add_column(what, overflow="fold", min_width=12)
+    headings = ["requests", "errors", "p50", "p90", "p99", "most"] if has_requests else ["gpus"]
+    for heading in (*headings, "cold", "warm", "evicted", "busy", "held"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [f"{row['gpus']}"] if not has_requests else _requests(row)
+        name = escape(row[what])
+        if has_requests:
+            name += f" [dim]{row['generation']}[/]"
+        table.add_row(name, *cells, *_replicas(row))
+    return table
+
+
+def _requests(row: Mapping[str, Any]) -> list[str]:
+    errors = row["refused"] + row["failed"] + row["unfinished"]
+    waits = row["wait_s"] or {}
+    levels = (_span(waits.get(level)) for level in ("p50", "p90", "p99", "max"))
+    return [f"{row['requests']:,}", f"{errors:,}" if errors else "-", *levels]
+
+
+def _replicas(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row['cold_loads']:,}",
+        f"{row['warm_returns']:,}",
+        f"{row['evicted_to_warm'] + row['evicted_to_cold']:,}",
+        _percent(row["gpu_utilisation"]),
+        _percent(row["gpus_held"]),
+    ]
+
+
+def _altogether(report: Mapping[str, Any]) -> Table:
+    overall, hours = report["overall"], report["hours"]
+    table = Table(title="Altogether", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, label in (("wait_s", "waits"), ("run_s", "run times")):
+        found = overall[name]
+        if found:
+            said = ", ".join(f"{level} {_span(seconds)}" for level, seconds in found.items())
+            table.add_row(label, said)
+    table.add_row(
+        "loads", f"{overall['cold_loads']:,} cold, {overall['warm_returns']:,} warm returns"
+    )
+    table.add_row(
+        "evictions",
+        f"{overall['evicted_to_warm']:,} to WARM, {overall['evicted_to_cold']:,} to COLD; "
+        f"{overall['dropped_from_warm']:,} WARM ones dropped",
+    )
+    requests = [hour["requests"] for hour in hours]
+    table.add_row("requests", f"{_bars(requests)}  by the hour, at most {max(requests):,}")
+    for name, label in (
+        ("gpu_utilisation", "GPUs busy"),
+        ("gpus_held", "GPUs held"),
+        ("cpu_memory_held", "CPU memory held"),
+    ):
+        if overall[name] is not None:
+            parts = [hour[name] or 0.0 for hour in hours]
+            said = f"{_percent(overall[name])}, in an hour at most {_percent(max(parts))}"
+            table.add_row(label, f"{_bars(parts)}  {said}")
+    return table
+
+
+def _bars(values: list[float]) -> str:
+    """A line that rises and falls with values of at least 0, as high as it goes for the largest."""
+    most = max(values) or 1.0
+    return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in values)
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{part:.1%}"
+
+
+def _span(seconds: float | None) -> str:
+    """A time as people read it."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"

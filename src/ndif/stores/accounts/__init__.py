@@ -1,0 +1,7 @@
+"""Accounts: who may do what. Embedded forms: everybody alike, or a file of keys."""
+
+from ndif.stores.accounts.file import FileAccounts, KeysError
+from ndif.stores.accounts.open import OpenAccounts
+from ndif.stores.accounts.port import Account, Accounts, NoSuchKeyError
+
+__all__ = ["Account", "Accounts", "FileAccounts", "KeysError", "NoSuchKeyError", "OpenAccounts"]

@@ -1,0 +1,113 @@
+"""CHECKPOINT on a command line, and what a deployment looks like in a file."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ndif.checkpoints import CheckpointError, deployment_of
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment_entry import entry_of
+from ndif.schema.deployment_file import from_value
+
+KEY = 'a.b.C:{"repo_id": "org/name", "revision": "v2", "task": "fill-mask"}'
+
+
+def test_a_repository_is_asked_for_by_its_id() -> None:
+    assert deployment_of("org/name") == DeploymentConfig("org/name", "org/name")
+    assert deployment_of("gpt2") == DeploymentConfig("gpt2", "gpt2")
+
+
+def test_a_model_key_says_which_revision() -> None:
+    assert deployment_of(KEY) == DeploymentConfig(
+        "org/name", "org/name", revision="v2", task="fill-mask"
+    )
+
+
+def test_a_folder_has_a_name_and_says_its_task(tiny_gpt2: Path) -> None:
+    assert deployment_of(f"org/name={tiny_gpt2}") == DeploymentConfig(
+        "org/name", str(tiny_gpt2.resolve()), task="text-generation"
+    )
+
+
+def test_a_folder_may_be_named_from_where_one_is(
+    tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_gpt2.parent)
+    assert deployment_of(f"org/name={tiny_gpt2.name}").checkpoint == str(tiny_gpt2.resolve())
+    with pytest.raises(CheckpointError, match=f"write ORG/NAME={tiny_gpt2.name}"):
+        deployment_of(tiny_gpt2.name)
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("/tmp", "/tmp is a folder, and clients ask for a model by name: write ORG/NAME=/tmp."),
+        ("./x", "write ORG/NAME=./x"),
+        ("org/name=/no/such/folder", "There is no folder /no/such/folder."),
+        ("org/name=/tmp", "/tmp holds no config.json"),
+        ("two words", "'two words' names no model"),
+        ("", "names no model"),
+        ("{}", "is not a model key"),
+        ("=/tmp", "'' names no model"),
+    ],
+)
+def test_what_names_no_checkpoint_is_told_what_would(argument: str, says: str) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        deployment_of(argument)
+    assert says in str(refused.value)
+
+
+def test_a_folder_elsewhere_is_not_looked_for_here() -> None:
+    assert deployment_of("org/name=/models/x", here=False).checkpoint == "/models/x"
+    with pytest.raises(CheckpointError, match="write its whole path"):
+        deployment_of("org/name=models/x", here=False)
+
+
+CONFIGS = st.builds(
+    DeploymentConfig,
+    repo_id=st.sampled_from(["org/name", "gpt2"]),
+    checkpoint=st.sampled_from(["org/name", "gpt2", "/models/x"]),
+    revision=st.sampled_from([None, "v2", "main"]),
+    task=st.sampled_from([None, "fill-mask"]),
+    dtype=st.sampled_from(["auto", "bfloat16"]),
+    device=st.sampled_from([None, "cpu"]),
+    threads=st.integers(0, 4),
+    execution_timeout_s=st.none() | st.floats(0.5, 1e6),
+    replicas=st.integers(1, 9),
+    dedicated=st.booleans(),
+    padding_factor=st.floats(0, 2),
+    padding_bytes=st.integers(0, 10**12),
+    trust_remote_code=st.booleans(),
+    runtime=st.sampled_from([None, "0.7"]),
+)
+
+
+@given(CONFIGS)
+def test_an_entry_read_back_is_the_same_deployment(config: DeploymentConfig) -> None:
+    assert from_value([entry_of(config)], "x") == (config,)
+
+
+def test_every_setting_of_a_deployment_is_in_its_entry() -> None:
+    other = DeploymentConfig(
+        repo_id="a/b",
+        checkpoint="/x",
+        revision="v2",
+        task="t",
+        dtype="float32",
+        device="cpu",
+        threads=3,
+        execution_timeout_s=1.5,
+        replicas=2,
+        dedicated=True,
+        padding_factor=0.5,
+        padding_bytes=7,
+        trust_remote_code=True,
+        runtime="0.7",
+    )
+    assert len(entry_of(other)) == len(fields(DeploymentConfig))
+    assert entry_of(DeploymentConfig("a/b", "a/b")) == {"repo_id": "a/b"}

@@ -1,0 +1,352 @@
+"""Every command against a server elsewhere: what it prints, what a program reads, how it ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+import yaml
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from ndif.cli.main import cli
+from ndif.config import settings
+from ndif.schema.deployment_file import read
+from tests.cli.operations import TOKEN, Table, application
+from tests.serving import serving
+
+Result = click.testing.Result
+Ndif = Callable[..., Result]
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+@pytest.fixture
+def url(table: Table) -> Iterator[str]:
+    with serving(application(table)) as address:
+        yield address
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine on which no server runs."""
+    monkeypatch.setenv("NDIF_SESSION_ROOT", str(tmp_path / "sessions"))
+    monkeypatch.setenv("COLUMNS", "200")
+    settings.cache_clear()
+    yield tmp_path
+    settings.cache_clear()
+
+
+@pytest.fixture
+def ndif(here: Path, url: str) -> Ndif:
+    """A command, with the address of the server and its token."""
+
+    def run(*arguments: str | Path, token: str = TOKEN) -> Result:
+        return invoke(*arguments, "--url", url, "--token", token)
+
+    return run
+
+
+def invoke(*arguments: str | Path) -> Result:
+    result = click.testing.CliRunner().invoke(cli, [str(each) for each in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def printed(result: Result) -> Any:
+    """What a program reads, of a command that did what it was to do."""
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def error(result: Result, code: int) -> str:
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+# deploy
+
+
+def test_models_are_deployed_and_said_to_be_ready(ndif: Ndif, table: Table) -> None:
+    result = ndif("deploy", "org/a", "org/b", "--replicas", "1", "--dedicated")
+    assert result.exit_code == 0
+    assert result.stdout == "org/a is ready: 1 replica.\norg/b is ready: 1 replica.\n"
+    assert table.waited_for == [True]
+    assert all(each.config.dedicated for each in table.deployed.values())
+
+
+def test_nobody_waits_with_no_wait(ndif: Ndif, table: Table) -> None:
+    result = ndif("deploy", "org/a", "--no-wait", "--generation", "0.7")
+    assert result.stdout == "org/a is being loaded: 1 replica.\n"
+    assert table.waited_for == [False]
+    assert table.deployed["org/a"].generation == "0.7"
+
+
+def test_a_file_of_deployments_reaches_the_server_whole(
+    ndif: Ndif, table: Table, here: Path
+) -> None:
+    text = """
+        - repo_id: org/a
+          checkpoint: /models/a
+          padding_bytes: 1GiB
+          execution_timeout_seconds: 15m
+          runtime: "0.7"
+        - org/b
+    """
+    file = here / "models.yaml"
+    file.write_text(text)
+    answer = printed(ndif("deploy", "--deployment-config", file, "--json"))
+    assert [each["repo_id"] for each in answer["models"]] == ["org/a", "org/b"]
+    assert tuple(each.config for each in table.deployed.values()) == read(text, "")
+
+
+def test_a_checkpoint_elsewhere_has_a_whole_path(ndif: Ndif, table: Table) -> None:
+    assert ndif("deploy", "org/a=/models/a").exit_code == 0
+    assert table.deployed["org/a"].config.checkpoint == "/models/a"
+    assert "whole path" in error(ndif("deploy", "org/a=models/a"), 1)
+
+
+def test_sync_evicts_what_is_not_in_the_file(ndif: Ndif, table: Table, here: Path) -> None:
+    ndif("deploy", "org/a", "org/b")
+    file = here / "models.json"
+    file.write_text('["org/b"]')
+    result = ndif("deploy", "--deployment-config", file, "--sync")
+    assert result.stdout == "Evicted for it: org/a (replica r1).\norg/b is ready: 1 replica.\n"
+    assert [*table.deployed] == ["org/b"]
+
+
+def test_a_model_that_finds_no_room_is_exit_code_1(ndif: Ndif) -> None:
+    result = ndif("deploy", "org/a", "--replicas", "5")
+    assert result.exit_code == 1
+    assert result.stdout == "org/a is ready: 3 replicas.\n"
+    assert result.stderr == "Error: org/a: There is room for 3 of 5 replicas.\n"
+    result = ndif("deploy", "org/a", "--replicas", "5", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["models"][0]["problem"] == "There is room for 3 of 5 replicas."
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["deploy"],
+        ["deploy", "a/b", "--deployment-config", "x"],
+        ["deploy", "a/b", "--replicas", "0"],
+    ],
+    ids=" ".join,
+)
+def test_a_deployment_of_nothing_shows_how_it_goes(ndif: Ndif, arguments: list[str]) -> None:
+    assert "Usage: cli deploy" in error(ndif(*arguments), 2)
+
+
+def test_a_file_that_cannot_be_read_is_told_line_by_line(ndif: Ndif, here: Path) -> None:
+    file = here / "models.yaml"
+    file.write_text("org/a:\n  replicas: 0\norg/b:\n  pinned: true\n")
+    said = error(ndif("deploy", "--deployment-config", file), 1)
+    assert "line 2: 'org/a': replicas must be at least 1" in said
+    assert "line 4: 'org/b': 'pinned' is no setting" in said
+    assert "cannot be read" in error(ndif("deploy", "--deployment-config", here / "none"), 1)
+
+
+def test_what_the_server_refuses_is_exit_code_5(ndif: Ndif) -> None:
+    said = error(ndif("deploy", "org/a", "--generation", "9.9"), 5)
+    assert said == "Error: nnsight 9.9 is not installed here: run `ndif runtime add 9.9`.\n"
+    assert "--token" in error(ndif("deploy", "org/a", token="wrong"), 5)
+
+
+# The others
+
+
+def test_a_model_is_scaled_and_evicted(ndif: Ndif, table: Table) -> None:
+    ndif("deploy", "org/a")
+    assert ndif("scale", "org/a", "2").stdout == "org/a is to have: 2 replicas.\n"
+    assert printed(ndif("scale", "org/a", "1", "--json"))["models"][0]["replicas"] == ["r1"]
+    ndif("scale", "org/a", "2")
+    assert ndif("evict", "org/a", "--replica", "r1", "--cold").stdout.endswith("r1 is evicted.\n")
+    (left,) = table.deployed["org/a"].replicas
+    assert printed(ndif("evict", "org/a", "--json"))["evicted"][0]["replica_id"] == left
+    assert table.deployed["org/a"].level == "WARM"
+
+
+def test_a_models_replicas_are_restarted(ndif: Ndif) -> None:
+    ndif("deploy", "org/a")
+    assert ndif("restart", "org/a").stdout.endswith("replica r1 is started anew.\n")
+    assert printed(ndif("restart", "org/a", "--json"))["restarted"][0]["replica_id"] == "r1"
+
+
+def test_a_server_elsewhere_is_not_restarted_from_here(ndif: Ndif, table: Table) -> None:
+    assert "on its own machine" in error(ndif("restart"), 5)
+    assert not table.stopped
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evict", "org/none"],
+        ["scale", "org/none", "1"],
+        ["restart", "org/none"],
+        ["kill", "request-9"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_there_is_exit_code_4(ndif: Ndif, arguments: list[str]) -> None:
+    said = error(ndif(*arguments), 4)
+    assert arguments[1] in said
+    assert said.endswith(".\n")
+
+
+def test_a_request_is_killed(ndif: Ndif, table: Table) -> None:
+    assert ndif("kill", "request-1").stdout == "Request request-1 is ended.\n"
+    assert table.running == []
+    assert printed(ndif("kill", "request-2", "--json")) == {"killed": True}
+
+
+def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: Table) -> None:
+    assert "No model is deployed." in ndif("status").stdout
+    ndif("deploy", "org/a", "org/slow", "--dedicated", "--no-wait")
+    said = ndif("status").stdout
+    for text in (
+        *("this-machine", "GPU 0", "25.8 GB", "10.7 GB"),
+        *("org/a, dedicated", "0.8", "500 MB", "RUNNING", "GPU 0 of this-machine"),
+        *("DEPLOYING 25 %", "[one] of the disks is slow."),
+    ):
+        assert text in said, text
+    assert printed(ndif("status", "--json")) == table.status()
+
+
+def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:
+    said = ndif("queue").stdout
+    for text in ("request-1", "ann", "runs", "request-3", "bob", "1 min 15 s"):
+        assert text in said, text
+    assert printed(ndif("queue", "--json")) == table.queue()
+    table.running.clear()
+    table.waiting.clear()
+    assert ndif("queue").stdout == "Nothing runs, and nothing waits.\n"
+
+
+def test_an_export_is_a_file_that_can_be_deployed(ndif: Ndif, table: Table, here: Path) -> None:
+    ndif("deploy", "org/a", "org/b=/models/b", "--dedicated")
+    before = [each.config for each in table.deployed.values()]
+    file = here / "models.yaml"
+    file.write_text(ndif("export").stdout)
+    assert yaml.safe_load(file.read_text()) == printed(ndif("export", "--json"))
+    table.deployed.clear()
+    assert ndif("deploy", "--deployment-config", file, "--sync").exit_code == 0
+    assert [each.config for each in table.deployed.values()] == before
+
+
+def test_the_environment_of_the_server_is_shown(ndif: Ndif) -> None:
+    assert "starlette" in ndif("env").stdout
+    assert "starlette" in printed(ndif("env", "--json"))["packages"]
+
+
+def test_the_configuration_is_the_servers(ndif: Ndif, url: str) -> None:
+    result = ndif("info", "--config")
+    assert f"Configuration of the server at {url}" in result.stdout
+    assert "NDIF_RUNNER_POOL" in result.stdout
+    names = [each["name"] for each in printed(ndif("info", "--config", "--json"))["settings"]]
+    assert names[0] == "NDIF_SESSION_ROOT"
+
+
+def test_a_server_elsewhere_is_stopped_once_it_no_longer_answers(here: Path) -> None:
+    table = Table()
+    with serving(application(table)) as url:
+        # It is told, and stays: this one only notes it.
+        result = invoke("stop", "--url", url, "--token", TOKEN, "--timeout", "0.3")
+        assert "still answers" in error(result, 1)
+    assert table.stopped
+
+
+def test_a_token_is_read_from_a_file(ndif: Ndif, here: Path) -> None:
+    file = here / "token"
+    file.write_text(f"{TOKEN}\n")
+    assert ndif("queue", token=f"@{file}").exit_code == 0
+    assert "cannot be read" in error(ndif("queue", token=f"@{file}2"), 1)
+
+
+# Where there is no server
+
+ASKING = [
+    ["status"],
+    ["queue"],
+    ["export"],
+    ["env"],
+    ["stop"],
+    ["restart"],
+    ["info"],
+    ["deploy", "org/a"],
+    ["evict", "org/a"],
+    ["scale", "org/a", "1"],
+    ["kill", "x"],
+]
+
+
+@pytest.mark.parametrize("arguments", ASKING, ids=" ".join)
+def test_nothing_that_runs_here_is_exit_code_3(here: Path, arguments: list[str]) -> None:
+    said = error(invoke(*arguments), 3)
+    assert said.startswith("Error: No server is running here")
+    assert "`ndif start`" in said
+    assert not (here / "sessions").exists()
+
+
+def test_an_address_where_nothing_answers_is_exit_code_3(here: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        said = error(invoke("status", "--url", f"127.0.0.1:{port}", "--token", "x"), 3)
+    assert f"The server at http://127.0.0.1:{port} does not answer" in said
+
+
+@pytest.mark.parametrize("url", ["http://", "ftp://127.0.0.1", "http://[", "http://127.0.0.1:x"])
+def test_an_address_that_is_none_is_exit_code_3(here: Path, url: str) -> None:
+    assert "does not answer" in error(invoke("status", "--url", url, "--token", "x"), 3)
+
+
+def test_another_kind_of_server_is_said_to_be_one(here: Path) -> None:
+    async def page(_: Any) -> PlainTextResponse:
+        return PlainTextResponse("<html>", 404)
+
+    with serving(Starlette(routes=[Route("/{path:path}", page)])) as url:
+        said = error(invoke("status", "--url", url, "--token", "x"), 3)
+    assert "is no ndif server (HTTP 404)" in said
+
+
+def test_logs_of_a_server_that_never_was(here: Path) -> None:
+    assert "no session yet" in error(invoke("logs"), 1)
+
+
+def test_a_variable_that_is_not_valid_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDIF_API_PORT", "many")
+    settings.cache_clear()
+    assert "NDIF_API_PORT is not valid" in error(invoke("status"), 1)
+
+
+# Completion
+
+
+def completed(ndif_arguments: list[str], incomplete: str) -> list[str]:
+    from click.shell_completion import ShellComplete
+
+    complete = ShellComplete(cli, {}, "ndif", "_NDIF_COMPLETE")
+    return [item.value for item in complete.get_completions(ndif_arguments, incomplete)]
+
+
+def test_the_shell_completes_commands_and_models(ndif: Ndif, url: str) -> None:
+    ndif("deploy", "org/apple", "org/pear", "--no-wait")
+    assert "evict" in completed([], "ev")
+    options = ["--url", url, "--token", TOKEN]
+    for command in ("evict", "scale", "restart"):
+        assert completed([command, *options], "ORG/a") == ["org/apple"]
+    assert completed(["evict", *options], "") == ["org/apple", "org/pear"]
+    # Silent where there is none, and where the token is wrong.
+    assert completed(["evict"], "") == []
+    assert completed(["evict", "--url", url, "--token", "x"], "") == []

@@ -1,0 +1,70 @@
+"""What a server is to start with, and what it must have: without starting one."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from ndif.config import Settings
+from ndif.preflight import Ready, Wanted, preflight
+from ndif.schema.deployment import DeploymentConfig
+from ndif.serving import StartError
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def ready(
+    root: Path, *checkpoints: str, file: Path | None = None, deployments: str = ""
+) -> tuple[DeploymentConfig, ...]:
+    options = Settings(session_root=root, deployments=deployments)
+    found: Ready = preflight(options, Wanted("127.0.0.1", free_port(), checkpoints, file))
+    found.listening.close()
+    return found.deployments
+
+
+def test_nothing_is_deployed_where_nothing_is_named(tmp_path: Path) -> None:
+    assert ready(tmp_path) == ()
+
+
+def test_the_command_line_stands_before_the_file_and_the_file_before_the_variable(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("org/a: {replicas: 2}\norg/b: {replicas: 3}\n")
+    found = ready(tmp_path, "ORG/b", file=file, deployments="org/a | org/c")
+    assert {config.repo_id: (config.replicas, config.dedicated) for config in found} == {
+        "org/a": (2, False),
+        "org/c": (1, True),
+        "ORG/b": (1, True),
+    }
+
+
+def test_a_folder_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
+    assert ready(tmp_path / "a" / "b") == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.disk_usage(tmp_path)
+    usage = type(real)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 951 * 10**9, 49 * 10**9))
+    with pytest.raises(StartError, match=r"is full but for 49\.0 GB, less than 5% of it"):
+        ready(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 949 * 10**9, 51 * 10**9))
+    assert ready(tmp_path) == ()
+
+
+def test_the_port_is_held_from_then_on(tmp_path: Path) -> None:
+    wanted = Wanted("127.0.0.1", free_port(), (), None)
+    options = Settings(session_root=tmp_path)
+    taken = rf"^Port {wanted.port} is in use\. Choose another"
+    with preflight(options, wanted).listening, pytest.raises(StartError, match=taken):
+        preflight(options, wanted)
+    preflight(options, wanted).listening.close()

@@ -1,0 +1,218 @@
+"""The folder of sessions: who may begin one, what is left of one, whose process it is of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ndif.session import Own, SessionError, Sessions
+from ndif.session_record import Record, record_of, started_at
+
+BEGIN = """
+import sys, time
+from pathlib import Path
+from ndif.session import Sessions, SessionError
+from ndif.session_record import record_of
+try:
+    session = Sessions(Path(sys.argv[1])).begin()
+except SessionError as error:
+    print(error, flush=True)
+    raise SystemExit(1)
+session.publish(record_of(session.id, url="http://u", host="h", port=1, version="v", arguments=[],
+                          settings={}))
+print(session.id, flush=True)
+time.sleep(600)
+"""
+
+
+def record(session: Own) -> Record:
+    return record_of(
+        session.id,
+        url="http://127.0.0.1:8001",
+        host="127.0.0.1",
+        port=8001,
+        version="0.1.0",
+        arguments=["--port", "8001"],
+        settings={"NDIF_RUNNER_POOL": 5},
+    )
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A server's process, which has a session there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN, tmp_path], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_session_is_what_the_specification_says(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "b"
+    sessions = Sessions(root)
+    session = sessions.begin()
+    assert sessions.current() is None
+    session.publish(record(session))
+
+    assert session.folder.parent == root
+    assert time.strptime(session.id, "session_%Y%m%d_%H%M%S")
+    assert (root / "current").is_symlink()
+    assert (root / "current").readlink() == Path(session.id)
+    assert session.log() == session.folder / "logs" / "api" / "output.log"
+    assert session.log().parent.is_dir()
+    assert json.loads((session.folder / "config.json").read_text()) == {
+        "session_id": session.id,
+        "pid": os.getpid(),
+        "pid_started": started_at(os.getpid()),
+        "url": "http://127.0.0.1:8001",
+        "host": "127.0.0.1",
+        "port": 8001,
+        "started": record(session).started,
+        "version": "0.1.0",
+        "arguments": ["--port", "8001"],
+        "settings": {"NDIF_RUNNER_POOL": 5},
+    }
+    assert len(session.token() or "") >= 32
+    assert mode(session.folder) == 0o700
+    assert mode(session.folder / "token") == 0o600
+    assert mode(session.folder / "config.json") == 0o600
+    session.end()
+
+
+def test_of_a_session_that_ended_its_log_and_record_are_left(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path)
+    session = sessions.begin()
+    session.publish(record(session))
+    session.log().write_text("line\n")
+    (session.results / "large.pt").write_bytes(b"x")
+    running = sessions.running()
+    assert running is not None
+    session.end()
+    assert sessions.running() is None
+    assert sessions.current() is None
+    assert not (tmp_path / "current").is_symlink()
+    latest = sessions.latest()
+    assert latest is not None
+    assert latest.folder == session.folder
+    assert latest.log().read_text() == "line\n"
+    assert latest.token() is None
+    assert not latest.results.exists()
+    assert latest.record() is not None
+
+
+def test_of_one_that_never_was_nothing_is_left(tmp_path: Path) -> None:
+    session = Sessions(tmp_path).begin()
+    session.publish(record(session))
+    session.discard()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    Sessions(tmp_path).begin().discard()
+
+
+def test_two_that_begin_in_one_second_are_two(tmp_path: Path) -> None:
+    ids = set()
+    for _ in range(3):
+        session = Sessions(tmp_path).begin()
+        ids.add(session.id)
+        session.end()
+    assert len(ids) == 3
+
+
+def test_a_second_server_is_refused_and_changes_nothing(
+    tmp_path: Path, other: subprocess.Popen[str]
+) -> None:
+    name = first_line(other)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(SessionError) as refused:
+        Sessions(tmp_path).begin()
+    assert f"running already at http://u (process {other.pid})" in str(refused.value)
+    assert "NDIF_SESSION_ROOT" in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    running = Sessions(tmp_path).running()
+    assert running is not None
+    assert running[0].id == name
+
+
+def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BEGIN, tmp_path], stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    try:
+        said = [first_line(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert sum(line.startswith("session_") for line in said) == 1, said
+    assert sum("running already" in line for line in said) == 5, said
+
+
+def test_a_killed_servers_place_is_taken_over(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    name = first_line(other)
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    sessions = Sessions(tmp_path)
+    assert sessions.current() is not None
+    assert sessions.running() is None
+    session = sessions.begin()
+    assert session.stale is not None
+    assert session.stale.id == name
+    assert session.stale.token() is None
+    session.publish(record(session))
+    current = sessions.current()
+    assert current is not None
+    assert current.folder == session.folder
+    session.end()
+
+
+def test_another_process_of_the_same_number_is_not_the_servers(tmp_path: Path) -> None:
+    session = Sessions(tmp_path).begin()
+    mine = record(session)
+    assert mine.is_alive
+    assert not Record(**{**vars(mine), "pid_started": mine.pid_started - 1}).is_alive
+    session.end()
+
+
+def test_a_process_that_was_not_waited_for_is_gone() -> None:
+    process = subprocess.Popen(["true"])
+    while (Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split())[0] != "Z":
+        time.sleep(0.01)
+    assert started_at(process.pid) is None
+    process.wait()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "null"])
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+    session = Sessions(tmp_path).begin()
+    session.publish(record(session))
+    (session.folder / "config.json").write_text(content)
+    assert session.record() is None
+    assert Sessions(tmp_path).running() is None
+    session.end()
+
+
+def test_a_root_that_cannot_be_written_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SessionError, match=r"cannot be kept in .*file.*NDIF_SESSION_ROOT"):
+        Sessions(tmp_path / "file").begin()

@@ -1,0 +1,461 @@
+"""`ndif start` and what operates it, as an operator has them: real processes, real models."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from ndif import __version__
+from ndif.session_record import started_at
+from tests.clients.harness import NDIF
+from tests.conftest import NAME
+from tests.sandbox.test_layers import without
+
+PATIENCE_S = 120
+SECOND = "test-org/second"
+MARK = "NDIF_TEST_MARK"
+
+
+@dataclass
+class Place:
+    """A folder of sessions, and a mark that every process started with it inherits."""
+
+    root: Path
+    environment: dict[str, str]
+
+    def ndif(self, *arguments: str | Path, kernel: str = "", **variables: str) -> Done:
+        """A command, run to its end."""
+        done = subprocess.run(
+            without(kernel, NDIF, *arguments),
+            env={**os.environ, **self.environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def read(self, *arguments: str | Path) -> Any:
+        """What a program reads, of a command that did what it was to do."""
+        done = self.ndif(*arguments, "--json")
+        assert done.code == 0, done
+        return json.loads(done.output)
+
+    def start(self, *arguments: str | Path, **variables: str) -> dict[str, Any]:
+        """A server behind the terminal."""
+        done = self.ndif("start", "--detach", "--json", *arguments, **variables)
+        assert done.code == 0, done
+        said: dict[str, Any] = json.loads(done.output)
+        return said
+
+    def processes(self) -> list[str]:
+        """The command lines of all that was started with it and lives."""
+        mark = f"{MARK}={self.environment[MARK]}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def sessions(self) -> list[str]:
+        """The names of its sessions."""
+        return sorted(path.name for path in self.root.glob("session_*"))
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    code: int
+    output: str
+    error: str
+
+
+def within(happens: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happens():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+def a_place(environment: dict[str, str], root: Path) -> Iterator[Place]:
+    mark = uuid.uuid4().hex
+    place = Place(
+        root,
+        {
+            **environment,
+            "COLUMNS": "200",
+            "NO_COLOR": "1",
+            "NDIF_SESSION_ROOT": str(root),
+            "NDIF_API_PORT": free_port(),
+            MARK: mark,
+        },
+    )
+    try:
+        yield place
+    finally:
+        place.ndif("stop")
+        assert within(lambda: not place.processes()), place.processes()
+
+
+@pytest.fixture
+def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]:
+    yield from a_place(server_environment, tmp_path / "sessions")
+
+
+@pytest.fixture(scope="module")
+def served(
+    server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """A server with one model, which is ready."""
+    root = tmp_path_factory.mktemp("served") / "sessions"
+    with contextlib.contextmanager(a_place)(server_environment, root) as place:
+        place.start(NAME)
+        assert within(lambda: states(place) == ["RUNNING"]), place.ndif("logs")
+        yield place
+
+
+def models(place: Place) -> dict[str, Any]:
+    found = place.read("status")["models"]
+    return {model["repo_id"]: model for model in found}
+
+
+def states(place: Place, name: str = NAME) -> list[str]:
+    return [replica["state"] for replica in models(place)[name]["replicas"]]
+
+
+# A server that serves
+
+
+def test_it_says_where_it_is_and_keeps_its_files(served: Place) -> None:
+    info = served.read("info")
+    port = int(served.environment["NDIF_API_PORT"])
+    assert info["url"] == f"http://127.0.0.1:{port}"
+    assert info["port"] == port
+    assert info["version"] == __version__
+    assert info["arguments"] == ["--host", "127.0.0.1", "--port", str(port), NAME]
+    assert info["settings"]["NDIF_API_PORT"] == port
+    assert httpx.get(f"{info['url']}/ping").json() == "pong"
+    folder = Path(info["folder"])
+    assert folder.parent == served.root
+    assert (served.root / "current").resolve() == folder.resolve()
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert "Serving at" in served.ndif("logs").output
+    assert served.ndif("info").output.count(info["url"]) == 1
+
+
+def test_models_named_at_the_start_are_dedicated(served: Place) -> None:
+    assert models(served)[NAME]["dedicated"] is True
+    said = served.ndif("status").output
+    assert f"{NAME}, dedicated" in said
+    assert "RUNNING" in said
+
+
+def test_a_second_server_is_refused_with_a_sentence(served: Place) -> None:
+    before = served.sessions()
+    for arguments in ([], ["--detach"], ["--port", free_port()]):
+        done = served.ndif("start", *arguments)
+        assert done.code == 1
+        assert re.match(
+            r"Error: A server is running already at http://\S+ \(process \d+\)", done.error
+        )
+    assert served.sessions() == before
+    assert states(served) == ["RUNNING"]
+
+
+def test_a_model_is_deployed_scaled_exported_and_evicted(served: Place, tiny_gpt2: Path) -> None:
+    done = served.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--replicas", "2")
+    assert (done.code, done.output) == (0, f"{SECOND} is ready: 2 replicas.\n"), done
+    assert states(served, SECOND) == ["RUNNING", "RUNNING"]
+
+    (told,) = served.read("scale", SECOND, "1")["models"]
+    assert len(told["replicas"]) == 1
+    exported = yaml.safe_load(served.ndif("export").output)
+    assert {entry["repo_id"] for entry in exported} == {NAME, SECOND}
+
+    file = served.root.parent / "models.yaml"
+    file.write_text(yaml.safe_dump([entry for entry in exported if entry["repo_id"] == NAME]))
+    done = served.ndif("deploy", "--deployment-config", file, "--sync")
+    assert done.code == 0, done
+    assert "RUNNING" not in states(served, SECOND)
+    assert states(served) == ["RUNNING"]
+
+
+def test_a_model_that_is_not_to_be_had_is_said_not_to_be(served: Place) -> None:
+    done = served.ndif("deploy", "test-org/none")
+    assert done.code == 1
+    assert re.match("Error: .*test-org/none", done.error), done
+    assert states(served) == ["RUNNING"]
+
+
+def test_what_is_not_there_is_exit_code_4(served: Place) -> None:
+    for arguments in (["evict", "no/model"], ["restart", "no/model"], ["kill", "no-request"]):
+        assert served.ndif(*arguments).code == 4
+
+
+def test_replicas_are_restarted(served: Place) -> None:
+    (before,) = models(served)[NAME]["replicas"]
+    (told,) = served.read("restart", NAME)["restarted"]
+    assert told["replica_id"] == before["replica_id"]
+    assert within(lambda: states(served) == ["RUNNING"])
+    (after,) = models(served)[NAME]["replicas"]
+    assert after["replica_id"] != before["replica_id"]
+
+
+def test_it_is_operated_from_elsewhere_with_its_address_and_its_token(
+    served: Place, tmp_path: Path
+) -> None:
+    info = served.read("info")
+    elsewhere = {"NDIF_SESSION_ROOT": str(tmp_path)}
+    asked = ["queue", "--json", "--url", info["url"], "--token"]
+    done = served.ndif(*asked, f"@{info['folder']}/token", **elsewhere)
+    assert done.code == 0
+    assert json.loads(done.output)["models"][0]["repo_id"] == NAME
+    assert served.ndif(*asked, "wrong", **elsewhere).code == 5
+    assert served.ndif("queue", **elsewhere).code == 3
+
+
+def test_its_configuration_is_the_servers_not_that_of_who_asks(served: Place) -> None:
+    done = served.ndif("info", "--config", "--json", NDIF_RUNNER_POOL="9")
+    values = {each["name"]: each for each in json.loads(done.output)["settings"]}
+    assert values["NDIF_RUNNER_POOL"]["source"] == "default"
+    assert values["NDIF_SESSION_ROOT"]["value"] == str(served.root)
+
+
+# How it ends
+
+
+def test_it_is_stopped_and_leaves_its_log(place: Place) -> None:
+    said = place.start()
+    following = subprocess.Popen(
+        [NDIF, "logs", "-f"],
+        env={**os.environ, **place.environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    done = place.ndif("stop")
+    assert (done.code, done.output) == (0, f"The server at {said['url']} has stopped.\n")
+    assert started_at(said["pid"]) is None
+    output, _ = following.communicate(timeout=PATIENCE_S)
+    assert output.splitlines()[0].endswith(f"Serving at {said['url']}")
+    assert output.splitlines()[-1].endswith("Stopped")
+    assert within(lambda: not place.processes()), place.processes()
+    assert not (place.root / "current").is_symlink()
+    assert place.ndif("logs", "-n", "1").output.endswith("Stopped\n")
+    assert place.ndif("stop").code == 3
+    assert not (Path(said["session"]) / "token").exists()
+
+
+def test_one_that_does_not_know_its_token_is_told_by_a_signal(place: Place) -> None:
+    said = place.start()
+    (Path(said["session"]) / "token").write_text("another")
+    assert place.ndif("status").code == 5
+    assert json.loads(place.ndif("stop", "--json").output)["how"] == "signal"
+    assert started_at(said["pid"]) is None
+
+
+def test_a_killed_servers_place_is_taken_over_with_a_word(place: Place) -> None:
+    said = place.start()
+    os.kill(said["pid"], signal.SIGKILL)
+    assert within(lambda: started_at(said["pid"]) is None)
+    for command in ("status", "stop", "info"):
+        assert place.ndif(command).code == 3
+    done = place.ndif("start", "--detach")
+    assert done.code == 0, done
+    name = Path(said["session"]).name
+    assert f"The server of {name} ended without a word; its place is taken over." in done.error
+    assert place.read("info")["session_id"] != name
+    assert place.ndif("logs", "-n", "1").output.count("Serving at") == 1
+
+
+def test_the_server_is_restarted_with_its_models_and_its_environment(
+    place: Place, tiny_gpt2: Path
+) -> None:
+    said = place.start(NDIF_RUNNER_POOL="3")
+    assert place.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--dedicated", "--no-wait").code == 0
+    again = place.read("restart")
+    assert again["url"] == said["url"]
+    assert again["pid"] != said["pid"]
+    assert started_at(said["pid"]) is None
+    assert place.read("info")["settings"]["NDIF_RUNNER_POOL"] == 3
+    assert models(place)[SECOND]["dedicated"] is True
+    assert within(lambda: states(place, SECOND) == ["RUNNING"]), place.ndif("logs")
+
+
+def test_one_that_listens_to_others_is_reached_from_its_own_machine(place: Place) -> None:
+    said = place.start("--host", "0.0.0.0")
+    assert httpx.URL(said["url"]).host == socket.gethostname()
+    assert place.read("queue") == {"models": []}
+    assert place.ndif("stop").code == 0
+
+
+class Foreground:
+    """A server in a terminal."""
+
+    def __init__(self, place: Place, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [NDIF, "start", *arguments],
+            env={**os.environ, **place.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def until(self, text: str) -> str:
+        """What it says, up to the line with `text`."""
+        assert self.process.stdout is not None
+        said = ""
+        for line in self.process.stdout:
+            said += line
+            if text in line:
+                return said
+        raise AssertionError(said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_a_terminal_it_says_what_to_do_and_ends_with_it(
+    place: Place, number: signal.Signals
+) -> None:
+    server = Foreground(place)
+    said = server.until("Ctrl-C stops it")
+    url = f"http://127.0.0.1:{place.environment['NDIF_API_PORT']}"
+    assert f"Serving at {url}. In your client:" in said
+    assert f"export NDIF_HOST={url}" in said
+    assert "ndif deploy" in said
+    assert f"Log: {place.root}/{place.sessions()[0]}/logs/api/output.log" in said
+    assert place.read("info")["pid"] == server.process.pid
+    server.process.send_signal(number)
+    assert "Stopped." in server.until("Stopped.")
+    assert server.process.wait(PATIENCE_S) == 0
+    assert place.ndif("info").code == 3
+
+
+def test_one_in_a_terminal_is_stopped_from_another(place: Place) -> None:
+    server = Foreground(place)
+    server.until("Ctrl-C stops it")
+    assert place.ndif("stop").code == 0
+    assert server.process.wait(PATIENCE_S) == 0
+
+
+# What is in its way
+
+
+def refused(place: Place, *arguments: str | Path, kernel: str = "", **variables: str) -> str:
+    """What a server says that must not start; nothing is left of it."""
+    for detach in ([], ["--detach"]):
+        done = place.ndif("start", *detach, *arguments, kernel=kernel, **variables)
+        assert (done.code, done.output) == (1, ""), done
+        assert not place.root.exists()
+        assert place.processes() == []
+    return done.error
+
+
+def test_all_that_is_in_its_way_is_told_at_once(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("org/a:\n  replicas: 0\norg/b:\n  runtime: '0.5'\n")
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{key: long-enough, tags: [king]}]")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refused(
+            place,
+            *("--port", port, "--deployment-config", file, "./nothing"),
+            NDIF_API_KEYS=str(keys),
+            NDIF_DEPLOYMENTS="two words",
+            kernel="landlock",
+        )
+    assert said.startswith("Error: The server cannot start:\n")
+    for problem in (
+        f"Port {port} is in use.",
+        "it lacks Landlock",
+        "The API keys cannot be used",
+        "line 2: 'org/a': replicas must be at least 1",
+        "'two words'",
+        "./nothing is a folder",
+    ):
+        assert problem in said, said
+
+
+def test_a_single_thing_in_its_way_is_a_sentence(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    assert refused(place, "--deployment-config", file) == (
+        f"Error: {file} cannot be read: No such file or directory.\n"
+    )
+    file.write_text("org/b:\n  runtime: '0.5'\n")
+    said = refused(place, "--deployment-config", file)
+    assert "`ndif runtime add 0.5`" in said
+
+
+@pytest.mark.parametrize("root", ["/proc/sessions", "/dev/null/sessions"])
+def test_sessions_must_have_a_place(place: Place, root: str) -> None:
+    said = refused(place, NDIF_SESSION_ROOT=root)
+    assert re.search(rf"{root}.*NDIF_SESSION_ROOT", said), said
+
+
+def test_a_variable_that_is_not_valid_is_named(place: Place) -> None:
+    assert "The variable NDIF_RUNNER_POOL is not valid" in refused(place, NDIF_RUNNER_POOL="none")
+
+
+def test_json_is_for_a_server_behind_the_terminal(place: Place) -> None:
+    done = place.ndif("start", "--json")
+    assert done.code == 2
+    assert "Usage: ndif start" in done.error
+
+
+FAILS = """
+import sys
+from ndif.server import Server
+def fails(*arguments, **named):
+    raise OSError("the disk is on fire")
+Server.many = fails
+from ndif.cli.main import cli
+cli(["start", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_one_that_does_not_come_up_is_rolled_back(place: Place, detach: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS, *(["--detach"] if detach else [])],
+        env={**os.environ, **place.environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "the disk is on fire" in done.stderr
+    if detach:
+        assert "Error: The server did not come up. The end of its log:" in done.stderr
+    else:
+        assert done.stderr == "Error: The server did not come up: the disk is on fire.\n"
+    assert [path.name for path in place.root.iterdir()] == [".lock"]
+    assert place.processes() == []
+    place.start()
+    shutil.rmtree(place.root / place.sessions()[0] / "results")

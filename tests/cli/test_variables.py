@@ -1,0 +1,109 @@
+"""Every variable once: what `ndif info` lists, the example file, and where a value came from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field, SecretStr
+
+from ndif import variables
+from ndif.config import Settings, settings
+from ndif.variables import VariableError, changed, example, read
+
+EXAMPLE = Path(__file__).parents[2] / ".env.example"
+
+
+def found(options: Settings) -> dict[str, variables.Variable]:
+    return {each.name: each for each in variables.variables(options)}
+
+
+def test_the_example_is_up_to_date() -> None:
+    assert EXAMPLE.read_text() == example(), "run `ndif info --env-example > .env.example`"
+
+
+def test_the_example_has_every_variable_once_with_its_default() -> None:
+    lines = re.findall(r"^# ([A-Z_]+)=(.*)$", example(), re.MULTILINE)
+    assert len(lines) == len(Settings.model_fields)
+    values = dict(lines)
+    assert len(values) == len(lines)
+    assert values["NDIF_SESSION_ROOT"] == "~/.ndif"
+    assert values["NDIF_API_PORT"] == "8001"
+    assert values["NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS"] == "3600"
+    assert values["NDIF_MODEL_CACHE_PERCENTAGE"] == "0.9"
+    assert values["COORDINATOR_PROCESSOR_REPLY_FREQ_S"] == "3"
+    assert values["NDIF_RUNTIMES_DIR"] == ""
+
+
+def test_the_example_does_nothing_as_it_is_and_is_what_it_says_uncommented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not [line for line in example().splitlines() if line and not line.startswith("#")]
+    for name, value in re.findall(r"^# ([A-Z_]+)=(.+)$", example(), re.MULTILINE):
+        monkeypatch.setenv(name, value)
+    assert changed(Settings()) == {}
+
+
+def test_every_variable_says_what_it_means() -> None:
+    for each in found(Settings()).values():
+        assert each.meaning.endswith("."), each.name
+
+
+def test_a_value_says_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDIF_RUNNER_POOL", "7")
+    monkeypatch.setenv("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "1.5")
+    monkeypatch.delenv("NDIF_MAX_ATTEMPTS", raising=False)
+    values = found(Settings())
+    assert (values["NDIF_RUNNER_POOL"].value, values["NDIF_RUNNER_POOL"].default) == (7, 2)
+    assert values["NDIF_RUNNER_POOL"].source == "environment"
+    assert values["COORDINATOR_PROCESSOR_REPLY_FREQ_S"].value == 1.5
+    assert values["COORDINATOR_PROCESSOR_REPLY_FREQ_S"].source == "environment"
+    assert values["NDIF_MAX_ATTEMPTS"].source == "default"
+    names = changed(Settings())
+    assert names["NDIF_RUNNER_POOL"] == 7
+    assert "NDIF_MAX_ATTEMPTS" not in names
+
+
+def test_secrets_are_neither_shown_nor_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    class More(Settings):
+        password: SecretStr = Field(default=SecretStr(""), description="A secret.")
+        broker_url: str = Field(default="", description="An address.")
+
+    monkeypatch.setattr(variables, "Settings", More)
+    monkeypatch.setenv("NDIF_PASSWORD", "hunter2")
+    monkeypatch.setenv("NDIF_BROKER_URL", "redis://ann:hunter2@broker:6379/0")
+    monkeypatch.setenv(
+        "NDIF_SCHEDULE", "https://calendar.org/ical/private-hunter2/basic.ics?t=hunter2"
+    )
+    values = found(More())
+    assert "hunter2" not in repr(values)
+    assert values["NDIF_PASSWORD"].value == "(hidden)"
+    assert values["NDIF_BROKER_URL"].value == "redis://(hidden)@broker:6379/0"
+    assert values["NDIF_SCHEDULE"].value == "https://calendar.org/ical/(hidden)/basic.ics?(hidden)"
+    assert "hunter2" not in repr(changed(More()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("NDIF_RUNNER_POOL", "many", "The variable NDIF_RUNNER_POOL is not valid: .*integer"),
+        (
+            "COORDINATOR_PROCESSOR_REPLY_FREQ_S",
+            "0",
+            "COORDINATOR_PROCESSOR_REPLY_FREQ_S is not valid",
+        ),
+        ("NDIF_AUTOSCALE_COOLDOWN_S", "1e6", "contradict each other: NDIF_AUTOSCALE_COOLDOWN_S"),
+    ],
+)
+def test_a_variable_that_cannot_be_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any, says: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    try:
+        with pytest.raises(VariableError, match=says):
+            read()
+    finally:
+        settings.cache_clear()

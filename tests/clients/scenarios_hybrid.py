@@ -1,0 +1,316 @@
+"""What a stranger may try with a hybrid job of nnsight 0.7, whose block and client converse while it runs.
+
+The server: NDIF_MAX_STREAMED_BYTES=4000000, SOCKETIO_MAX_HTTP_BUFFER_SIZE=2000000 and
+NDIF_EXECUTION_TIMEOUT_SECONDS=20.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import threading
+import time
+from typing import Any
+
+import httpx
+import nnsight
+import torch
+import websocket
+from nnsight import CONFIG, LanguageModel
+from nnsight.intervention.backends import remote as remote_backend
+from nnsight.intervention.backends.remote import RemoteBackend
+from nnsight.schema.response import ResponseModel
+from scenarios_headers import error_of, mended
+
+PROMPT = "The Eiffel Tower is in the city of"
+MESSAGE = 1_000_000
+PATIENCE_S = 30
+
+
+class Context:
+    """The model without weights: all that a client has."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        CONFIG.API.APIKEY = ""
+        self.remote = LanguageModel(name)
+
+
+class Wire:
+    """A Socket.IO connection by hand: it reads when it is told to, and says what it likes."""
+
+    def __init__(self) -> None:
+        address = os.environ["NDIF_HOST"].replace("http", "ws", 1)
+        self._socket = websocket.create_connection(
+            f"{address}/ws/socket.io/?EIO=4&transport=websocket", timeout=PATIENCE_S
+        )
+        self._socket.recv()
+        self._socket.send("40")
+        self.session = json.loads(self._socket.recv()[2:])["sid"]
+
+    def upload(self, content: bytes, request_id: str) -> None:
+        """A `stream_upload` of this content."""
+        event = ["stream_upload", {"_placeholder": True, "num": 0}, request_id]
+        self._socket.send(f"451-{json.dumps(event)}")
+        self._socket.send_binary(content)
+
+    def statuses(self) -> list[str]:
+        """Read until the job is over, or the connection: what was said of it, the last with its text."""
+        said: list[str] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while not said or not said[-1].startswith(("COMPLETED", "ERROR")):
+            assert time.monotonic() < deadline, said
+            try:
+                frame = self._socket.recv()
+            except websocket.WebSocketConnectionClosedException:
+                return [*said, "CLOSED"]
+            if frame == "2":
+                self._socket.send("3")
+            elif isinstance(frame, bytes):
+                response = ResponseModel.unpickle(frame)
+                said.append(f"{response.status.name} {response.description}")
+            elif not frame:
+                return [*said, "CLOSED"]
+        return said
+
+    def close(self) -> None:
+        """Leave."""
+        self._socket.close()
+
+
+class ByHand(RemoteBackend):
+    """Sends a request for a connection made by hand, and waits for nothing."""
+
+    def __init__(self, context: Context, wire: Wire) -> None:
+        super().__init__(context.remote.to_model_key())
+        self._wire = wire
+
+    def __call__(self, tracer: Any = None) -> None:
+        data, headers = self.request(tracer)
+        headers["ndif-session_id"] = self._wire.session
+        self.submit_request(data, headers)
+
+
+def asking_without_end(context: Context, wire: Wire) -> str:
+    """A job that streams a megabyte at a time, and goes on as soon as it is answered; its id."""
+    backend = ByHand(context, wire)
+    with context.remote.session(backend=backend) as session:
+        numbers = torch.zeros(250_000)
+        while True:
+            with session.local():
+                answer = len(numbers)
+                answer.remote()
+    return str(backend.job_id)
+
+
+def waiting(context: Context, wire: Wire) -> str:
+    """A job that asks nothing and sleeps; its id."""
+    backend = ByHand(context, wire)
+    with context.remote.session(backend=backend):
+        import time
+
+        time.sleep(8)
+        done = nnsight.save(1)
+    return str(backend.job_id)
+
+
+def answered(context: Context) -> None:
+    """An ordinary job, which comes back at once."""
+    with context.remote.trace(PROMPT, remote=True):
+        logits = context.remote.lm_head.output.save()
+    assert logits.shape[0] == 1
+
+
+@mended()
+def scenario_a_stream_without_end(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.session(remote=True) as session:
+            numbers = torch.zeros(250_000)
+            while True:
+                with session.local():
+                    answer = len(numbers)
+                    answer.remote()
+            numbers.save()
+
+    message = error_of(run)
+    assert "more than 4,000,000 bytes" in message, message
+    assert "NDIF_MAX_STREAMED_BYTES" in message
+    answered(context)
+
+
+@mended()
+def scenario_a_stream_that_is_too_large_at_once(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.session(remote=True) as session:
+            numbers = torch.zeros(1_100_000)
+            with session.local():
+                answer = len(numbers)
+                answer.remote()
+            answer.save()
+
+    message = error_of(run)
+    assert "NDIF_MAX_STREAMED_BYTES" in message, message
+    answered(context)
+
+
+def scenario_a_stream_that_nobody_reads(context: Context) -> None:
+    """Its client answers every question before it is asked, and reads none of them."""
+    wire = Wire()
+    job = asking_without_end(context, wire)
+    answer = _dumped({"answer": 1})
+    for _ in range(200):
+        wire.upload(answer, job)
+        time.sleep(0.02)
+    answered(context)
+    # What waits for it is no more than it may be sent.
+    said = wire.statuses()
+    assert said[-1].startswith("ERROR"), said
+    assert "NDIF_MAX_STREAMED_BYTES" in said[-1]
+    wire.close()
+
+
+def scenario_an_answer_that_is_too_large(context: Context) -> None:
+    """The connection ends with it, and so does the job."""
+    wire = Wire()
+    job = asking_without_end(context, wire)
+    with contextlib.suppress(OSError, websocket.WebSocketException):
+        for _ in range(10):
+            wire.upload(bytes(50 * MESSAGE), job)
+    answered(context)
+    assert wire.statuses()[-1] == "CLOSED"
+
+
+def scenario_answers_that_nobody_asked_for(context: Context) -> None:
+    """A job that asks nothing, and is sent 300 MB of answers."""
+    wire = Wire()
+    job = waiting(context, wire)
+    for _ in range(300):
+        wire.upload(bytes(MESSAGE), job)
+    # Read after them, and so when they are in.
+    answered(context)
+    wire.close()
+
+
+def scenario_answers_to_a_job_that_is_not_there(context: Context) -> None:
+    wire = Wire()
+    for number in range(300):
+        wire.upload(bytes(MESSAGE), f"{number}")
+    answered(context)
+    wire.close()
+
+
+@mended()
+def scenario_answers_for_anothers_job(context: Context) -> None:
+    model = context.remote
+    theirs = Wire()
+    answers = RemoteBackend.stream_send
+    sent: list[str] = []
+
+    def late(self: Any, values: Any, channel: Any) -> None:
+        sent.append(self.job_id)
+        for _ in range(5):
+            theirs.upload(_dumped({"answer": 666}), self.job_id)
+        time.sleep(0.5)  # so that theirs is first
+        answers(self, values, channel)
+
+    RemoteBackend.stream_send = late
+    try:
+        with model.session(remote=True) as session:
+            numbers = torch.arange(5)
+            with session.local():
+                answer = len(numbers)
+                answer.remote()
+            found = int(answer).save()
+    finally:
+        RemoteBackend.stream_send = answers
+        theirs.close()
+    assert sent
+    assert found == 5
+
+
+class _Gadget:
+    def __reduce__(self) -> Any:
+        return eval, ("int(open('/etc/passwd').readline())",)
+
+
+class _NoDict:
+    def __reduce__(self) -> Any:
+        return list, ()
+
+
+def _dumped(value: Any) -> bytes:
+    content: bytes = remote_backend.dumps(value)
+    return content
+
+
+def _answer_of(context: Context, content: bytes) -> str:
+    """What becomes of a job whose client answers with this."""
+    answers = RemoteBackend.stream_send
+
+    def crafted(self: Any, values: Any, channel: Any) -> None:
+        channel.emit("stream_upload", data=(content, self.job_id))
+
+    def run() -> None:
+        with context.remote.session(remote=True) as session:
+            numbers = torch.arange(5)
+            with session.local():
+                answer = len(numbers)
+                answer.remote()
+            answer.save()
+
+    RemoteBackend.stream_send = crafted
+    try:
+        return error_of(run)
+    finally:
+        RemoteBackend.stream_send = answers
+
+
+@mended()
+def scenario_an_answer_that_is_code(context: Context) -> None:
+    """What a client answers is a pickle, read by the same rules as its request."""
+    message = _answer_of(context, pickle.dumps(_Gadget()))
+    assert "builtins.eval cannot be sent to this server" in message, message
+    assert "root" not in message
+    answered(context)
+
+
+@mended()
+def scenario_an_answer_that_is_nonsense(context: Context) -> None:
+    for content in (b"", b"garbage", pickle.dumps(_NoDict()), pickle.dumps({1: 2})):
+        message = _answer_of(context, content)
+        assert message, content
+        assert "site-packages" not in message, message
+    answered(context)
+
+
+def scenario_many_clients_that_do_not_read(context: Context) -> None:
+    """Five at once: one after the other they take their limit, and nobody waits for them for long."""
+    wires = [Wire() for _ in range(5)]
+    jobs = [asking_without_end(context, wire) for wire in wires]
+    answer = _dumped({"answer": 1})
+    ended = threading.Event()
+
+    def keep_answering() -> None:
+        while not ended.is_set():
+            for wire, job in zip(wires, jobs, strict=True):
+                with contextlib.suppress(OSError, websocket.WebSocketException):
+                    wire.upload(answer, job)
+            time.sleep(0.05)
+
+    answering = threading.Thread(target=keep_answering, daemon=True)
+    answering.start()
+    try:
+        answered(context)
+    finally:
+        ended.set()
+        answering.join()
+    for wire in wires:
+        wire.close()
+    status = httpx.get(f"{os.environ['NDIF_HOST']}/ping")
+    assert status.json() == "pong"

@@ -1,0 +1,138 @@
+"""What a client of any generation does with one of the models of a server of many."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import nnsight
+from comparing import assert_equal
+from nnsight import CONFIG
+
+PROMPT = "The Eiffel Tower is in the city of"
+LONG_S = 3.0
+PATIENCE_S = 90
+
+
+class Context:
+    """Where the model is: a name for a server, a folder here."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        self.name = name
+        self.folder = folder
+        self.remote = self._model(name)
+
+    def _model(self, place: str, **options: Any) -> Any:
+        if hasattr(nnsight, "TransformersModel"):
+            task = "fill-mask" if "bert" in self.name else "text-generation"
+            return nnsight.TransformersModel(place, task=task, **options)
+        return nnsight.LanguageModel(place, **options)
+
+    @property
+    def local(self) -> Any:
+        """The same model in this process."""
+        return self._model(self.folder, dispatch=True)
+
+
+def output_of(model: Any, remote: bool) -> Any:
+    """What the model makes of a prompt, and of an edit in the middle."""
+    prompt = "The Eiffel Tower is in [MASK]." if hasattr(model, "bert") else PROMPT
+    with model.trace(prompt, remote=remote):
+        if hasattr(model, "transformer"):
+            model.transformer.h[0].output[:] *= 2
+            logits = model.lm_head.output.save()
+        elif hasattr(model, "bert"):
+            model.bert.encoder.layer[0].output[:] *= 2
+            logits = model.cls.output.save()
+        else:
+            model.model.layers[0].output[:] *= 2
+            logits = model.lm_head.output.save()
+    return logits
+
+
+def scenario_a_trace(context: Context) -> None:
+    assert_equal(output_of(context.remote, True), output_of(context.local, False))
+
+
+def scenario_refused(context: Context) -> None:
+    said = failure(lambda: output_of(context.remote, True))
+    assert "tests/llama" in said, said
+
+
+def failure(call: Any) -> str:
+    """What is said when it fails, which it must."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    raise AssertionError("it was served")
+
+
+def end_of(job: Any) -> str:
+    """What a polled job that fails says in the end."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            assert job() is None
+        except nnsight.intervention.backends.remote.RemoteError as error:
+            return str(error)
+        time.sleep(0.05)
+    raise AssertionError("it did not end")
+
+
+def runs_for(model: Any, seconds: float) -> Any:
+    """Send a job that takes as long, and says when it ran."""
+    with model.trace(PROMPT, remote=True, blocking=False) as tracer:
+        began = time.time()
+        time.sleep(seconds)
+        told = [began, time.time()].save()
+    return tracer.backend
+
+
+def told_by(jobs: list[Any]) -> list[Any]:
+    """What they saved, all of them."""
+    found: list[Any] = [None] * len(jobs)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(result is None for result in found):
+        assert time.monotonic() < deadline, found
+        for index, job in enumerate(jobs):
+            if found[index] is None:
+                found[index] = job()
+        time.sleep(0.05)
+    return [result["told"] for result in found]
+
+
+def scenario_three_replicas_share_the_load(context: Context) -> None:
+    told = told_by([runs_for(context.remote, 0.5) for _ in range(9)])
+    in_turn = sorted(told)
+    # At some time three ran at once, and never more.
+    most = max(sum(b <= began < e for b, e in in_turn) for began, _ in in_turn)
+    assert most == 3, told
+
+
+def scenario_one_at_a_time(context: Context) -> None:
+    told = told_by([runs_for(context.remote, 0.5) for _ in range(3)])
+    in_turn = sorted(told)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(in_turn)), told
+
+
+def scenario_four_long_jobs(context: Context) -> None:
+    told = told_by([runs_for(context.remote, LONG_S) for _ in range(4)])
+    assert all(ended - began >= LONG_S for began, ended in told)
+
+
+def scenario_killed(context: Context) -> None:
+    """Two jobs that never end; somebody ends both."""
+    for job in [runs_for(context.remote, 600) for _ in range(2)]:
+        said = end_of(job)
+        assert "operator has ended this job" in said, said
+
+
+def scenario_evicted(context: Context) -> None:
+    """One job that runs is let end, and one that waits is told."""
+    running, waiting = (runs_for(context.remote, LONG_S) for _ in range(2))
+    said = end_of(waiting)
+    assert "taken 'tests/gpt2' off the server" in said, said
+    told_by([running])

@@ -1,0 +1,145 @@
+"""What a stranger with good intentions does: what is compiled, tables, and shapes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import einops
+import nnsight
+import pandas as pd
+import torch
+from comparing import assert_equal
+from einops import rearrange, reduce
+from nnsight import TransformersModel
+from nnsight.schema.config import CONFIG
+from scenarios_08 import PROMPT, error_of
+
+
+class Context:
+    """The model without weights, which runs remotely, and the same with weights, which runs here."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        self.remote = TransformersModel(name, task="text-generation")
+        self.local = TransformersModel(folder, task="text-generation", dispatch=True)
+
+    def same(self, block: Callable[[Any, bool], Any]) -> Any:
+        """Run `block(model, remote)` both ways; the remote values, which equal the local ones."""
+        remote, local = block(self.remote, True), block(self.local, False)
+        assert_equal(remote, local)
+        return remote
+
+
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    return value * 2
+
+
+@torch.compile
+def compiled_at_home(value: torch.Tensor) -> torch.Tensor:
+    return value * 2
+
+
+def refused(run: Callable[[], Any]) -> str:
+    """The error of `run`, which stands at the user's line and shows no library's."""
+    message = error_of(run)
+    assert "site-packages" not in message, message
+    assert "torch/" not in message, message
+    return message
+
+
+def scenario_torch_compile_in_a_block(context: Context) -> None:
+    def run() -> None:
+        with context.remote.trace(PROMPT, remote=True):
+            hidden = context.remote.transformer.h[0].output
+            nnsight.save(torch.compile(doubled)(hidden))
+
+    message = refused(run)
+    assert "torch.compile is not available on this server" in message, message
+    assert "call the function itself" in message
+    assert "nnsight.save(torch.compile(doubled)(hidden))" in message
+
+
+def scenario_compile_of_the_model(context: Context) -> None:
+    def run() -> None:
+        with context.remote.trace(PROMPT, remote=True):
+            context.remote.transformer.compile()
+            context.remote.lm_head.output.save()
+
+    assert "compile is not available on this server" in refused(run)
+
+
+def scenario_torch_jit_in_a_block(context: Context) -> None:
+    def run() -> None:
+        with context.remote.trace(PROMPT, remote=True):
+            torch.jit.script(doubled)
+            context.remote.lm_head.output.save()
+
+    assert "torch.jit is not available on this server: it compiles text" in refused(run)
+
+
+def scenario_a_function_that_was_compiled_at_home(context: Context) -> None:
+    """It runs as it is written."""
+
+    with context.remote.trace(PROMPT, remote=True):
+        found = nnsight.save(compiled_at_home(context.remote.transformer.h[0].output))
+    with context.local.trace(PROMPT):
+        expected = nnsight.save(context.local.transformer.h[0].output * 2)
+    assert_equal(found, expected)
+
+
+def scenario_pandas_in_a_block(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            rows = []
+            for index, layer in enumerate(model.transformer.h):
+                hidden = layer.output[0]
+                for token in range(len(hidden)):
+                    norm = float(hidden[token].norm())
+                    rows.append({"layer": index, "token": token, "norm": norm})
+            frame = pd.DataFrame(rows)
+            means = frame.groupby("layer")["norm"].agg(["mean", "max"])
+            found = nnsight.save(means.to_numpy().tolist())
+            told = nnsight.save(frame.describe().loc["count", "norm"].item())
+            largest = nnsight.save(frame.loc[frame.norm.idxmax(), "token"].item())
+        return [found, told, largest]
+
+    context.same(block)
+
+
+def scenario_a_frame_is_sent_and_returned(context: Context) -> None:
+    given = pd.DataFrame({"layer": [0, 1], "scale": [1.5, 2.5]})
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            norms = [float(layer.output.norm()) for layer in model.transformer.h]
+            frame = given.assign(norm=lambda each: [norms[row] for row in each.layer])
+            found = nnsight.save(frame)
+        return found
+
+    remote, local = block(context.remote, True), block(context.local, False)
+    pd.testing.assert_frame_equal(remote, local)
+
+
+def scenario_einops_in_a_block(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[0].output
+            heads = nnsight.save(rearrange(hidden, "b t (h d) -> b h t d", h=2))
+            means = nnsight.save(reduce(hidden, "b t d -> b d", "mean"))
+            scores = nnsight.save(einops.einsum(heads, heads, "b h q d, b h k d -> b h q k"))
+            model.transformer.h[0].output = rearrange(heads, "b h t d -> b t (h d)")
+            logits = nnsight.save(model.lm_head.output)
+        return [heads, means, scores, logits]
+
+    context.same(block)
+
+
+def scenario_a_file_of_pandas(context: Context) -> None:
+    def run() -> None:
+        with context.remote.trace(PROMPT, remote=True):
+            context.remote.lm_head.output.save()
+            pd.DataFrame({"a": [1]}).to_csv("/tmp/mine.csv")
+
+    message = refused(run)
+    assert "DataFrame.to_csv is not available on this server: it writes files" in message

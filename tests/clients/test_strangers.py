@@ -1,0 +1,32 @@
+"""Strangers who mean no harm: what they can do, and what they are told where they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.harness import Client, LocalServer, scenarios
+from tests.conftest import NAME, client_environment
+
+pytest.importorskip("pandas")
+pytest.importorskip("einops")
+
+
+@pytest.fixture(scope="module")
+def stranger(
+    sandboxed: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A client of nnsight 0.8."""
+    home = tmp_path_factory.mktemp("client-stranger")
+    started = Client(
+        "scenarios_strangers", NAME, tiny_gpt2, client_environment(sandboxed, home, None)
+    )
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("scenario", scenarios("scenarios_strangers"))
+def test_what_a_stranger_does(stranger: Client, scenario: str) -> None:
+    stranger.run(scenario)

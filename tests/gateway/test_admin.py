@@ -1,0 +1,260 @@
+"""`/admin/*` over real HTTP: who may, what is not valid, and what an operation says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.cli.operations import TOKEN, Table, application
+from tests.serving import serving
+
+from ndif.config import Settings
+from ndif.gateway.admin import Admin
+
+GETS = ("status", "queue", "config", "export")
+POSTS = ("deploy", "evict", "scale", "restart", "kill", "stop")
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+@pytest.fixture
+def url(table: Table) -> Iterator[str]:
+    with serving(application(table)) as address:
+        yield address
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=url, headers=headers, trust_env=False) as client:
+        yield client
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    assert answer.json().keys() == {"detail"}
+    detail: str = answer.json()["detail"]
+    assert "Traceback" not in detail
+    assert detail.endswith((".", "?"))
+    return detail
+
+
+# Who may
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[tuple[str, Table]]:
+    """A server to which nobody has the token."""
+    table = Table()
+    with serving(application(table)) as address:
+        yield address, table
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        f"Basic {TOKEN}",
+        TOKEN,
+        b"Bearer \xff\xfe",
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [*(("GET", g) for g in GETS), *(("POST", p) for p in POSTS)]
+)
+def test_nothing_is_said_or_done_without_the_token(
+    locked: tuple[str, Table], method: str, path: str, authorization: str | bytes | None
+) -> None:
+    url, table = locked
+    headers = {} if authorization is None else {"Authorization": authorization}
+    answer = httpx.request(
+        method, f"{url}/admin/{path}", headers=headers, content=b"{nonsense", trust_env=False
+    )
+    assert "token" in refused(answer, 401)
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert not table.stopped
+
+
+def test_a_web_page_may_not_even_with_the_token(http: httpx.Client, table: Table) -> None:
+    answer = http.post("/admin/stop", headers={"Origin": "https://elsewhere.org"})
+    assert answer.status_code == 403
+    assert not table.stopped
+
+
+def test_the_name_of_the_scheme_may_be_written_in_any_case(url: str) -> None:
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        answer = httpx.get(
+            f"{url}/admin/queue", headers={"Authorization": f"{scheme} {TOKEN}"}, trust_env=False
+        )
+        assert answer.status_code == 200
+
+
+def test_a_server_without_a_token_is_not_made() -> None:
+    with pytest.raises(ValueError, match="token"):
+        Admin(Table(), "", Settings())
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_what_changes_something_is_no_get(http: httpx.Client, path: str) -> None:
+    assert refused(http.get(f"/admin/{path}"), 405) == f"GET is not possible at /admin/{path}."
+
+
+# What is not valid
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("deploy", {}, "deployments"),
+        ("deploy", {"deployments": "a/b"}, "deployments"),
+        ("deploy", {"deployments": []}, "names no model"),
+        ("deploy", {"deployments": [{"dtype": "auto"}]}, "repo_id"),
+        ("deploy", {"deployments": ["no model at all"]}, "repo id"),
+        ("deploy", {"deployments": ["a/b", "A/B"]}, "more than once"),
+        ("deploy", {"deployments": [{"repo_id": "a/b", "replicas": 0}]}, "at least 1"),
+        ("deploy", {"deployments": [{"repo_id": "a/b", "pinned": True}]}, "dedicated"),
+        ("deploy", {"deployments": ["a/b"], "generation": "new"}, '"0.8"'),
+        ("deploy", {"deployments": ["a/b"], "wait": "yes"}, "wait"),
+        ("deploy", {"deployments": ["a/b"], "force": True}, "there are: deployments, generation"),
+        ("evict", {}, "model"),
+        ("evict", {"model": ""}, "model"),
+        ("evict", {"model": "a/b", "replica": 7}, "replica"),
+        ("scale", {"model": "a/b"}, "replicas"),
+        ("scale", {"model": "a/b", "replicas": -1}, "replicas"),
+        ("scale", {"model": "a/b", "replicas": 1.5}, "replicas"),
+        ("restart", {"replicas": 1}, "model"),
+        ("kill", {"request_id": None}, "request_id"),
+    ],
+)
+def test_a_body_that_is_not_valid_is_answered_with_what_is_wrong(
+    http: httpx.Client, table: Table, path: str, body: dict[str, Any], says: str
+) -> None:
+    assert says in refused(http.post(f"/admin/{path}", json=body), 400)
+    assert table.deployed == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"7", b"[" * 10_000])
+def test_a_body_that_is_no_object_is_said_to_be(http: httpx.Client, content: bytes) -> None:
+    assert "not valid" in refused(http.post("/admin/evict", content=content), 400)
+
+
+def test_every_problem_of_a_deployment_is_told_at_once(http: httpx.Client) -> None:
+    body = {"deployments": [{"repo_id": "a/b", "replicas": 0}, {"repo_id": "c/d", "dtipe": "x"}]}
+    detail = refused(http.post("/admin/deploy", json=body), 400)
+    assert "'a/b': replicas must be at least 1" in detail
+    assert "'c/d': 'dtipe' is no setting; did you mean 'dtype'?" in detail
+
+
+def test_a_body_without_end_is_not_read_to_it(http: httpx.Client) -> None:
+    answer = http.post("/admin/deploy", content=b" " * (5 * 1024**2))
+    assert "larger than 4 MiB" in refused(answer, 413)
+
+
+# What an operation says
+
+
+def test_what_is_deployed_is_what_was_asked_for(http: httpx.Client, table: Table) -> None:
+    body = {
+        "deployments": ["org/a", {"repo_id": "org/b", "replicas": 2, "padding_bytes": "1GiB"}],
+        "wait": True,
+    }
+    answer = http.post("/admin/deploy", json=body).json()
+    assert answer == {
+        "models": [
+            {
+                "repo_id": "org/a",
+                "generation": "0.8",
+                "replicas": ["r1"],
+                "evicted": [],
+                "problem": None,
+            },
+            {
+                "repo_id": "org/b",
+                "generation": "0.8",
+                "replicas": ["r4", "r5"],
+                "evicted": [],
+                "problem": None,
+            },
+        ]
+    }
+    assert table.waited_for == [True]
+    assert table.deployed["org/b"].config.padding_bytes == 1024**3
+
+
+def test_with_sync_what_is_not_named_goes(http: httpx.Client, table: Table) -> None:
+    http.post("/admin/deploy", json={"deployments": {"org/a": None, "org/b": None}})
+    answer = http.post("/admin/deploy", json={"deployments": ["org/b"], "sync": True}).json()
+    assert answer["models"][0]["evicted"] == [{"model": "org/a", "replica_id": "r1"}]
+    assert [*table.deployed] == ["org/b"]
+    assert table.waited_for == [False, False]
+
+
+def test_an_operation_that_is_refused_says_why(http: httpx.Client) -> None:
+    assert "org/c is not deployed" in refused(
+        http.post("/admin/evict", json={"model": "org/c"}), 404
+    )
+    body = {"deployments": ["org/a"], "generation": "9.9"}
+    assert "ndif runtime add 9.9" in refused(http.post("/admin/deploy", json=body), 409)
+
+
+def test_the_rest_is_passed_on(http: httpx.Client, table: Table) -> None:
+    def post(path: str, **body: Any) -> Any:
+        answer = http.post(f"/admin/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    post("deploy", deployments=["org/a"])
+    assert post("scale", model="ORG/A", replicas=2)["models"][0]["replicas"] == ["r1", "r4"]
+    assert [each["replica_id"] for each in post("restart", model="org/a")["restarted"]] == [
+        "r1",
+        "r4",
+    ]
+    evicted = post("evict", model="org/a", replica="r4", cold=True)["evicted"]
+    assert [each["replica_id"] for each in evicted] == ["r4"]
+    assert table.deployed["org/a"].replicas == ["r1"]
+    assert post("kill", request_id="request-2") == {"killed": True}
+    assert table.waiting == ["request-3"]
+    assert "`ndif queue`" in refused(
+        http.post("/admin/kill", json={"request_id": "request-2"}), 404
+    )
+    assert http.get("/admin/status").json() == table.status()
+    assert http.get("/admin/queue").json() == table.queue()
+    assert http.get("/admin/export").json() == {
+        "version": 1,
+        "deployments": [{"repo_id": "org/a", "replicas": 1}],
+    }
+    assert post("stop") == {"stopping": True}
+    assert table.stopped
+
+
+def test_the_configuration_says_where_each_value_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDIF_RUNNER_POOL", "5")
+    monkeypatch.setenv("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "3")
+    monkeypatch.delenv("NDIF_RESULT_TTL_S", raising=False)
+    with serving(application(Table(), Settings())) as url:
+        answer = httpx.get(
+            f"{url}/admin/config", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
+        )
+    found = {each["name"]: each for each in answer.json()["settings"]}
+    assert len(found) == len(Settings.model_fields)
+    assert {**found["NDIF_RUNNER_POOL"], "meaning": ""} == {
+        "name": "NDIF_RUNNER_POOL",
+        "value": 5,
+        "default": 2,
+        "source": "environment",
+        "meaning": "",
+    }
+    assert found["COORDINATOR_PROCESSOR_REPLY_FREQ_S"]["source"] == "environment"
+    assert found["NDIF_RESULT_TTL_S"]["source"] == "default"
+    assert found["NDIF_RESULT_TTL_S"]["value"] == 7200
+    assert TOKEN not in json.dumps(answer.json())

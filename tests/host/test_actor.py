@@ -1,0 +1,232 @@
+"""A replica on the CPU, with a real model process: taken off its device, brought back, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from nnsight import TransformersModel
+from tests.on_loop import on_loop
+from tests.runtime.replica import (
+    Served,
+    a_replica,
+    alive,
+    children,
+    dying,
+    expected,
+    lasting,
+    reading,
+    serve,
+    until,
+    writing,
+)
+
+from ndif.config import Settings
+from ndif.host.port import Actor, ActorError, ReplicaEvictedError, ReplicaLostError
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+
+
+@pytest.fixture(scope="module")
+def client(tiny_gpt2: Path) -> TransformersModel:
+    return TransformersModel(str(tiny_gpt2), task="text-generation")
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Settings:
+    """Of a server that trusts nobody."""
+    return Settings(session_root=tmp_path / "session")
+
+
+async def begun(served: Served, payload: bytes, *, trusted: bool = True) -> asyncio.Task[Response]:
+    """A block that runs now."""
+    running = asyncio.create_task(served.run(payload, trusted=trusted))
+    await asyncio.wait(
+        {running, asyncio.create_task(served.begun.wait())}, return_when="FIRST_COMPLETED"
+    )
+    assert not running.done(), running.result()
+    return running
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_warm_and_back(
+    trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
+    read, truth = reading(client), expected(tiny_gpt2)
+    async with serve(folder, settings=None if trusted else strict) as served:
+        actor: Actor = served.actor
+        assert torch.equal(await served.logits(read, trusted=trusted), truth)
+        # What comes back is what was there: the files may be gone.
+        shutil.rmtree(folder)
+        for _ in range(2):
+            zygote = served.zygote
+            await actor.to_cache()
+            assert children(zygote) == []
+            assert alive(zygote)
+            with pytest.raises(ReplicaLostError, match="taken off its device") as refused:
+                await served.run(read, trusted=trusted)
+            assert not isinstance(refused.value, ReplicaEvictedError)  # it never had the job
+
+            await actor.from_cache({})
+            assert served.zygote == zygote
+            assert children(zygote)
+            assert torch.equal(await served.logits(read, trusted=trusted), truth)
+        assert not actor.ended.is_set()
+        assert actor.model["class"] == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_what_runs_is_evicted(
+    trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    last, read = lasting(client), reading(client)
+    settings = None if trusted else strict.model_copy(update={"protector": "off"})
+    async with serve(tiny_gpt2, settings=settings) as served:
+        running = await begun(served, last, trusted=trusted)
+        await served.actor.to_cache()
+        assert children(served.zygote) == []
+        assert running.done()
+        with pytest.raises(ReplicaEvictedError, match="taken off its device"):
+            await running
+        await served.actor.from_cache({})
+        assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED
+
+        running = await begun(served, last, trusted=trusted)
+        await served.actor.stop()
+        with pytest.raises(ReplicaEvictedError, match="was ended"):
+            await running
+        assert served.actor.ended.is_set()
+
+
+@on_loop
+async def test_what_has_not_begun_is_evicted_too(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    """Wherever its call waits meanwhile: for a runner that is forked, warmed up, confined."""
+    read = reading(client)
+    pool_of_one = strict.model_copy(update={"runner_pool": 1})
+    async with serve(tiny_gpt2, settings=pool_of_one) as served:
+        for turns in (0, 1, 2, 5, 10, 20, 40, 80):
+            # The next finds no runner that waits: one is being forked, or is to be.
+            assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+            running = asyncio.create_task(served.run(read, trusted=False))
+            for _ in range(turns):
+                await asyncio.sleep(turns * 1e-4)
+            await served.actor.to_cache()
+            assert running.done()
+            assert children(served.zygote) == []
+            if (error := running.exception()) is None:
+                assert running.result().status is Status.COMPLETED
+            else:
+                assert isinstance(error, ReplicaLostError), error
+            await served.actor.from_cache({})
+            assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+
+
+@on_loop
+async def test_a_cancelled_job_is_an_error_whatever_comes_then(
+    tiny_gpt2: Path, client: TransformersModel
+) -> None:
+    last = lasting(client)
+    async with serve(tiny_gpt2) as served:
+        running = await begun(served, last)
+        served.actor.cancel("The client left.")
+        await served.actor.to_cache()
+        response = await running
+        assert (response.status, response.description) == (Status.ERROR, "The client left.")
+
+
+@on_loop
+async def test_a_killed_process_has_ended(tiny_gpt2: Path, client: TransformersModel) -> None:
+    last = lasting(client)
+    async with serve(tiny_gpt2) as served:
+        running = await begun(served, last)
+        os.kill(served.zygote, signal.SIGKILL)
+        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        # Whoever clears up is not who ended the job.
+        await served.actor.stop()
+        with pytest.raises(ReplicaLostError) as lost:
+            await running
+        assert not isinstance(lost.value, ReplicaEvictedError)
+
+
+@on_loop
+async def test_a_process_that_is_killed_while_warm(
+    tiny_gpt2: Path, client: TransformersModel
+) -> None:
+    async with serve(tiny_gpt2) as served:
+        await served.actor.to_cache()
+        os.kill(served.zygote, signal.SIGKILL)
+        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        with pytest.raises(ActorError, match="the model process ended"):
+            await served.actor.from_cache({})
+        await served.actor.to_cache()  # there is nothing to do, and that is no error
+
+
+@on_loop
+async def test_gpus_that_are_only_declared_change_nothing(
+    tiny_gpt2: Path, client: TransformersModel
+) -> None:
+    async with serve(tiny_gpt2, device="cpu") as served:
+        await served.actor.to_cache()
+        await served.actor.from_cache({0: 1 << 30})
+        assert served.actor.model["device"] == "cpu"
+        assert torch.equal(await served.logits(reading(client)), expected(tiny_gpt2))
+
+
+@on_loop
+async def test_warm_after_a_crash_and_after_a_write(
+    tiny_gpt2: Path, client: TransformersModel
+) -> None:
+    read, truth = reading(client), expected(tiny_gpt2)
+    async with serve(tiny_gpt2) as served:
+        assert (await served.run(dying(client))).status is Status.ERROR
+        assert not (await served.logits(writing(client))).any()
+        await served.actor.to_cache()
+        await served.actor.from_cache({})
+        # A runner's own copy of the weights goes with it.
+        assert torch.equal(await served.logits(read), truth)
+
+
+@on_loop
+async def test_one_that_is_ended_while_it_is_loaded(tiny_gpt2: Path) -> None:
+    served = a_replica(tiny_gpt2)
+    starting = asyncio.create_task(served.start())
+    await until(lambda: served.actor.process._process is not None)
+    zygote = served.zygote
+    await served.actor.stop()
+    with pytest.raises(ActorError, match="ended while it was loaded"):
+        await starting
+    assert served.actor.ended.is_set()
+    assert not alive(zygote)
+
+
+@on_loop
+async def test_no_call_before_the_start(tiny_gpt2: Path) -> None:
+    served = a_replica(tiny_gpt2)
+    assert served.actor.model == {}
+    with pytest.raises(ReplicaLostError, match="not been started"):
+        await served.run(b"")
+
+
+@on_loop
+async def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+    served = a_replica(tmp_path / "nothing-is-here")
+    with pytest.raises(ActorError, match="nothing-is-here"):
+        await served.start()
+    assert served.actor.ended.is_set()
+
+
+@on_loop
+async def test_the_device_that_is_given(tiny_gpt2: Path) -> None:
+    async with serve(tiny_gpt2, device="cpu") as served:
+        assert served.actor.process.spec.device == "cpu"
+        assert served.actor.model["device"] == "cpu"

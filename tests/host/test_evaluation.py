@@ -1,0 +1,253 @@
+"""What models take, worked out by real processes and compared with models that are loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import NAME
+from tests.on_loop import on_loop
+from tests.runtime.replica import HERE, alive, until
+from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+from ndif.host.evaluation import EvaluationError, Evaluator
+from ndif.host.runtimes import Runtime
+from ndif.schema.deployment import DeploymentConfig
+
+KINDS: dict[str, tuple[Callable[[Path], Path], str, Any]] = {
+    "gpt2": (make_gpt2, "text-generation", AutoModelForCausalLM),
+    "llama": (make_llama, "text-generation", AutoModelForCausalLM),
+    "bert": (make_bert, "fill-mask", AutoModelForMaskedLM),
+    "t5": (make_t5, "feature-extraction", AutoModel),
+}
+
+
+@contextlib.asynccontextmanager
+async def an_evaluator(idle_s: float = 60) -> AsyncIterator[Evaluator]:
+    evaluator = Evaluator(idle_s)
+    try:
+        yield evaluator
+    finally:
+        await evaluator.stop()
+        assert processes() == []
+
+
+def processes() -> list[int]:
+    """The evaluating processes that this one started."""
+    children = [
+        int(pid)
+        for listed in Path("/proc/self/task").glob("*/children")
+        for pid in listed.read_text().split()
+    ]
+    return [pid for pid in children if "ndif.runtime.evaluate" in command_of(pid)]
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def a_config(checkpoint: Path | str, **given: Any) -> DeploymentConfig:
+    return DeploymentConfig("test/model", str(checkpoint), **{"padding_factor": 0.0, **given})
+
+
+def loaded(folder: Path, kind: Any, dtype: str) -> tuple[int, int]:
+    """Bytes and parameters of the model itself."""
+    model = kind.from_pretrained(folder, dtype=dtype)
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(t.nbytes for t in tensors), sum(p.numel() for p in model.parameters())
+
+
+@on_loop
+async def test_sizes_are_those_of_loaded_models(tmp_path: Path) -> None:
+    async with an_evaluator() as evaluate:
+        for name, (make, task, kind) in KINDS.items():
+            folder = make(tmp_path / name)
+            truth = {dtype: loaded(folder, kind, dtype) for dtype in ("float32", "bfloat16")}
+            # T5 keeps a part of it in float32.
+            truth["float16"] = loaded(folder, kind, "float16")
+            truth["auto"] = truth["float32"]
+            # It takes nothing of the weights.
+            (folder / "model.safetensors").unlink()
+            for dtype, (size, parameters) in truth.items():
+                found = await evaluate(a_config(folder, dtype=dtype, task=task), HERE)
+                assert (found.size_bytes, found.parameters) == (size, parameters), (name, dtype)
+                assert (found.task, found.repo_id) == (task, None)
+            # Without a task: what the architecture is for.
+            assert (await evaluate(a_config(folder), HERE)).task == task
+        assert len(processes()) == 1
+
+
+@on_loop
+async def test_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
+    make_llama(tmp_path / "model")
+    kind = AutoModelForCausalLM
+    kind.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "model"
+    )
+    half, _ = loaded(tmp_path / "model", kind, "bfloat16")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    assert config.pop("dtype") == "bfloat16"
+    async with an_evaluator() as evaluate:
+        assert (await evaluate(a_config(tmp_path / "model"), HERE)).size_bytes == half
+        # Where it says nothing, its files do.
+        silent = shutil.copytree(tmp_path / "model", tmp_path / "silent")
+        (silent / "config.json").write_text(json.dumps(config))
+        assert loaded(silent, kind, "auto")[0] == half
+        assert (await evaluate(a_config(silent), HERE)).size_bytes == half
+        none = shutil.copytree(silent, tmp_path / "none")
+        (none / "model.safetensors").unlink()
+        whole, _ = loaded(tmp_path / "model", kind, "float32")
+        assert (await evaluate(a_config(none), HERE)).size_bytes == whole
+
+
+@on_loop
+async def test_what_is_set_aside(tiny_gpt2: Path) -> None:
+    async with an_evaluator() as evaluate:
+        bare = (await evaluate(a_config(tiny_gpt2), HERE)).size_bytes
+        padded = a_config(tiny_gpt2, padding_factor=0.5, padding_bytes=7)
+        assert (await evaluate(padded, HERE)).size_bytes == -(-bare * 3 // 2) + 7
+
+
+@on_loop
+async def test_one_answer_for_all_who_ask_at_once(tiny_gpt2: Path) -> None:
+    async with an_evaluator() as evaluate:
+        asked = [
+            asyncio.create_task(evaluate(a_config(tiny_gpt2, task="text-generation"), HERE))
+            for _ in range(3)
+        ]
+        await until(lambda: len(processes()) == 1)
+        # One who goes takes nothing from the others.
+        asked[0].cancel()
+        first, second = await asyncio.gather(*asked[1:])
+        assert first == second
+        assert len(processes()) == 1
+        # And it stays known, without a process.
+        os.kill(processes()[0], signal.SIGKILL)
+        await until(lambda: processes() == [])
+        assert await evaluate(a_config(tiny_gpt2, task="text-generation"), HERE) == first
+        assert processes() == []
+
+
+@on_loop
+async def test_failures_are_sentences_and_are_not_remembered(
+    tiny_gpt2: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    old = Runtime("0.7", "0.7", HERE.interpreter, ())
+    async with an_evaluator() as evaluate:
+        with pytest.raises(EvaluationError, match=r"holds no config\.json"):
+            await evaluate(a_config(folder), HERE)
+        shutil.copytree(tiny_gpt2, folder, dirs_exist_ok=True)
+        assert (await evaluate(a_config(folder), HERE)).size_bytes > 0
+        with pytest.raises(EvaluationError, match="no dtype 'float12'"):
+            await evaluate(a_config(folder, dtype="float12"), HERE)
+        with pytest.raises(EvaluationError, match="no task 'dreaming'"):
+            await evaluate(a_config(folder, task="dreaming"), HERE)
+        own = json.loads((folder / "config.json").read_text())
+        own["auto_map"] = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnModel"}
+        own["model_type"] = "own"
+        (folder / "config.json").write_text(json.dumps(own))
+        with pytest.raises(EvaluationError, match="deploy it with trust_remote_code"):
+            await evaluate(a_config(folder, dtype="float64"), HERE)
+        with pytest.raises(EvaluationError, match=r"0\.7 serves text generation only"):
+            await evaluate(a_config(tiny_gpt2, task="fill-mask"), old)
+
+
+@on_loop
+async def test_a_process_that_ends_in_the_middle(tiny_gpt2: Path) -> None:
+    async with an_evaluator() as evaluate:
+        asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
+        await until(lambda: len(processes()) == 1)
+        os.kill(processes()[0], signal.SIGKILL)
+        with pytest.raises(EvaluationError, match="ended"):
+            await asked
+        assert (await evaluate(a_config(tiny_gpt2), HERE)).size_bytes > 0
+
+
+@on_loop
+async def test_a_process_without_work_ends(tiny_gpt2: Path) -> None:
+    async with an_evaluator(idle_s=0.05) as evaluate:
+        await evaluate(a_config(tiny_gpt2), HERE)
+        await until(lambda: processes() == [])
+        assert (await evaluate(a_config(tiny_gpt2, dtype="bfloat16"), HERE)).size_bytes > 0
+
+
+@on_loop
+async def test_who_waits_when_the_server_stops(tiny_gpt2: Path) -> None:
+    async with an_evaluator() as evaluate:
+        asked = asyncio.create_task(evaluate(a_config(tiny_gpt2), HERE))
+        await until(lambda: len(processes()) == 1)
+        await evaluate.stop()
+        with pytest.raises(EvaluationError, match="stopping"):
+            await asked
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from ndif.host.evaluation import Evaluator
+from ndif.host.runtimes import Runtime
+from ndif.schema.deployment import DeploymentConfig
+
+async def main():
+    evaluate = Evaluator()
+    runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
+    await evaluate(DeploymentConfig("test/model", sys.argv[1]), runtime)
+    print(next(iter(evaluate._processes.values()))._process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@on_loop
+async def test_it_ends_with_the_server(tiny_gpt2: Path) -> None:
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVER, str(tiny_gpt2), stdout=subprocess.PIPE
+    )
+    assert server.stdout is not None
+    pid = int(await server.stdout.readline())
+    assert alive(pid)
+    server.kill()
+    await server.wait()
+    await until(lambda: not alive(pid))
+
+
+@on_loop
+async def test_a_repository(
+    tiny_gpt2: Path, hub_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", hub_url)
+    async with an_evaluator() as evaluate:
+        folder = await evaluate(a_config(tiny_gpt2), HERE)
+        found = await evaluate(a_config(NAME), HERE)
+        assert found.size_bytes == folder.size_bytes
+        assert (found.task, found.repo_id) == ("text-generation", NAME)
+        assert not list((tmp_path / "home").rglob("*.safetensors"))
+        with pytest.raises(EvaluationError, match="no repository 'test-org/nothing' on the hub"):
+            await evaluate(a_config("test-org/nothing"), HERE)
+    # What was seen once is in the cache, for when no hub answers.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    async with an_evaluator() as evaluate:
+        offline = await evaluate(a_config(NAME), HERE)
+        assert offline.size_bytes == folder.size_bytes
+        assert (offline.task, offline.repo_id) == ("text-generation", None)
+        with pytest.raises(EvaluationError, match="not in this machine's cache"):
+            await evaluate(a_config("test-org/nothing"), HERE)

@@ -1,0 +1,79 @@
+"""The model process that runs nothing is, for a host, as good as one that does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import zstandard
+from bench.noop import noop_runtime
+from tests.on_loop import on_loop
+from tests.runtime.replica import Served, alive, serve
+
+from ndif.config import Settings
+from ndif.host.evaluation import Evaluator
+from ndif.host.port import ReplicaLostError
+from ndif.schema import torch_format
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.response import InlineResult
+from ndif.schema.status import Status
+
+
+async def answered(served: Served, trusted: bool) -> None:
+    response = await served.run(b"anything", trusted=trusted)
+    assert response.status is Status.COMPLETED, response.description
+    assert isinstance(response.data, InlineResult)
+    assert response.data.content == torch_format.dumps({})
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_a_replica_of_nothing(trusted: bool, tmp_path: Path) -> None:
+    settings = None if trusted else Settings(session_root=tmp_path)
+    async with serve(tmp_path, noop_runtime(tmp_path), settings) as served:
+        for _ in range(20):
+            await answered(served, trusted)
+        await served.actor.to_cache()
+        with pytest.raises(ReplicaLostError):
+            await answered(served, trusted)
+        await served.actor.from_cache({})
+        await answered(served, trusted)
+        assert served.actor.model["class"] == "Nothing"
+        zygote = served.zygote
+    assert not alive(zygote)
+
+
+@on_loop
+async def test_a_repository_of_nothing(tmp_path: Path) -> None:
+    """Untrusted, so that it is fetched first."""
+    runtime = noop_runtime(tmp_path)
+    async with serve(Path("test-org/nothing"), runtime, Settings(session_root=tmp_path)) as served:
+        await answered(served, trusted=False)
+
+
+@on_loop
+async def test_the_size_of_nothing(tmp_path: Path) -> None:
+    evaluate = Evaluator()
+    config = DeploymentConfig("test/model", "test-org/nothing", padding_factor=0)
+    found = await evaluate(config, noop_runtime(tmp_path, size_bytes=1234))
+    assert (found.size_bytes, found.task) == (1234, "text-generation")
+    await evaluate.stop()
+
+
+def test_what_is_asked_for_compressed_is() -> None:
+    from bench.noop import process
+
+    assert zstandard.ZstdDecompressor().decompress(process.COMPRESSED) == process.RESULT
+
+
+@on_loop
+async def test_replicas_of_nothing_side_by_side(tmp_path: Path) -> None:
+    runtime = noop_runtime(tmp_path)
+
+    async def one() -> None:
+        async with serve(tmp_path, runtime) as served:
+            for _ in range(10):
+                await answered(served, trusted=True)
+
+    await asyncio.gather(*(one() for _ in range(5)))

@@ -1,0 +1,542 @@
+"""Lines, decisions and what is done about them, all together in virtual time, on machines that count."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.cluster.controller import Controller
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.hosted import Hosted, State
+from ndif.cluster.models import Models
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.cluster.rules import Rules
+from ndif.cluster.schedule_source import ScheduleSource
+from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
+from ndif.queue.autoscale import Bounds
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.operations import Operations
+from ndif.queue.processor import Customs
+from ndif.queue.responder import Responder
+from ndif.queue.scaling import Scaling
+from ndif.queue.upkeep import Upkeep
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.operation import OperationError
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.simulation.virtual_time import run
+from ndif.stores.broker import MemoryBroker
+from ndif.stores.objects import FileStore
+
+LOAD_S, MOVE_S = 20.0, 2.0
+LONG_AGO = datetime(2026, 3, 2, 8, tzinfo=timezone.utc)
+GPU, CPU = 100, 150
+
+
+class Memory:
+    """What really is in memory, at every moment no more than there is."""
+
+    def __init__(self, capacity: Mapping[Any, int]) -> None:
+        self._capacity = capacity
+        self.used: dict[Any, int] = dict.fromkeys(capacity, 0)
+
+    def take(self, what: Mapping[Any, int]) -> None:
+        for place, size in what.items():
+            self.used[place] += size
+            assert self.used[place] <= self._capacity[place], f"too much on {place}"
+
+    def give_back(self, what: Mapping[Any, int]) -> None:
+        for place, size in what.items():
+            self.used[place] -= size
+            assert self.used[place] >= 0
+
+
+class Replica:
+    """A replica that holds memory while it should, and takes its time."""
+
+    def __init__(self, place: Deployment, memory: Memory, broken: frozenset[str]) -> None:
+        self.ended = asyncio.Event()
+        self.model: Mapping[str, Any] = {}
+        self.loads = 0
+        self._place = place
+        self._memory = memory
+        self._broken = broken
+        self._held: dict[Any, int] = {}
+        self._running: asyncio.Future[Exception | str | None] | None = None
+
+    def _hold(self, what: Mapping[Any, int]) -> None:
+        self._memory.give_back(self._held)
+        self._held = dict(what)
+        self._memory.take(self._held)
+
+    async def start(self, progress: Progress) -> None:
+        on_gpus = self._place.gpu_mem_bytes_by_id
+        self._hold({"cpu": self._place.size_bytes} if self._place.on_cpu else on_gpus)
+        self.loads += 1
+        await asyncio.sleep(LOAD_S)
+        if self._place.model_key.split('"')[3] in self._broken:
+            raise ActorError("it is broken")
+
+    async def to_cache(self) -> None:
+        self._end_run(ReplicaEvictedError("evicted"))
+        await asyncio.sleep(MOVE_S)
+        self._hold({"cpu": self._place.size_bytes})
+
+    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
+        await asyncio.sleep(MOVE_S)
+        self._hold(gpu_mem_bytes_by_id or {"cpu": self._place.size_bytes})
+
+    async def stop(self) -> None:
+        self._end_run(ReplicaEvictedError("ended"))
+        await asyncio.sleep(0)
+        self._hold({})
+        self.ended.set()
+
+    def die(self) -> None:
+        """As a process that is killed."""
+        self._hold({})
+        self.ended.set()
+        self._end_run(ReplicaLostError("it was killed"))
+
+    async def __call__(self, request: Request, respond: Respond) -> Response:
+        assert self._running is None, "two at once"
+        assert not self.ended.is_set()
+        running = self._running = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(float(request.payload), self._end_run, None)
+        try:
+            outcome = await running
+        finally:
+            timer.cancel()
+            self._running = None
+        if isinstance(outcome, Exception):
+            raise outcome
+        if outcome is not None:
+            return Response(request.id, Status.ERROR, outcome)
+        return Response(request.id, Status.COMPLETED, "Done.")
+
+    def cancel(self, reason: str) -> None:
+        self._end_run(reason)
+
+    def _end_run(self, outcome: Exception | str | None) -> None:
+        if self._running is not None and not self._running.done():
+            self._running.set_result(outcome)
+
+
+class World:
+    """A server without its gateway."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sizes: Mapping[str, int],
+        *,
+        configs: tuple[DeploymentConfig, ...] = (),
+        gpus: int = 1,
+        minimum_s: float = 0.0,
+        calendar: Path | None = None,
+        broken: frozenset[str] = frozenset(),
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.sizes = sizes
+        self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
+        self.actors: dict[tuple[str, str], Replica] = {}
+        self.broker = MemoryBroker()
+        self.ended: dict[str, Response] = {}
+        self._ended = asyncio.Event()
+        self._gpus = gpus
+        self._broken = broken
+        self.controller = Controller(
+            Models(configs),
+            self._make,
+            self._size,
+            self._discover,
+            rules=Rules(minimum_deployment_time_s=minimum_s),
+            drain_s=30.0,
+            now=lambda: self.now().timestamp(),
+            rng=random.Random(0),
+        )
+        responder = Responder(self.broker, FileStore(folder, 3600))
+        self.dispatcher = Dispatcher(
+            self.controller, self.broker, responder, Customs(reply_freq_s=1e6)
+        )
+        self.upkeep = Upkeep(
+            self.controller,
+            self.dispatcher,
+            Scaling(self.dispatcher, bounds or Bounds(), lambda: self.now().timestamp()),
+            ScheduleSource(str(calendar)) if calendar else None,
+            lambda: ["0.8", "0.7"],
+            30.0,
+            self.now,
+        )
+        self.operations = Operations(
+            self.controller, self.dispatcher, self.upkeep, lambda: ["0.8", "0.7"], lambda: None
+        )
+        self._channel = self.broker.subscribe()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def now(self) -> datetime:
+        return LONG_AGO + timedelta(seconds=asyncio.get_running_loop().time())
+
+    def _make(self, config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
+        actor = self.actors[place.key] = Replica(place, self.memory, self._broken)
+        return actor
+
+    async def _size(self, config: DeploymentConfig, generation: str) -> int:
+        await asyncio.sleep(1)
+        if config.repo_id not in self.sizes:
+            raise ActorError("there is no such repository")
+        return self.sizes[config.repo_id]
+
+    async def _discover(self) -> list[Node]:
+        return [Node("here", "here", Resources.of([GPU] * self._gpus, CPU, 1.0))]
+
+    async def __aenter__(self) -> World:
+        await self.controller.discover()
+        self.dispatcher.start()
+        self._tasks = [asyncio.create_task(self._listen())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.dispatcher.stop()
+        await self.controller.stop()
+        assert set(self.memory.used.values()) == {0}, self.memory.used
+
+    def keep_up(self) -> None:
+        self._tasks.append(asyncio.create_task(self.upkeep.run()))
+
+    async def _listen(self) -> None:
+        while True:
+            _, response = await self._channel.next()
+            if response.status.terminal:
+                assert response.id not in self.ended, "it ended twice"
+                self.ended[response.id] = response
+                self._ended.set()
+
+    async def send(self, model: str, run_s: float = 1.0, user: str = "", **more: Any) -> str:
+        key = DeploymentConfig(model, model).key
+        known = self.controller.models.find(key)
+        request = Request(
+            known.key if known else key,
+            more.pop("generation", "0.8"),
+            Wire.ENVELOPE,
+            str(run_s).encode(),
+            False,
+            "",
+            session=self._channel.session,
+            user=user,
+            hotswapping=True,
+            received=self.now().timestamp(),
+            **more,
+        )
+        await self.broker.submit(request)
+        return request.id
+
+    async def until_ended(self, *ids: str) -> list[Response]:
+        while not all(one in self.ended for one in ids):
+            self._ended.clear()
+            await self._ended.wait()
+        return [self.ended[one] for one in ids]
+
+    def of(self, model: str) -> list[Hosted]:
+        return [h for h in self.controller.replicas() if h.model.config.repo_id == model]
+
+    def levels(self, model: str) -> list[str]:
+        return sorted(hosted.deployment.level.value for hosted in self.of(model))
+
+
+def test_a_model_returns_without_being_loaded_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            for model in ("a/a", "a/b", "a/a", "a/b", "a/a"):
+                (response,) = await world.until_ended(await world.send(model))
+                assert response.status is Status.COMPLETED, response
+            assert world.levels("a/a") == ["HOT"]
+            assert world.levels("a/b") == ["WARM"]
+            assert [actor.loads for actor in world.actors.values()] == [1, 1]
+
+    run(main())
+
+
+def test_two_that_displace_each_other_both_come_to_an_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            ids = [await world.send(model, 40.0) for _ in range(4) for model in ("a/a", "a/b")]
+            responses = await world.until_ended(*ids)
+            assert {response.status for response in responses} == {Status.COMPLETED}
+            assert [actor.loads for actor in world.actors.values()] == [1, 1]
+
+    run(main())
+
+
+def test_why_there_is_no_room_and_until_when_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        sizes = {"a/a": 90, "a/b": 95, "a/c": 96, "a/d": 500}
+        async with World(tmp_path, sizes, minimum_s=100) as world:
+            await world.until_ended(await world.send("a/a"))
+            await world.until_ended(await world.send("a/b"))  # on the CPU
+            young, large, unknown = await world.until_ended(
+                await world.send("a/c"), await world.send("a/d"), await world.send("no/such")
+            )
+            assert young.status is large.status is unknown.status is Status.ERROR
+            assert "'a/a' is protected for another" in young.description
+            assert "the largest node, here, has" in large.description
+            assert "there is no such repository" in unknown.description
+            # Its time began when it began to serve.
+            served = next(iter(world.of("a/a"))).deployment.deployed
+            await asyncio.sleep(served + 100 - world.now().timestamp() + 1)
+            (response,) = await world.until_ended(await world.send("a/c"))
+            assert response.status is Status.COMPLETED, response
+
+    run(main())
+
+
+def test_a_job_that_is_evicted_runs_again_and_is_not_held_against(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", replicas=2)
+        async with World(tmp_path, {"a/a": 40}, configs=(config,), gpus=2) as world:
+            ids = [await world.send("a/a", 100.0) for _ in range(2)]
+            await asyncio.sleep(LOAD_S + 10)
+            first, second = world.of("a/a")
+            for gone in (first, second):
+                await world.operations.evict("a/a", gone.deployment.replica_id, cold=True)
+                await asyncio.sleep(60)  # longer than it may go on
+            responses = await world.until_ended(*ids)
+            assert {response.status for response in responses} == {Status.COMPLETED}
+
+    run(main())
+
+
+def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            running, waiting = [await world.send("a/a", 10.0) for _ in range(2)]
+            await asyncio.sleep(LOAD_S + 5)
+            gone = await world.operations.evict("A/A", None, cold=False)
+            assert len(gone) == 1
+            (told,) = await world.until_ended(waiting)
+            assert "taken 'a/a' off the server" in told.description
+            (done,) = await world.until_ended(running)
+            assert done.status is Status.COMPLETED
+            await asyncio.sleep(5)
+            assert world.levels("a/a") == ["WARM"]
+            with pytest.raises(OperationError, match="no model 'a/zzz'"):
+                await world.operations.evict("a/zzz", None, cold=False)
+
+    run(main())
+
+
+def test_a_model_that_is_still_loading_is_evicted_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            waiting = await world.send("a/a")
+            await asyncio.sleep(LOAD_S / 2)
+            await world.operations.evict("a/a", None, cold=False)
+            await asyncio.sleep(1)
+            assert world.of("a/a") == []
+            assert world.ended[waiting].status is Status.ERROR
+
+    run(main())
+
+
+def test_a_restart_is_a_new_process_and_loses_no_job(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            ids = [await world.send("a/a", 10.0) for _ in range(3)]
+            await asyncio.sleep(LOAD_S + 5)
+            before = {hosted.deployment.replica_id for hosted in world.of("a/a")}
+            await world.operations.restart("a/a")
+            responses = await world.until_ended(*ids)
+            assert {response.status for response in responses} == {Status.COMPLETED}
+            after = {hosted.deployment.replica_id for hosted in world.of("a/a")}
+            assert len(after) == 1
+            assert not before & after
+
+    run(main())
+
+
+def test_sync_leaves_what_is_named_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 20, "a/b": 20, "a/c": 20}) as world:
+            configs = [DeploymentConfig(name, name) for name in ("a/a", "a/b")]
+            told = await world.operations.deploy(configs, None, wait=True, sync=False)
+            assert [one["problem"] for one in told] == [None, None]
+            configs = [DeploymentConfig(name, name) for name in ("a/b", "a/c")]
+            await world.operations.deploy(configs, None, wait=True, sync=True)
+            await asyncio.sleep(5)
+            assert [world.levels(name) for name in ("a/a", "a/b", "a/c")] == [
+                ["WARM"],
+                ["HOT"],
+                ["HOT"],
+            ]
+
+    run(main())
+
+
+def test_a_dedicated_model_that_dies_comes_back_before_anybody_asks(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        async with World(tmp_path, {"a/a": 40}, configs=(config,)) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            assert [hosted.state for hosted in world.of("a/a")] == [State.RUNNING]
+            next(iter(world.actors.values())).die()
+            await asyncio.sleep(1)
+            assert world.of("a/a") == []
+            await asyncio.sleep(120)
+            assert [hosted.state for hosted in world.of("a/a")] == [State.RUNNING]
+
+    run(main())
+
+
+def test_a_dedicated_model_that_is_broken_is_tried_less_and_less(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        broken = frozenset({"a/a"})
+        async with World(tmp_path, {"a/a": 40}, configs=(config,), broken=broken) as world:
+            world.keep_up()
+            await asyncio.sleep(3600)
+            assert 3 <= len(world.actors) <= 12
+            assert "could not be loaded" in world.operations.status()["problems"][0]
+
+    run(main())
+
+
+def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
+    calendar = tmp_path / "calendar.ics"
+    calendar.write_text(
+        "BEGIN:VCALENDAR\nVERSION:2.0\nPRODID:x\nBEGIN:VEVENT\nUID:1\nDTSTAMP:20260301T000000Z\n"
+        "DTSTART:20260302T090000Z\nDTEND:20260302T100000Z\nRRULE:FREQ=DAILY;COUNT=2\nSUMMARY:a/a\n"
+        "END:VEVENT\nEND:VCALENDAR\n"
+    )
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
+            done = loop.create_future()
+            done.set_result(function())
+            return done
+
+        loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
+        sizes = {"a/a": 60, "a/b": 70}
+        async with World(tmp_path, sizes, minimum_s=7200, calendar=calendar) as world:
+            world.keep_up()
+            (response,) = await world.until_ended(await world.send("a/b"))
+            assert response.status is Status.COMPLETED
+            assert world.levels("a/a") == []
+            for _ in range(2):
+                # An hour later: it displaces what is young, and nobody had to ask.
+                hour = (9 - world.now().hour) * 3600 % 86400
+                await asyncio.sleep(hour - world.now().minute * 60 + 60)
+                assert world.levels("a/a") == ["HOT"]
+                (held,) = world.of("a/a")
+                assert held.deployment.dedicated
+                assert not held.deployment.on_cpu
+                assert world.operations.status()["schedule"]["windows"][0]["model"] == "a/a"
+                await asyncio.sleep(3600)
+                (held,) = world.of("a/a")
+                assert not held.deployment.dedicated
+                assert world.operations.status()["schedule"]["windows"] == []
+
+    run(main())
+
+
+def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: Path) -> None:
+    async def main() -> None:
+        bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
+        async with World(tmp_path, {"a/a": 40}, gpus=3, bounds=bounds) as world:
+            world.keep_up()
+            ids = [await world.send("a/a", 20.0, user=str(i % 4)) for i in range(60)]
+            most = 0
+            while not all(one in world.ended for one in ids):
+                await asyncio.sleep(5)
+                most = max(most, world.levels("a/a").count("HOT"))
+            assert most == 3
+            await asyncio.sleep(3600)
+            assert world.levels("a/a").count("HOT") == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_memory_suffices_and_every_job_ends(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    sizes = {f"a/m{i}": dice.choice([5, 20, 30, 60, 90, 100, 140, 300]) for i in range(6)}
+    configs = tuple(
+        DeploymentConfig(
+            name,
+            name,
+            replicas=dice.choice([1, 1, 2]),
+            dedicated=dice.random() < 0.2,
+            device=dice.choice([None, None, "cpu"]),
+        )
+        for name in sizes
+        if dice.random() < 0.5
+    )
+    broken = frozenset(name for name in sizes if dice.random() < 0.1)
+
+    async def main() -> None:
+        async with World(
+            tmp_path,
+            sizes,
+            configs=configs,
+            gpus=dice.choice([1, 2, 3]),
+            minimum_s=dice.choice([0, 0, 60, 600]),
+            broken=broken,
+            bounds=Bounds(most=2, target_wait_s=20, idle_s=120, cooldown_s=30),
+        ) as world:
+            world.keep_up()
+            ids = []
+            for _ in range(60):
+                await asyncio.sleep(dice.expovariate(1 / 10))
+                model = dice.choice([*sizes, "no/such"])
+                match dice.choice(["send"] * 8 + ["evict", "scale", "restart", "die", "deploy"]):
+                    case "send":
+                        generation = dice.choice(["0.8", "0.8", "0.7"])
+                        run_s = dice.choice([0.1, 1.0, 10.0, 100.0])
+                        ids.append(await world.send(model, run_s, generation=generation))
+                    case "die" if world.actors:
+                        actor = dice.choice(list(world.actors.values()))
+                        if any(h.actor is actor and h.is_up for h in world.controller.replicas()):
+                            actor.die()
+                    case operation:
+                        await _operate(world, operation, model, dice)
+            responses = await world.until_ended(*ids)
+            for response in responses:
+                assert response.description
+            served = [r for r in responses if r.status is Status.COMPLETED]
+            assert served, responses
+            # What is decided is what is there.
+            await asyncio.sleep(300)
+            for hosted in world.controller.replicas():
+                assert world.controller.cluster.find(hosted.deployment.key) == hosted.deployment
+            decided = {d.key for d in world.controller.cluster.replicas()}
+            assert decided == {h.deployment.key for h in world.controller.replicas()}
+
+    run(main())
+
+
+async def _operate(world: World, operation: str, model: str, dice: random.Random) -> None:
+    # What is not there is refused, and nothing else comes of it.
+    with contextlib.suppress(OperationError):
+        match operation:
+            case "evict":
+                await world.operations.evict(model, None, cold=dice.random() < 0.5)
+            case "scale":
+                await world.operations.scale(model, dice.randrange(4), None)
+            case "restart":
+                await world.operations.restart(model)
+            case "deploy":
+                config = DeploymentConfig(model, model, replicas=dice.choice([1, 2]))
+                await world.operations.deploy([config], None, wait=False, sync=False)

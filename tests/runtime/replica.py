@@ -1,0 +1,182 @@
+"""A replica driven by the host's own code, blocks to send it, and what it starts on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from nnsight import TransformersModel
+from nnsight.ndif import pull_env
+from nnsight.schema.request import RequestModel
+from nnsight.tracing.backend import Backend
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ndif.config import Settings
+from ndif.host.actor import ModelActor
+from ndif.host.runtimes import Runtime
+from ndif.host.weights import Weights
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import InlineResult, Response
+from ndif.schema.status import Status
+from ndif.stores.broker import Broker
+from ndif.stores.objects import ObjectStore
+
+PROMPT = "The Eiffel Tower is in"
+HERE = Runtime("0.8", "0.8", Path(sys.executable), ())
+"""The interpreter of the tests."""
+
+
+class Sent(Backend):
+    """What a client would send."""
+
+    payload: bytes
+
+    def __call__(self, tracer: Any) -> None:
+        pull_env()
+        self.payload = RequestModel.serialize(tracer, compress=False)
+
+
+def reading(client: TransformersModel) -> bytes:
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        logits = client.lm_head.output.save()  # noqa: F841 - what comes back
+    return sent.payload
+
+
+def writing(client: TransformersModel) -> bytes:
+    """A block that overwrites a weight."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        client.lm_head.weight.data.zero_()
+        logits = client.lm_head.output.save()  # noqa: F841
+    return sent.payload
+
+
+def dying(client: TransformersModel) -> bytes:
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        os.kill(os.getpid(), 11)
+    return sent.payload
+
+
+def lasting(client: TransformersModel) -> bytes:
+    """A block that nobody waits for the end of."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        print("begun")
+        time.sleep(3600)
+    return sent.payload
+
+
+def expected(checkpoint: Path) -> torch.Tensor:
+    """The logits of the prompt, without nnsight: what traces do to a process pytest does not bear."""
+    tokens = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    return cast(torch.Tensor, model(**tokens).logits)
+
+
+class Served:
+    """A model and its replica."""
+
+    def __init__(self, actor: ModelActor) -> None:
+        self.actor = actor
+        self.progress: list[tuple[int, int]] = []
+        self.begun = asyncio.Event()
+        """A block has printed something."""
+
+    async def start(self) -> None:
+        await self.actor.start(lambda done, total: self.progress.append((done, total)))
+
+    async def run(self, payload: bytes, *, trusted: bool = True) -> Response:
+        request = Request(
+            DeploymentConfig("test/model", "").key,
+            "0.8",
+            Wire.ENVELOPE,
+            payload,
+            False,
+            "http://here",
+            session="me",
+            trusted=trusted,
+        )
+        self.begun.clear()
+
+        async def respond(response: Response) -> None:
+            if response.status is Status.LOG:
+                self.begun.set()
+
+        return await self.actor(request, respond)
+
+    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
+        response = await self.run(payload, trusted=trusted)
+        assert response.status is Status.COMPLETED, response.description
+        assert isinstance(response.data, InlineResult)
+        saves = torch.load(io.BytesIO(response.data.content), weights_only=False)
+        return cast(torch.Tensor, saves["logits"])
+
+    @property
+    def zygote(self) -> int:
+        process = self.actor.process._process
+        assert process is not None
+        return process.pid
+
+    @property
+    def owner(self) -> int:
+        """The child that came first, where there is an owner."""
+        return min(children(self.zygote))
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def a_replica(
+    checkpoint: Path, runtime: Runtime = HERE, settings: Settings | None = None, **given: Any
+) -> Served:
+    """One that is not started. `settings`: of a server that trusts nobody."""
+    config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
+    actor = ModelActor(
+        config,
+        runtime,
+        settings or Settings(),
+        cast(Broker, None),
+        cast(ObjectStore, None),
+        Weights(),
+        untrusted=settings is not None,
+        **given,
+    )
+    return Served(actor)
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    checkpoint: Path, runtime: Runtime = HERE, settings: Settings | None = None, **given: Any
+) -> AsyncIterator[Served]:
+    """One that is started, and ended."""
+    served = a_replica(checkpoint, runtime, settings, **given)
+    await served.start()
+    try:
+        yield served
+    finally:
+        await served.actor.stop()

@@ -1,0 +1,106 @@
+"""Weights in memory that goes from one process to the next."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from ndif.runtime.cached import Cached
+
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.bool,
+    torch.float8_e4m3fn,
+)
+
+READER = """
+import os, pickle, sys, torch
+cached = pickle.loads(sys.stdin.buffer.read())
+tensors = cached.tensors(int(sys.argv[1]))
+
+def seen(tensor):
+    values = tensor.detach().float().flatten().tolist()
+    return values, str(tensor.dtype), type(tensor).__name__, tensor.requires_grad
+
+sys.stdout.buffer.write(pickle.dumps({name: seen(tensor) for name, tensor in tensors.items()}))
+"""
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    made = {str(dtype): (torch.randn(3, 5) * 9).to(dtype) for dtype in DTYPES}
+    tied = torch.nn.Parameter(torch.randn(4, 2))
+    return {
+        **made,
+        "tied": tied,
+        "tied too": tied,
+        "frozen": torch.nn.Parameter(torch.randn(2), requires_grad=False),
+        "strided": torch.randn(6, 4).t(),
+        "number": torch.tensor(3.5),
+        "nothing": torch.empty(0, 7),
+    }
+
+
+def test_every_tensor_is_as_it_was() -> None:
+    before = some_tensors()
+    cached = Cached.of(before)
+    fd = cached.fill(before)
+    after = pickle.loads(pickle.dumps(cached)).tensors(fd)
+    os.close(fd)
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor), name
+        assert type(after[name]) is type(tensor), name
+        assert (after[name].dtype, after[name].shape) == (tensor.dtype, tensor.shape), name
+        assert after[name].requires_grad == tensor.requires_grad, name
+    assert after["tied"] is after["tied too"]
+
+
+def test_another_process_finds_the_same(tmp_path: Path) -> None:
+    before = some_tensors()
+    cached = Cached.of(before)
+    fd = cached.fill(before)
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(fd)],
+        input=pickle.dumps(cached),
+        stdout=subprocess.PIPE,
+        pass_fds=[fd],
+        check=True,
+    )
+    os.close(fd)
+    after = pickle.loads(done.stdout)
+    for name, tensor in before.items():
+        values = tensor.detach().float().flatten().tolist()
+        kind, grad = type(tensor).__name__, tensor.requires_grad
+        assert after[name] == (values, str(tensor.dtype), kind, grad), name
+
+
+def test_the_memory_goes_with_the_last_who_uses_it() -> None:
+    tensors = {"large": torch.ones(1 << 20)}
+    cached = Cached.of(tensors)
+    fd = cached.fill(tensors)
+    taken = cached.tensors(fd)
+    os.close(fd)
+    assert mapped()
+    assert bool(taken["large"].all())
+    del taken
+    assert not mapped()
+
+
+def mapped() -> bool:
+    return "/memfd:cached weights" in Path("/proc/self/maps").read_text()
+
+
+def test_a_model_without_tensors() -> None:
+    cached = Cached.of({})
+    fd = cached.fill({})
+    assert cached.tensors(fd) == {}
+    os.close(fd)

@@ -1,0 +1,265 @@
+"""Attacks by way of libraries that take a text for a method, a file or code, or an object at its word."""
+
+# What an attacker would write, not what we would.
+
+from __future__ import annotations
+
+from typing import Any
+
+# numpy, under other names
+
+
+def reads_with_matlib(secret_file: str) -> object:
+    """numpy.matlib, which holds all that numpy does"""
+    import numpy.matlib
+
+    return numpy.matlib.genfromtxt(secret_file, dtype=str)
+
+
+def opens_with_records(secret_file: str) -> object:
+    """numpy.ma.mrecords.openfile"""
+    import numpy.ma.mrecords
+
+    return numpy.ma.mrecords.openfile(secret_file).readline()
+
+
+# pandas
+
+
+def reads_with_read_csv(secret_file: str) -> object:
+    """pandas.read_csv"""
+    import pandas
+
+    return pandas.read_csv(secret_file, header=None).to_numpy().tolist()
+
+
+def reads_with_a_reader_of_json(secret_file: str) -> object:
+    """pandas.api.typing.JsonReader, the class behind read_json"""
+    import pandas
+
+    given = dict.fromkeys(
+        ("dtype", "convert_axes", "convert_dates", "keep_default_dates", "precise_float"), False
+    )
+    reader = pandas.api.typing.JsonReader(
+        secret_file, orient=None, typ="frame", date_unit=None, encoding=None, lines=True,
+        chunksize=1, compression=None, nrows=None, **given,
+    )  # fmt: skip
+    return [*reader.data]
+
+
+def evaluates_with_pandas(secret_file: str) -> object:
+    """pandas.eval, which reads any attribute"""
+    import pandas
+
+    names = {"p": print, "f": secret_file}
+    return pandas.eval("p.__self__.open(f).read()", engine="python", local_dict=names)
+
+
+def evaluates_with_query(secret_file: str) -> object:
+    """DataFrame.eval"""
+    import pandas
+
+    frame = pandas.DataFrame({"a": [1]})
+    return frame.eval(
+        "@p.__self__.open(@f).read()", engine="python", local_dict={"p": print, "f": secret_file}
+    )
+
+
+def names_a_function_of_numpys(secret_file: str) -> object:
+    """agg with the name of a function of numpy's, of a frame that says it is a path"""
+    import pandas
+
+    class Path(pandas.DataFrame):
+        def __fspath__(self) -> str:
+            return secret_file
+
+        def __len__(self) -> int:
+            return 1
+
+    return Path({"a": [1]}).agg("genfromtxt", dtype=str)
+
+
+def names_a_getter(secret_file: str) -> object:
+    """agg of a group with the name of what gets attributes by name"""
+    import pandas
+
+    groups = pandas.DataFrame({"a": [1], "b": [2]}).groupby("a")["b"]
+    method = groups.agg("__getattribute__", "agg")
+    return method.__func__.__globals__["__builtins__"]["open"](secret_file).read()
+
+
+def writes_with_to_csv(canary_folder: str) -> object:
+    """DataFrame.to_csv"""
+    import pandas
+
+    return pandas.DataFrame({"a": [1]}).to_csv(f"{canary_folder}/new")
+
+
+def writes_with_to_string(canary_folder: str) -> object:
+    """DataFrame.to_string, of which few know that it writes"""
+    import pandas
+
+    return pandas.DataFrame({"a": [1]}).to_string(f"{canary_folder}/new")
+
+
+def writes_with_to_pickle(canary_folder: str) -> object:
+    """Series.to_pickle"""
+    import pandas
+
+    return pandas.Series([1]).to_pickle(f"{canary_folder}/new")
+
+
+def writes_by_a_name(canary_folder: str) -> object:
+    """agg with the name of a method that writes"""
+    import pandas
+
+    return pandas.DataFrame({"a": [1]}).agg("to_csv", path_or_buf=f"{canary_folder}/new")
+
+
+def writes_by_a_name_in_a_group(canary_folder: str) -> object:
+    """filter of a group with the name of a method that writes"""
+    import pandas
+
+    groups = pandas.DataFrame({"a": [1], "b": [2]}).groupby("a")["b"]
+    return groups.filter("to_csv", True, f"{canary_folder}/new")
+
+
+def writes_by_a_column(canary_folder: str) -> object:
+    """pandas.col, which takes any attribute later"""
+    import pandas
+
+    frame = pandas.DataFrame({"a": [1]})
+    return frame.assign(b=pandas.col("a").to_csv(f"{canary_folder}/new"))
+
+
+# sympy, einops
+
+
+def imports_lazily(secret_file: str) -> object:
+    """sympy's lazy_function, which imports what it is told"""
+    from sympy.core.cache import lazy_function
+
+    return lazy_function("io", "open")(secret_file).read()
+
+
+def runs_a_librarys_tests(token: str) -> object:
+    """einops.tests, whose runner starts programs"""
+    from einops.tests.run_tests import run
+
+    return run(["sh", "-c", f"sleep 0.2; : {token}"])
+
+
+# The standard library
+
+
+def shows_a_line(secret_file: str) -> object:
+    """warnings.formatwarning, which shows the line of a file"""
+    import warnings
+
+    return warnings.formatwarning("note", UserWarning, secret_file, 1)
+
+
+def shows_a_line_in_a_traceback(secret_file: str) -> object:
+    """an error in code that says it is from that file, of which the traceback shows the line"""
+    exec(compile("raise ValueError", secret_file, "exec"))
+    return None
+
+
+def evaluates_annotations(secret_file: str) -> object:
+    """typing_extensions.get_annotations, of an object that has what it is asked for"""
+    import typing_extensions
+
+    class Annotated:
+        def __call__(self) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "__annotations__":
+                return {"note": f"__import__('io').open({secret_file!r}).read()"}
+            if name == "__wrapped__":
+                raise AttributeError(name)
+            return None
+
+    return typing_extensions.get_annotations(Annotated(), eval_str=True)
+
+
+def evaluates_hints_elsewhere(secret_file: str) -> object:
+    """typing.get_type_hints, as torch.utils.checkpoint has it"""
+    import torch.utils.checkpoint
+
+    class Hinted: ...
+
+    Hinted.__annotations__ = {"note": f"int(open({secret_file!r}).read())"}
+    return torch.utils.checkpoint.get_type_hints(Hinted)
+
+
+def names_a_field(secret_file: str) -> object:
+    """a field of a dataclass, renamed to code, which a class below it is written with"""
+    from dataclasses import dataclass, fields
+
+    names = {"dataclass": dataclass}
+    exec("@dataclass\nclass Above:\n    x: int = 0", names)
+    Above = names["Above"]  # noqa: N806
+    fields(Above)[0].name = f'x" + __import__("io").open({secret_file!r}).read() + "'
+
+    @dataclass(init=False, eq=False)
+    class Below(Above): ...
+
+    return repr(Below())
+
+
+def copies_into_a_module(secret_file: str) -> object:
+    """copy.copy of an object that says it is made like a module, and what is to be set of that"""
+    import copy
+    import dataclasses
+
+    found: list[Any] = []
+    try:
+        module = copy.copy(dataclasses)
+    except TypeError:
+        module = dataclasses
+
+    class Copied: ...
+
+    class Module:
+        __module__ = "io"
+
+    def hook(*arguments: Any, **options: Any) -> Any:
+        names = [each for each in (*arguments, *options.values()) if isinstance(each, dict)]
+        found.extend(each["open"](secret_file).read() for each in names if "open" in each)
+        raise ValueError(str(found))
+
+    copied = Copied()
+    changed = {"_create_fn": hook, "_FuncBuilder": hook}
+    vars(copied)["__reduce_ex__"] = lambda _: (lambda: module, (), changed)
+    copy.copy(copied)
+    return dataclasses.dataclass(Module)
+
+
+def formats_a_users_string(variable: str) -> object:
+    """collections.UserString, whose format is not a text's"""
+    import collections
+
+    import torch
+
+    return collections.UserString("{0.__globals__[os].environ}").format(torch.load)
+
+
+def prunes_a_class(secret_file: str) -> object:
+    """torch.nn.utils.prune, which gets an attribute by its name, and hands it on"""
+    import contextlib
+
+    from torch.nn.utils import prune
+
+    found: list[Any] = []
+
+    class Module(type):
+        _forward_pre_hooks: dict[str, Any] = {}  # noqa: RUF012
+
+        @classmethod
+        def register_parameter(cls, name: str, value: object) -> None:
+            found.append(value)
+
+    with contextlib.suppress(AttributeError):
+        prune.Identity.apply(Module, "__subclasses__")
+    [loader] = [kind for kind in found[0](object) if kind.__name__ == "FileLoader"]
+    return loader("notes", secret_file).get_data(secret_file)

@@ -1,0 +1,163 @@
+"""Cluster files: what they say, what need not be said, and what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ndif.cluster.resources import Resources
+from ndif.cluster.rules import Rules
+from ndif.config import Settings
+from ndif.queue.autoscale import Bounds
+from ndif.queue.processor import Customs
+from ndif.simulation import generate
+from ndif.simulation.cluster_file import ClusterFileError, read, read_file
+from ndif.simulation.trace import read as read_trace
+
+GIB = 1024**3
+SMALL = "nodes: [{gpus: 2x24GiB, cpu_memory: 64GiB}]\n"
+
+
+def problems(text: str, source: str = "c.yaml") -> str:
+    with pytest.raises(ClusterFileError) as caught:
+        read(text, source)
+    return str(caught.value)
+
+
+def test_little_has_to_be_said() -> None:
+    world = read(SMALL, "c.yaml")
+    (node,) = world.nodes
+    assert node.resources.gpu_bytes == (24 * GIB, 24 * GIB)
+    assert node.resources.cpu_bytes == int(64 * GIB * 0.9)
+    assert world.rules.minimum_deployment_time_s == 3600
+    assert world.weights("org/name") is None
+
+
+def test_everything_may_be_said() -> None:
+    world = read(
+        """
+nodes:
+  - {name: big, gpus: "1x80GiB,2x24GiB", cpu_memory: 1TiB, count: 2}
+  - {cpu_memory: 100GiB}
+models:
+  org/large: {size: 140GB, dedicated: true, replicas: 2, padding_factor: 0, padding_bytes: 1GB}
+  org/Small: 5GB
+default_size: 16GB
+rules: {minimum_deployment_time: 5m, drain_timeout: 10s, execution_timeout: 1h, model_cache_percentage: 0.5}
+speeds: {start_up: 0s, load_bytes_per_s: 1GB, warm_bytes_per_s: 10GB, cache_bytes_per_s: 20GB,
+  cpu_slowdown: 5.0}
+autoscale: {max_replicas: 3, target_wait: 20s, idle: 5m, cooldown: 30s}
+line: {head_start: 30s, patience: 8, max_attempts: 1}
+""",
+        "c.yaml",
+    )
+    assert [node.name for node in world.nodes] == ["big-0", "big-1", "node-2"]
+    assert len({node.id for node in world.nodes}) == 3
+    assert world.nodes[0].resources.gpu_bytes == (80 * GIB, 24 * GIB, 24 * GIB)
+    assert world.nodes[2].resources.cpu_bytes == 50 * GIB
+    (large,) = world.models
+    assert (large.repo_id, large.dedicated, large.replicas) == ("org/large", True, 2)
+    assert world.names == ("org/large", "org/Small")
+    assert world.replica_bytes(large) == 141 * 10**9
+    assert world.weights("ORG/small") == 5 * 10**9
+    assert world.weights("org/other") == 16 * 10**9
+    assert (world.rules.minimum_deployment_time_s, world.drain_s) == (300, 10)
+    assert world.speeds.loading_s(5 * 10**9) == 5.0
+    assert world.speeds.returning_s(5 * 10**9) == 0.5
+    assert world.speeds.caching_s(5 * 10**9) == 0.25
+    assert (world.autoscale.most, world.autoscale.idle_s) == (3, 300)
+    assert (world.customs.patience, world.customs.max_attempts) == (8, 1)
+    assert (world.execution_timeout_s, world.speeds.cpu_slowdown) == (3600, 5)
+
+
+def test_what_is_left_out_is_as_a_server_has_it() -> None:
+    world = read(SMALL, "c.yaml")
+    server = {name: field.default for name, field in Settings.model_fields.items()}
+    assert world.rules == Rules(minimum_deployment_time_s=server["minimum_deployment_time_seconds"])
+    assert world.drain_s == server["drain_timeout_s"]
+    assert world.execution_timeout_s == server["execution_timeout_seconds"]
+    assert world.autoscale == Bounds(
+        most=server["autoscale_max_replicas"],
+        target_wait_s=server["autoscale_target_wait_s"],
+        idle_s=server["autoscale_idle_s"],
+        cooldown_s=server["autoscale_cooldown_s"],
+    )
+    assert world.customs == Customs(
+        max_attempts=server["max_attempts"],
+        head_start_s=server["line_head_start_s"],
+        patience=server["line_patience"],
+    )
+    cached = server["model_cache_percentage"]
+    assert world.nodes[0].resources == Resources.of([24 * GIB] * 2, 64 * GIB, cached)
+
+
+def test_the_example_of_the_documentation_is_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    examples = re.findall(r"```(?:yaml)?\n(.*?)```", text, re.DOTALL)
+    (day,) = (example for example in examples if example.startswith("{"))
+    (cluster,) = (example for example in examples if example.startswith("nodes:"))
+    assert len(read_trace(day.splitlines(), "day.jsonl")) == 2
+    world = read(cluster, "c.yaml")
+    assert len(world.nodes) == 5
+    plain = read(SMALL, "c.yaml")
+    for field in ("rules", "drain_s", "speeds", "autoscale", "customs", "execution_timeout_s"):
+        assert getattr(world, field) == getattr(plain, field), field
+
+
+def test_json_says_the_same() -> None:
+    text = '{"nodes": [{"gpus": "2x24GiB", "cpu_memory": "64GiB"}]}'
+    assert read(text, "c.json") == read(SMALL, "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "must hold nodes and models, not None"),
+        ("models: {}", "nodes is missing."),
+        ("nodes: []", "nodes: "),
+        ("nodes: [{gpus: 8x80GiB}]", "nodes.0.cpu_memory is missing."),
+        ("nodes: [{gpus: many, cpu_memory: 1GiB}]", "nodes.0.gpus: 'many' does not declare GPUs"),
+        ("nodes: [{gpus: 8, cpu_memory: 1GiB}]", "must say how many GPUs and how large"),
+        ("nodes: [{gpus: 1x8GiB, cpu_memory: 1}, {}]", "nodes.1.cpu_memory is missing."),
+        (SMALL + "nods: 1", "nods is nothing that a cluster has."),
+        (SMALL + "models: {org/x: {}}", "'org/x': size must be a size"),
+        (SMALL + "models: {org/x: 0}", "'org/x': size must be more than nothing, not 0."),
+        (SMALL + "models: {org/x: {size: 1GB, pinned: true}}", "did you mean 'dedicated'?"),
+        (SMALL + "models: {no repo: 1GB}", "names no model"),
+        (SMALL + "models: {org/x: 1GB, ORG/X: 1GB}", "'ORG/X' is there more than once."),
+        (SMALL + "rules: {minimum_deployment_time: soon}", "must be a duration"),
+        (SMALL + "rules: {fraction_largest_possible: 2.0}", "must lie between 0 and 1"),
+        (SMALL + "speeds: {load_bytes_per_s: 0}", "must be more than 0 bytes a second"),
+        (SMALL + "autoscale: {cooldown: 1h, idle: 1m}", "no more than idle_s"),
+        ("nodes: [", "c.yaml, line 1: this is no YAML"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, said: str) -> None:
+    assert said in problems(text)
+
+
+def test_broken_json_names_its_line() -> None:
+    assert "c.json, line 2: this is no JSON" in problems('{"nodes":\n}', "c.json")
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    said = problems("nodes: [{}]\nmodels: {org/a: {}, org/b: {}}")
+    assert said.count("\n") == 2
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ClusterFileError, match="cannot be read"):
+        read_file(tmp_path / "none.yaml")
+    (tmp_path / "c.yaml").write_text(SMALL)
+    assert read_file(tmp_path / "c.yaml") == read(SMALL, "c.yaml")
+
+
+def test_what_is_generated_is_read() -> None:
+    names = generate.names(200)
+    world = read(generate.cluster(names, 3), "c.yaml")
+    assert world.names == tuple(names)
+    assert [config.repo_id for config in world.models] == names[:2]
+    assert all(config.dedicated for config in world.models)
+    assert min(world.sizes.values()) < 10**9 < 10**11 < max(world.sizes.values())

@@ -1,0 +1,119 @@
+"""`ndif simulate`, as an operator calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CALL = "from ndif.cli.simulate import command; command(prog_name='ndif simulate')"
+SMALL = ("--requests", "1500", "--models", "90", "--users", "9", "--hours", "3")
+
+
+def simulate(folder: Path, *arguments: str, hashing: int = 0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CALL, *arguments],
+        cwd=folder,
+        # Sets of text are in another order for each number.
+        env={**os.environ, "PYTHONHASHSEED": str(hashing), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("simulation")
+    done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--generate", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "Wrote c.yaml: a cluster with 90 models." in done.stderr
+    assert "Wrote day.jsonl: 1,500 requests in 3 hours." in done.stderr
+    # Few GPUs and little patience, so that models displace each other.
+    cluster = (folder / "c.yaml").read_text()
+    for roomy, tight in (("count: 6", "count: 2"), ("8x80GiB", "4x80GiB"), ("15m", "1m")):
+        assert roomy in cluster
+        cluster = cluster.replace(roomy, tight)
+    (folder / "c.yaml").write_text(cluster)
+    return folder
+
+
+def test_the_same_trace_and_seed_make_the_same_report_byte_for_byte(folder: Path) -> None:
+    """In processes of their own, in which sets and dictionaries of text are hashed differently."""
+    reports = []
+    for hashing in (1, 2, 3):
+        done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--json", hashing=hashing)
+        assert done.returncode == 0, done.stderr
+        reports.append(done.stdout)
+    assert len(set(reports)) == 1
+    overall = json.loads(reports[0])["overall"]
+    # There was something that could have come out differently.
+    assert overall["evicted_to_warm"] > 10
+    assert overall["cold_loads"] > 10
+    assert overall["warm_returns"] > 0
+
+
+def test_another_seed_may_place_differently_and_loses_nothing(folder: Path) -> None:
+    first, other = (
+        json.loads(
+            simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--json", "--seed", seed).stdout
+        )
+        for seed in ("0", "1")
+    )
+    assert first["nodes"] != other["nodes"]
+    assert first["overall"]["requests"] == other["overall"]["requests"] == 1500
+    assert (first["trace"]["seed"], other["trace"]["seed"]) == (0, 1)
+
+
+def test_tables_are_for_people(folder: Path) -> None:
+    done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--top", "3")
+    assert done.returncode == 0, done.stderr
+    assert "1,500 requests of 9 users" in done.stdout
+    assert "The 3 models that were asked for most" in done.stdout
+    for name in ("lab-0/pythia-000", "a100-1", "p99", "to WARM", "GPUs busy"):
+        assert name in done.stdout
+    assert "Simulated 3." in done.stderr
+
+
+def test_a_trace_is_generated_for_the_models_of_a_cluster_that_is_there(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(
+        "nodes: [{cpu_memory: 8GiB}]\nmodels: {me/one: 1GB, me/two: 2GB}\n"
+    )
+    for name in ("a.jsonl", "b.jsonl"):
+        done = simulate(
+            folder, name, "--cluster", "mine.yaml", "--generate", "--requests", "50", "--seed", "4"
+        )
+        assert done.returncode == 0, done.stderr
+        assert "mine.yaml" not in done.stderr
+    lines = (folder / "a.jsonl").read_text().splitlines()
+    assert {json.loads(line)["model"] for line in lines} == {"me/one", "me/two"}
+    assert lines == (folder / "b.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("none.jsonl", "--cluster", "c.yaml"), "none.jsonl cannot be read"),
+        (("day.jsonl", "--cluster", "none.yaml"), "none.yaml cannot be read"),
+        (("bad.jsonl", "--cluster", "c.yaml"), "bad.jsonl, line 2: this is no JSON"),
+        (("other.jsonl", "--cluster", "c.yaml"), "Nothing says how large"),
+        (("new.jsonl", "--cluster", "empty.yaml", "--generate"), "names no models to ask for"),
+        (("day.jsonl", "--cluster", "c.yaml", "--generate"), "day.jsonl is there already"),
+        (("new.jsonl", "--cluster", "no/c.yaml", "--generate"), "no/c.yaml cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    line = '{"at": 0, "model": "x/y", "user": "u", "run_s": 1}\n'
+    (folder / "bad.jsonl").write_text(f"{line}no\n")
+    (folder / "other.jsonl").write_text(line)
+    (folder / "empty.yaml").write_text("nodes: [{cpu_memory: 1GiB}]\n")
+    done = simulate(folder, *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,36 @@
+"""What there was of something, by the hour."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ndif.simulation.meter import Meter
+
+
+def test_levels_are_added_up_in_their_hours() -> None:
+    meter = Meter()
+    meter.change(1800, 2.0)
+    meter.change(3600 + 900, -1.0)
+    assert meter.read(3 * 3600) == 2 * 1800 + 2 * 900 + 2700 + 3600
+    assert meter.hours == [3600.0, 4500.0, 3600.0]
+
+
+def test_nothing_is_nothing() -> None:
+    meter = Meter()
+    assert meter.read(0) == 0.0
+    assert meter.read(7200) == 0.0
+    assert meter.hours == [0.0, 0.0]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(-9, 9)), max_size=30))
+def test_hours_add_up_to_the_whole(changes: list[tuple[float, int]]) -> None:
+    meter, now, level, whole = Meter(), 0.0, 0, 0.0
+    for gap, by in changes:
+        whole += level * gap
+        now += gap
+        level += by
+        meter.change(now, by)
+    assert meter.read(now) == pytest.approx(whole, rel=1e-9, abs=1e-6)
+    assert len(meter.hours) == -(-now // 3600)

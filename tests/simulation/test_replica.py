@@ -1,0 +1,181 @@
+"""The simulated replica keeps the promises of `Actor`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.level import DeploymentLevel
+from ndif.host.port import Actor, ReplicaEvictedError
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.schema.variant import Variant
+from ndif.simulation import virtual_time
+from ndif.simulation.cluster_file import read
+from ndif.simulation.journal import Journal, Usage
+from ndif.simulation.replica import SimulatedReplica
+from ndif.simulation.trace import TraceRequest
+
+WORLD = read(
+    """
+nodes: [{gpus: 4x10GB, cpu_memory: 100GB}]
+speeds: {start_up: 10s, load_bytes_per_s: 1GB, warm_bytes_per_s: 2GB, cache_bytes_per_s: 4GB}
+""",
+    "c.yaml",
+)
+VARIANT = Variant(ModelKey("a.B", "org/name"), "0.8")
+NODE = WORLD.nodes[0].id
+SIZE = 8 * 10**9
+REQUEST = Request(VARIANT.model, "0.8", Wire.ENVELOPE, b"", False, "", id="0")
+
+Scene = Callable[[Actor, Usage], Coroutine[Any, Any, None]]
+
+
+def play(scene: Scene, run_s: float = 5.0, *, on_cpu: bool = False) -> Usage:
+    """Have a scene played with a replica on two GPUs, and its usage until the end."""
+
+    async def main() -> Usage:
+        journal = Journal([TraceRequest(0.0, VARIANT.model, "ada", run_s)])
+        gpus = {} if on_cpu else {0: 10**10, 1: 10**10}
+        place = Deployment(
+            str(VARIANT), "id", NODE, DeploymentLevel.HOT, SIZE, 0.0, gpus, on_cpu=on_cpu
+        )
+        config = DeploymentConfig("org/name", "org/name", execution_timeout_s=100.0)
+        replica: Actor = SimulatedReplica(config, place, WORLD, journal)
+        usage = journal.by_model[VARIANT]
+        await scene(replica, usage)
+        journal.close(now())
+        assert journal.by_node[NODE] is not usage
+        return usage
+
+    return virtual_time.run(main())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def ignore(response: Response) -> None:
+    assert response.status is Status.RUNNING
+
+
+def no_progress(done: int, total: int) -> None:
+    assert 0 <= done <= total
+
+
+def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
+    times = []
+
+    async def scene(replica: Actor, usage: Usage) -> None:
+        seen: list[tuple[int, int]] = []
+        await replica.start(lambda done, total: seen.append((done, total)))
+        assert seen == [(0, SIZE), (SIZE, SIZE)]
+        times.append(now())
+        assert (await replica(REQUEST, ignore)).status is Status.COMPLETED
+        times.append(now())
+        await replica.to_cache()
+        times.append(now())
+        await asyncio.sleep(3)
+        await replica.from_cache({2: 10**10})
+        times.append(now())
+        await replica.stop()
+        await replica.stop()
+        assert replica.ended.is_set()
+        await asyncio.sleep(100)
+
+    usage = play(scene)
+    assert times == [18.0, 23.0, 25.0, 32.0]
+    assert (usage.cold_loads, usage.warm_returns) == (1, 1)
+    assert (usage.evicted_warm, usage.evicted_cold, usage.dropped) == (1, 1, 0)
+    assert usage.loading_s == 22.0
+    assert sum(usage.gpus_held.hours) == 2 * 25 + 1 * 4
+    assert sum(usage.gpus_busy.hours) == 2 * 5
+    assert sum(usage.cpu_bytes.hours) == 3 * SIZE
+
+
+def test_a_warm_one_that_is_ended_was_dropped() -> None:
+    async def scene(replica: Actor, usage: Usage) -> None:
+        await replica.start(no_progress)
+        await replica.to_cache()
+        await replica.stop()
+
+    usage = play(scene)
+    assert (usage.evicted_warm, usage.evicted_cold, usage.dropped) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("leave", ["to_cache", "stop"])
+def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
+    async def scene(replica: Actor, usage: Usage) -> None:
+        await replica.start(no_progress)
+        running = asyncio.ensure_future(replica(REQUEST, ignore))
+        await asyncio.sleep(2)
+        await getattr(replica, leave)()
+        with pytest.raises(ReplicaEvictedError):
+            await running
+
+    usage = play(scene)
+    assert usage.interrupted == 1
+    assert sum(usage.gpus_busy.hours) == 2 * 2
+
+
+def test_what_is_cancelled_is_an_error_with_the_reason() -> None:
+    async def scene(replica: Actor, usage: Usage) -> None:
+        await replica.start(no_progress)
+        replica.cancel("nobody runs")
+        running = asyncio.ensure_future(replica(REQUEST, ignore))
+        await asyncio.sleep(2)
+        replica.cancel("The client left.")
+        replica.cancel("again")
+        response = await running
+        assert (response.status, response.description) == (Status.ERROR, "The client left.")
+        assert (await replica(REQUEST, ignore)).status is Status.COMPLETED
+
+    assert sum(play(scene).gpus_busy.hours) == 2 * (2 + 5)
+
+
+def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
+    async def scene(replica: Actor, usage: Usage) -> None:
+        await replica.start(no_progress)
+        response = await replica(REQUEST, ignore)
+        assert response.status is Status.ERROR
+        assert "100 s" in response.description
+        assert now() == 118.0
+
+    play(scene, run_s=101.0)
+
+
+def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
+    async def scene(replica: Actor, usage: Usage) -> None:
+        loading = asyncio.ensure_future(replica.start(no_progress))
+        await asyncio.sleep(6)
+        loading.cancel()
+        await asyncio.wait([loading])
+        await replica.stop()
+        await asyncio.sleep(50)
+
+    usage = play(scene)
+    assert (usage.cold_loads, usage.evicted_cold, usage.dropped) == (0, 0, 0)
+    assert (usage.loading_s, sum(usage.gpus_held.hours)) == (6.0, 12.0)
+
+
+def test_on_the_cpu_it_keeps_its_memory_and_takes_longer() -> None:
+    async def scene(replica: Actor, usage: Usage) -> None:
+        await replica.start(no_progress)
+        await replica(REQUEST, ignore)
+        assert now() == 18 + 5 * WORLD.speeds.cpu_slowdown
+        await replica.to_cache()
+        await replica.from_cache({})
+        assert now() == 118.0
+        await replica.stop()
+
+    usage = play(scene, on_cpu=True)
+    assert (sum(usage.gpus_held.hours), sum(usage.gpus_busy.hours)) == (0.0, 0.0)
+    assert sum(usage.cpu_bytes.hours) == 118 * SIZE
+    assert (usage.evicted_warm, usage.warm_returns) == (1, 1)

@@ -1,0 +1,265 @@
+"""Simulations small enough to be worked out by hand, and what holds of every one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ndif.schema.model_key import ModelKey
+from ndif.schema.status import Status
+from ndif.simulation import generate
+from ndif.simulation.cluster_file import read
+from ndif.simulation.journal import Journal
+from ndif.simulation.report import report
+from ndif.simulation.run import WorldError, run
+from ndif.simulation.tables import show
+from ndif.simulation.trace import TraceRequest
+from ndif.simulation.world import World
+
+ONE_GPU = """
+nodes: [{gpus: 1x10GB, cpu_memory: 100GB}]
+speeds: {start_up: 10s, load_bytes_per_s: 1GB, warm_bytes_per_s: 2GB, cache_bytes_per_s: 4GB}
+autoscale: {max_replicas: 1}
+models:
+  org/a: {size: 8GB, padding_factor: 0.0, device: cuda}
+  org/b: {size: 8GB, padding_factor: 0.0, device: cuda}
+"""
+HOUR_S = 3600.0
+
+
+def asks(at: float, model: str, run_s: float = 1.0, **fields: object) -> TraceRequest:
+    request = TraceRequest(at, ModelKey("a.B", f"org/{model}"), "ada", run_s)
+    return replace(request, **fields)  # type: ignore[arg-type]
+
+
+def simulated(text: str, *requests: TraceRequest, seed: int = 0) -> Journal:
+    return run(read(text, "c.yaml"), requests, seed)
+
+
+def waits(journal: Journal) -> list[float | None]:
+    return [
+        None if outcome.dispatched is None else round(outcome.dispatched - outcome.received, 6)
+        for outcome in journal.outcomes
+    ]
+
+
+# Worked out by hand
+
+
+def test_the_first_waits_for_the_model_and_the_others_for_each_other() -> None:
+    journal = simulated(ONE_GPU, asks(0, "a", 5), asks(1, "a", 2), asks(100, "a", 3))
+    assert waits(journal) == [18.0, 22.0, 0.0]
+    assert [outcome.ended for outcome in journal.outcomes] == [23.0, 25.0, 103.0]
+    assert {outcome.error for outcome in journal.outcomes} == {None}
+
+
+def test_times_of_day_begin_at_zero() -> None:
+    journal = simulated(ONE_GPU, asks(1.7e9, "a"), asks(1.7e9 + 50, "a"))
+    assert waits(journal) == [18.0, 0.0]
+    assert journal.ended_s == 51.0
+
+
+def test_what_was_displaced_returns_from_memory() -> None:
+    journal = simulated(
+        ONE_GPU, asks(0, "a"), asks(2 * HOUR_S, "b"), asks(4 * HOUR_S, "a"), asks(4.1 * HOUR_S, "a")
+    )
+    # b: 2 s until a has left the GPU, 18 s to load. a: 2 s until b has left, 4 s to return.
+    assert waits(journal) == [18.0, 20.0, 6.0, 0.0]
+    overall = report(read(ONE_GPU, "c.yaml"), journal, 0)["overall"]
+    assert (overall["cold_loads"], overall["warm_returns"]) == (2, 1)
+    assert (overall["evicted_to_warm"], overall["evicted_to_cold"]) == (2, 0)
+    assert overall["loading_s"] == 18 + 18 + 4
+
+
+def test_without_memory_it_is_loaded_again() -> None:
+    text = ONE_GPU.replace("cpu_memory: 100GB", "cpu_memory: 1GB")
+    journal = simulated(text, asks(0, "a"), asks(2 * HOUR_S, "b"), asks(4 * HOUR_S, "a"))
+    assert waits(journal) == [18.0, 18.0, 18.0]
+    overall = report(read(text, "c.yaml"), journal, 0)["overall"]
+    assert (overall["cold_loads"], overall["warm_returns"]) == (3, 0)
+    assert (overall["evicted_to_warm"], overall["evicted_to_cold"]) == (0, 2)
+
+
+def test_who_finds_no_room_is_refused_and_told_why() -> None:
+    journal = simulated(ONE_GPU, asks(0, "a"), asks(60, "b"), asks(70, "b"))
+    assert waits(journal) == [18.0, None, None]
+    found = report(read(ONE_GPU, "c.yaml"), journal, 0)
+    assert (found["overall"]["refused"], found["overall"]["completed"]) == (2, 1)
+    (error,) = found["errors"]
+    assert error["requests"] == 2
+    assert "org/a" in error["for_example"]
+    assert "protected for another" in error["for_example"]
+
+
+def test_a_simulation_may_be_over_at_once() -> None:
+    text = ONE_GPU.replace("1x10GB", "1x1GB")
+    journal = simulated(text, asks(0, "a"))
+    found = report(read(text, "c.yaml"), journal, 0)
+    assert (found["trace"]["ended_s"], found["overall"]["refused"]) == (0.0, 1)
+    assert (found["overall"]["wait_s"], found["overall"]["gpus_held"]) == (None, None)
+    show(found, Console(), 5)
+
+
+def test_dedicated_models_are_there_before_anybody_asks() -> None:
+    text = ONE_GPU.replace("org/a: {", "org/a: {dedicated: true, ")
+    journal = simulated(text, asks(0, "b"), asks(10, "a"), asks(2 * HOUR_S, "a"))
+    assert waits(journal) == [None, 8.0, 0.0]
+    assert "dedicated" in (journal.outcomes[0].error or "")
+
+
+def test_a_long_line_brings_more_replicas() -> None:
+    text = ONE_GPU.replace("1x10GB", "4x10GB").replace(
+        "max_replicas: 1", "max_replicas: 4, target_wait: 30s, cooldown: 1m, idle: 10m"
+    )
+    crowd = [asks(number, "a", 20.0) for number in range(300)]
+    many = simulated(text, *crowd)
+    one = simulated(ONE_GPU, *crowd)
+    key = next(iter(many.by_model))
+    assert many.by_model[key].cold_loads == 4
+    assert many.ended_s < one.ended_s / 2
+
+
+def test_what_runs_too_long_is_ended() -> None:
+    text = ONE_GPU + "rules: {execution_timeout: 1m}\n"
+    journal = simulated(text, asks(0, "a", 61), asks(1, "a", 60))
+    assert [outcome.ended for outcome in journal.outcomes] == [78.0, 138.0]
+    first, second = (outcome.error for outcome in journal.outcomes)
+    assert first == "The job ran longer than the 60 s that it may."
+    assert second is None
+    assert report(read(text, "c.yaml"), journal, 0)["overall"]["failed"] == 1
+
+
+def test_without_gpus_a_job_takes_longer() -> None:
+    text = (
+        ONE_GPU.replace("gpus: 1x10GB, ", "")
+        .replace(", device: cuda", "")
+        .replace("10s,", "10s, cpu_slowdown: 7.0,")
+    )
+    journal = simulated(text, asks(0, "a", 2))
+    assert [outcome.ended for outcome in journal.outcomes] == [18.0 + 14.0]
+    assert journal.outcomes[0].on_cpu
+    overall = report(read(text, "c.yaml"), journal, 0)["overall"]
+    assert (overall["gpu_utilisation"], overall["gpus_held"]) == (None, None)
+    assert overall["cpu_memory_held"] == pytest.approx(8 / 90, abs=1e-5)
+
+
+def test_priority_goes_first() -> None:
+    journal = simulated(
+        ONE_GPU,
+        asks(0, "a", 5),
+        asks(1, "a", 5, user="bo"),
+        asks(2, "a", 5, user="cy", priority=True),
+    )
+    first, bo, cy = (outcome.dispatched or 0.0 for outcome in journal.outcomes)
+    assert cy < bo
+    assert {first, bo, cy} == {18.0, 23.0, 28.0}
+
+
+def test_generations_have_replicas_of_their_own() -> None:
+    text = ONE_GPU.replace("1x10GB", "2x10GB")
+    journal = simulated(text, asks(0, "a"), asks(100, "a", generation="0.7"))
+    assert waits(journal) == [18.0, 18.0]
+    rows = report(read(text, "c.yaml"), journal, 0)["models"]
+    assert [(row["model"], row["generation"], row["cold_loads"]) for row in rows] == [
+        ("org/a", "0.7", 1),
+        ("org/a", "0.8", 1),
+    ]
+
+
+def test_use_is_what_was_held_and_what_of_it_ran() -> None:
+    """One GPU of one node of two, from the decision on; busy for a quarter of the time."""
+    text = ONE_GPU.replace("nodes: [", "nodes: [{name: other, gpus: 1x1GB, cpu_memory: 1GB}, ")
+    journal = simulated(text, asks(0, "a", 20), asks(62, "a", 2), asks(86, "a", 2))
+    found = report(read(text, "c.yaml"), journal, 0)
+    assert found["trace"]["ended_s"] == 88.0
+    assert found["overall"]["on_cpu"] == 0
+    by_node = {row["node"]: row for row in found["nodes"]}
+    assert by_node["node-1"]["gpus_held"] == 1.0
+    assert by_node["node-1"]["gpu_utilisation"] == round(24 / 88, 6)
+    assert by_node["other"]["gpus_held"] == 0.0
+    assert found["overall"]["gpu_utilisation"] == round(12 / 88, 6)
+    (row,) = found["models"]
+    assert row["busy_while_held"] == round(24 / 88, 6)
+    assert found["hours"][0]["gpu_utilisation"] == round(12 / 88, 6)
+
+
+def test_a_share_of_a_gpu_counts_as_such() -> None:
+    text = ONE_GPU.replace("org/a: {size: 8GB", "org/a: {size: 2GB")
+    journal = simulated(text, asks(0, "a", 12))
+    overall = report(read(text, "c.yaml"), journal, 0)["overall"]
+    assert (overall["gpus_held"], overall["gpu_utilisation"]) == (0.2, 0.1)
+
+
+def test_what_does_not_end_is_left() -> None:
+    text = ONE_GPU + "rules: {execution_timeout: 30d}\n"
+    journal = simulated(text, asks(0, "a"), asks(5, "a", 5 * 86400.0))
+    assert [outcome.ended for outcome in journal.outcomes] == [19.0, None]
+    assert report(read(text, "c.yaml"), journal, 0)["overall"]["unfinished"] == 1
+
+
+def test_models_of_no_known_size_are_told() -> None:
+    with pytest.raises(WorldError, match=r"org/new, org/other\. Name them under models"):
+        simulated(ONE_GPU, asks(0, "a"), asks(1, "other"), asks(1, "new"))
+    journal = simulated(ONE_GPU + "default_size: 1GB\n", asks(0, "new"))
+    assert waits(journal) == [10 + 1.15]
+
+
+# Any
+
+
+def tight(names: list[str], gpus: int) -> World:
+    """A world where models displace each other all the time."""
+    text = generate.cluster(names, 0)
+    text = text.replace("count: 6", "count: 2").replace("8x80GiB", f"{gpus}x80GiB")
+    return read(text.replace("15m", "30s"), "c.yaml")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.integers(1, 40), st.integers(1, 300), st.integers(1, 8))
+def test_every_request_ends_once_and_the_numbers_agree(
+    seed: int, models: int, requests: int, gpus: int
+) -> None:
+    names = generate.names(models)
+    world = tight(names, gpus)
+    trace = generate.trace(names, requests, seed, users=10, length_s=1200)
+    journal = run(world, trace, seed)
+    found = report(world, journal, seed)
+    overall = found["overall"]
+    assert overall["requests"] == requests
+    assert overall["completed"] + overall["refused"] + overall["failed"] == requests
+    assert overall["unfinished"] == 0
+    assert journal.statuses[Status.COMPLETED] == overall["completed"]
+    runs = overall["completed"] + overall["failed"] + overall["interrupted"]
+    assert journal.statuses[Status.DISPATCHED] == journal.statuses[Status.RUNNING] == runs
+    for outcome in journal.outcomes:
+        if outcome.dispatched is not None:
+            assert outcome.dispatched >= outcome.received
+            slowdown = world.speeds.cpu_slowdown if outcome.on_cpu else 1
+            run_s = min(outcome.asked.run_s * slowdown, 3600)
+            assert outcome.ended == pytest.approx(outcome.dispatched + run_s)
+    for column in ("requests", "completed", "refused"):
+        assert sum(row[column] for row in found["models"]) == overall[column]
+        assert sum(row["requests"] for row in found["hours"]) == requests
+    for column in ("cold_loads", "warm_returns", "evicted_to_warm", "dropped_from_warm"):
+        for rows in (found["models"], found["nodes"]):
+            assert sum(row[column] for row in rows) == overall[column]
+    assert sum(error["requests"] for error in found["errors"]) == requests - overall["completed"]
+    for row in (overall, *found["nodes"], *found["hours"]):
+        assert 0 <= row["gpu_utilisation"] <= row["gpus_held"] + 1e-6
+        assert row["gpus_held"] <= 1 + 1e-6
+        assert 0 <= row["cpu_memory_held"] <= 1 + 1e-6
+    assert overall["gpu_utilisation"] == pytest.approx(
+        sum(row["gpu_utilisation"] for row in found["models"]), abs=1e-6 * len(found["models"])
+    )
+
+
+def test_the_same_again_is_the_same() -> None:
+    names = generate.names(40)
+    trace = generate.trace(names, 600, 7, users=10, length_s=1800)
+    first, again = (report(tight(names, 4), run(tight(names, 4), trace, 7), 7) for _ in range(2))
+    assert first == again
+    assert first["overall"]["evicted_to_warm"] > 0

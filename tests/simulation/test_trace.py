@@ -1,0 +1,126 @@
+"""Traces: read line by line, and refused in words that name the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ndif.simulation.trace import TraceError, TraceRequest, read, read_file, write
+
+LINE = {"at": 1.5, "model": "org/name", "user": "ada", "run_s": 0.25}
+
+
+def line(**changes: object) -> str:
+    return json.dumps({**LINE, **changes})
+
+
+def problems(*lines: str) -> tuple[str, ...]:
+    with pytest.raises(TraceError) as caught:
+        read(lines, "day.jsonl")
+    return caught.value.problems
+
+
+def test_a_line_is_a_request() -> None:
+    (request,) = read([line()], "day.jsonl")
+    assert (request.at, request.user, request.run_s) == (1.5, "ada", 0.25)
+    assert request.model.repo_id == "org/name"
+    assert (request.generation, request.weight, request.priority) == ("0.8", 1.0, False)
+
+
+def test_what_need_not_be_said_may_be() -> None:
+    (request,) = read([line(generation="0.7", weight=2, priority=True)], "day.jsonl")
+    assert (request.generation, request.weight, request.priority) == ("0.7", 2.0, True)
+
+
+def test_a_whole_model_key_names_a_model_too() -> None:
+    key = 'a.B:{"repo_id": "org/name", "revision": "v2"}'
+    (request,) = read([line(model=key)], "day.jsonl")
+    assert (request.model.repo_id, request.model.revision) == ("org/name", "v2")
+
+
+def test_requests_are_in_the_order_of_their_times_and_equal_ones_as_they_stand() -> None:
+    lines = [line(at=at, user=user) for at, user in ((3, "a"), (1, "b"), (3, "c"), (0, "d"))]
+    assert [r.user for r in read(lines, "day.jsonl")] == ["d", "b", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("1970-01-01T00:01:00Z", 60.0),
+        ("1970-01-01T00:01:00", 60.0),
+        ("1970-01-01T01:01:00+01:00", 60.0),
+        ("1970-01-02", 86400.0),
+    ],
+)
+def test_times_may_be_dates_of_utc_unless_they_say_otherwise(text: str, at: float) -> None:
+    (request,) = read([line(at=text)], "day.jsonl")
+    assert request.at == at
+
+
+def test_empty_lines_are_passed_over_and_counted() -> None:
+    assert len(read(["", line(), "  \n", line()], "day.jsonl")) == 2
+    assert problems("", "", "no") == ("day.jsonl, line 3: this is no JSON: Expecting value.",)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("[1]", "it must be one request, a JSON object, not [1]"),
+        ("[" * 5000, "this is no JSON"),
+        (line(at=None), '"at" must be a number of seconds, at least 0, not None'),
+        (line(at=-1), '"at" must be a number of seconds, at least 0, not -1'),
+        (line(at="noon"), "an ISO 8601 time, like 2026-01-31T09:30:00Z, not 'noon'"),
+        (line(run_s="1"), "\"run_s\" must be a number of seconds, at least 0, not '1'"),
+        (line(run_s=True), '"run_s" must be a number of seconds, at least 0, not True'),
+        (line(run_s=float("nan")), '"run_s" must be a number of seconds'),
+        (line(run_s=10**400), '"run_s" must be a number of seconds'),
+        (line(model="no repo"), "\"model\": 'no repo' names no model"),
+        (line(model=""), '"model" must be text that is not empty'),
+        (line(user=7), '"user" must be text that is not empty, not 7'),
+        (line(generation=0.8), '"generation" must be a generation of nnsight in quotes'),
+        (line(weight=0), '"weight" must be a number above 0, not 0'),
+        (line(priority=1), '"priority" must be true or false, not 1'),
+        (line(took=1), "'took' is no field of a request. There are: at, model, user, run_s"),
+        ('{"at": 1}', '"model" is missing'),
+        (line(user="x" * 70_000), "it is longer than 65,536 characters"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(wrong: str, said: str) -> None:
+    (problem,) = problems(line(), wrong)
+    assert problem.startswith("day.jsonl, line 2: ")
+    assert said in problem
+    assert problem.endswith(".")
+
+
+def test_dates_and_seconds_are_not_mixed() -> None:
+    (problem,) = problems(line(at="2026-01-31"), line(at=5))
+    assert problem == 'day.jsonl, line 2: "at" must be an ISO 8601 time, as in the lines before.'
+
+
+def test_ten_wrong_lines_are_enough() -> None:
+    assert len(problems(*["no"] * 50)) == 10
+
+
+def test_nothing_is_no_trace() -> None:
+    assert problems("\n") == ("day.jsonl holds no requests.",)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    requests = read(
+        [line(), line(at=2, user="zoë", generation="0.7", weight=0.5, priority=True)], "day.jsonl"
+    )
+    write(tmp_path / "day.jsonl", requests)
+    assert read_file(tmp_path / "day.jsonl") == requests
+    assert isinstance(requests[0], TraceRequest)
+
+
+def test_files_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        read_file(tmp_path / "none")
+    (tmp_path / "latin").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(TraceError, match="is not text in UTF-8"):
+        read_file(tmp_path / "latin")
+    with pytest.raises(TraceError, match="cannot be written"):
+        write(tmp_path / "none" / "day.jsonl", [])
