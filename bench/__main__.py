@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.control import control
 from bench.figures import MB, Figure
 from bench.line import line
 from bench.placement import placement
@@ -31,6 +32,8 @@ from bench.processes import (
 )
 from bench.replicas import replicas
 from bench.sandbox import sandbox
+from bench.simulate import simulate
+from bench.warm import warm
 from prepare_model import prepare  # an example, which `bench.processes` has made importable
 
 
@@ -97,6 +100,9 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
     figures += replicas(folder, environment)
     figures += line()
     figures += placement()
+    figures += warm(folder, environment)
+    figures += control()
+    figures += simulate()
     return figures, raw
 
 

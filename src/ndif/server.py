@@ -14,7 +14,7 @@ from dateutil.tz import tzlocal
 from packaging.version import Version
 from starlette.applications import Starlette
 
-from ndif.cluster.controller import Asked, Controller
+from ndif.cluster.controller import Asked, Controller, Measured
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.hosted import Hosted
 from ndif.cluster.models import Models
@@ -71,6 +71,7 @@ class Server:
         trusted: bool,
         places: bool,
         share_weights: bool = False,
+        runtimes: Runtimes | None = None,
         token: str | None = None,
         stop: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,7 +82,7 @@ class Server:
         self._places = places
         self._objects = FileStore(results, settings.result_ttl_s)
         self._broker = MemoryBroker()
-        self._runtimes = Runtimes(settings.runtimes)
+        self._runtimes = runtimes or Runtimes(settings.runtimes)
         self._weights = Weights()
         self._evaluator = Evaluator()
         self._hub = Hub(share_weights=share_weights)
@@ -136,6 +137,7 @@ class Server:
         loopback: bool,
         trusted: bool = True,
         share_weights: bool = False,
+        runtimes: Runtimes | None = None,
     ) -> Server:
         """One model, for one user."""
         return cls(
@@ -147,6 +149,7 @@ class Server:
             trusted=trusted,
             places=False,
             share_weights=share_weights,
+            runtimes=runtimes,
         )
 
     @classmethod
@@ -256,9 +259,9 @@ class Server:
             device="cpu" if on_cpu else None,
         )
 
-    async def _evaluate(self, config: DeploymentConfig, generation: str) -> int:
+    async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
         found = await self._evaluator(config, self._runtimes.installed()[generation])
-        return found.size_bytes
+        return Measured(found.size_bytes, found.task, found.repo_id)
 
     async def _discover(self) -> list[Node]:
         """This machine, as it is found or declared to be."""
@@ -277,9 +280,9 @@ class Server:
             self._hub.serve(HubModel(config.repo_id, folder, config.revision, config.task))
 
 
-async def _unmeasured(config: DeploymentConfig, generation: str) -> int:
-    """The size of what shares its machine with nothing else that is placed."""
-    return 1
+async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
+    """What shares its machine with nothing else that is placed."""
+    return Measured(1)
 
 
 def _customs(settings: Settings) -> Customs:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.on_loop import on_loop
 
-from ndif.cluster.controller import Controller, MakeActor
+from ndif.cluster.controller import Controller, MakeActor, Measured
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.models import Models
 from ndif.cluster.node import Node
@@ -185,8 +185,8 @@ async def a_line(
 async def a_controller(make: MakeActor, replicas: int = 1) -> Controller:
     """A controller of one model, on a machine with room for anything."""
 
-    async def evaluate(config: DeploymentConfig, generation: str) -> int:
-        return 1
+    async def evaluate(config: DeploymentConfig, generation: str) -> Measured:
+        return Measured(1)
 
     async def discover() -> list[Node]:
         return [Node("here", "here", Resources.of([], 1 << 40))]

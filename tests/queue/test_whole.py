@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ndif.cluster.controller import Controller
+from ndif.cluster.controller import Controller, Measured
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.hosted import Hosted, State
 from ndif.cluster.models import Models
@@ -190,11 +190,11 @@ class World:
         actor = self.actors[place.key] = Replica(place, self.memory, self._broken)
         return actor
 
-    async def _size(self, config: DeploymentConfig, generation: str) -> int:
+    async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
         await asyncio.sleep(1)
         if config.repo_id not in self.sizes:
             raise ActorError("there is no such repository")
-        return self.sizes[config.repo_id]
+        return Measured(self.sizes[config.repo_id])
 
     async def _discover(self) -> list[Node]:
         return [Node("here", "here", Resources.of([GPU] * self._gpus, CPU, 1.0))]

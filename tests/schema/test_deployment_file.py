@@ -323,3 +323,8 @@ def test_the_schema_allows_what_is_read(document: Any) -> None:
     elif valid:
         about_names = ("names no model", "more than once", "already given")
         assert all(any(words in problem for words in about_names) for problem in problems)
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    published = Path(__file__).parents[2] / "docs" / "deployments.schema.json"
+    assert json.loads(published.read_text()) == schema()

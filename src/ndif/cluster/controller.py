@@ -35,14 +35,25 @@ logger = logging.getLogger(__name__)
 MakeActor = Callable[[DeploymentConfig, str, Deployment], Actor]
 """A replica's actor: of this model, in the runtime of this generation, at this place."""
 
-Evaluate = Callable[[DeploymentConfig, str], Awaitable[int]]
-"""The bytes that one replica needs, padding and all; raises `ActorError` if it cannot be told."""
+Evaluate = Callable[[DeploymentConfig, str], Awaitable["Measured"]]
+"""What one replica of it needs; raises `ActorError` if it cannot be told."""
 
 Discover = Callable[[], Awaitable[Sequence[Node]]]
 """The machines as they are now, each without replicas."""
 
 Leaving = Callable[[ReplicaKey, str], None]
 """Told of each replica that no longer serves, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What can be known of a model before it is loaded."""
+
+    size_bytes: int
+    """What one replica needs, padding and all."""
+    task: str | None = None
+    repo_id: str | None = None
+    """Its name as a hub spells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +225,12 @@ class Controller:
     async def _size(self, asked: Asked) -> int | str:
         """The bytes of one replica, or why they cannot be told."""
         try:
-            size = await self._evaluate(asked.model.wanted, asked.generation)
+            measured = await self._evaluate(asked.model.wanted, asked.generation)
         except ActorError as error:
             return _not_loaded(asked.model, asked.generation, str(error))
-        self._sizes[asked.variant] = size
-        return size
+        self.models.learn(asked.model, measured.repo_id, measured.task)
+        self._sizes[asked.variant] = measured.size_bytes
+        return measured.size_bytes
 
     # What is done about it
 
@@ -317,7 +329,8 @@ class Controller:
         except ActorError as error:
             await self._fail(hosted, str(error))
             return
-        self.models.learn(hosted.model, hosted.actor.model)
+        loaded = hosted.actor.model
+        self.models.learn(hosted.model, loaded.get("repo_id"), loaded.get("task"))
         self._spawn(self._watch(hosted), f"watch over {hosted.deployment.name}")
         self._came_up(hosted)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ndif.schema.deployment import DeploymentConfig, refusal
 from ndif.schema.model_key import ModelKey
@@ -44,7 +43,9 @@ class Model:
     @property
     def wanted(self) -> DeploymentConfig:
         """How it is to be deployed now."""
-        return self.config if self.booked is None else replace(self.booked, dedicated=True)
+        if self.booked is None:
+            return self.config
+        return replace(self.booked, dedicated=True, task=self.booked.task or self.config.task)
 
     @property
     def forgettable(self) -> bool:
@@ -167,10 +168,10 @@ class Models:
         return begun, ended
 
     @staticmethod
-    def learn(model: Model, loaded: Mapping[str, Any]) -> None:
-        """What only a loaded model tells: its name as a hub spells it, and its task."""
+    def learn(model: Model, repo_id: str | None, task: str | None) -> None:
+        """What a model's files tell: its name as a hub spells it, and its task."""
         model.config = replace(
             model.config,
-            repo_id=loaded.get("repo_id") or model.config.repo_id,
-            task=model.config.task or loaded.get("task"),
+            repo_id=repo_id or model.config.repo_id,
+            task=model.config.task or task,
         )

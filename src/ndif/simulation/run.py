@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ndif.cluster.controller import Controller
+from ndif.cluster.controller import Controller, Measured
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.models import Models
 from ndif.cluster.node import Node
@@ -170,11 +170,11 @@ class _Simulation:
             )
         progress(len(self._trace))
 
-    async def _evaluate(self, config: DeploymentConfig, generation: str) -> int:
+    async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
         size_bytes = self._world.replica_bytes(config)
         if size_bytes is None:
             raise ActorError("nothing says how large it is")
-        return size_bytes
+        return Measured(size_bytes)
 
     async def _discover(self) -> tuple[Node, ...]:
         return self._world.nodes

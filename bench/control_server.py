@@ -1,0 +1,44 @@
+"""The real server before model processes that do nothing: `control_server FOLDER`; prints its port."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import uvloop
+
+from bench.noop import noop_runtime
+from ndif.config import Settings
+from ndif.host.runtimes import Runtime, Runtimes
+from ndif.schema.deployment import DeploymentConfig
+from ndif.server import Server
+
+
+class NoopRuntimes(Runtimes):
+    """One runtime, whose models take no time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._runtime = noop_runtime(folder)
+
+    def installed(self) -> dict[str, Runtime]:
+        """See `Runtimes.installed`."""
+        return {self._runtime.generation: self._runtime}
+
+
+async def serve(folder: Path) -> None:
+    """Serve until killed."""
+    config = DeploymentConfig("bench/nothing", str(folder), dedicated=True)
+    server = Server.local(config, Settings(), folder, loopback=True, runtimes=NoopRuntimes(folder))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        for hosted in await server.bring_up("0.8"):
+            await hosted.up()
+        print(listening.getsockname()[1], flush=True)
+        await server.http(listening).serve(sockets=[listening])
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(Path(sys.argv[1])))

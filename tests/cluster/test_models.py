@@ -1,0 +1,155 @@
+"""What is served to whom, by the names that clients use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ndif.cluster.models import Models, NotServedError
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import ModelKey
+
+CLASS = "nnsight.modeling.transformers.TransformersModel"
+OLDER = "nnsight.modeling.language.LanguageModel"
+
+
+def key(repo_id: str, revision: str | None = None, task: str | None = None) -> ModelKey:
+    return ModelKey(CLASS, repo_id, revision, task)
+
+
+def test_one_model_under_the_names_of_every_generation() -> None:
+    config = DeploymentConfig("Org/Name", "/folder", task="text-generation", dedicated=True)
+    models = Models([config])
+    (model,) = models
+    for named in (
+        key("Org/Name", task="text-generation"),
+        key("org/name"),
+        ModelKey(OLDER, "Org/Name"),
+    ):
+        assert models.admit(named, hotswapping=False) is model
+        assert models.admit(named, hotswapping=True) is model
+
+
+def test_another_task_or_revision_is_another_model_for_who_may_have_it_loaded() -> None:
+    models = Models([DeploymentConfig("a/a", "a/a", task="fill-mask", dedicated=True)])
+    for named in (key("a/a", task="feature-extraction"), key("a/a", "v2")):
+        with pytest.raises(NotServedError, match="This server serves 'a/a'"):
+            models.admit(named, hotswapping=False)
+        assert models.admit(named, hotswapping=True).on_demand
+    assert len(list(models)) == 3
+
+
+def test_the_refusal_names_what_is_dedicated() -> None:
+    with pytest.raises(NotServedError, match="no model is dedicated on this server"):
+        Models().admit(key("a/b"), hotswapping=False)
+    configs = [DeploymentConfig(f"a/m{i}", "x", dedicated=i != 1) for i in range(3)]
+    models = Models(configs)
+    for asked in ("a/b", "a/m1"):
+        with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\.$") as error:
+            models.admit(key(asked), hotswapping=False)
+        assert f"{asked!r} is not dedicated" in str(error.value)
+    many = Models(DeploymentConfig(f"a/m{i}", "x", dedicated=True) for i in range(300))
+    with pytest.raises(NotServedError, match="280 others"):
+        many.admit(key("a/b"), hotswapping=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd",
+        "../secrets",
+        "./model",
+        "a/../b",
+        "~/model",
+        "a/b/c",
+        "",
+        "a b",
+        "a/" + "b" * 200,
+        "https://host/x",
+        ".hidden",
+        "ä/b",
+    ],
+)
+def test_no_user_has_the_server_load_a_path(name: str) -> None:
+    models = Models()
+    with pytest.raises(NotServedError, match="names no repository"):
+        models.admit(key(name), hotswapping=True)
+    assert list(models) == []
+
+
+def test_nor_a_folder_that_is_called_as_a_repository_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotServedError):
+        Models().admit(key("org/name"), hotswapping=True)
+
+
+def test_what_a_user_asks_for_brings_no_code_of_its_own() -> None:
+    model = Models().admit(key("a/a"), hotswapping=True)
+    assert not model.config.trust_remote_code
+    assert not model.dedicated
+
+
+def test_a_model_keeps_its_key_when_its_name_is_learnt() -> None:
+    models = Models()
+    model = models.admit(key("gpt2"), hotswapping=True)
+    models.learn(model, "openai-community/gpt2", "text-generation")
+    assert model.config.repo_id == "openai-community/gpt2"
+    assert models.of(key("gpt2")) is model
+    for named in (key("gpt2"), key("openai-community/gpt2", task="text-generation")):
+        assert models.find(named) is model
+
+
+def test_an_operator_may_say_a_model_by_its_repo_id_or_its_key() -> None:
+    models = Models([DeploymentConfig("Org/Name", "x"), DeploymentConfig("Org/Name", "x", "v2")])
+    both, one = models.called("org/name"), models.called(str(key("Org/Name", "v2")))
+    assert len(both) == 2
+    assert one == [both[1]]
+    assert models.called("org/other") == []
+    with pytest.raises(ValueError, match="not a model key"):
+        models.called("{")
+
+
+def test_what_an_operator_says_replaces_what_was_there() -> None:
+    models = Models()
+    model = models.admit(key("a/a"), hotswapping=True)
+    config = DeploymentConfig("a/a", "/folder", dedicated=True)
+    assert models.put(config) is model
+    assert (model.config, model.on_demand) == (config, False)
+    models.forget(model)
+    assert list(models) == [model]
+
+
+def test_what_only_a_user_asked_for_is_forgotten_unless_it_is_being_deployed() -> None:
+    models = Models()
+    model = models.admit(key("a/a"), hotswapping=True)
+    model.deploying += 1
+    models.forget(model)
+    assert list(models) == [model]
+    model.deploying -= 1
+    models.forget(model)
+    assert list(models) == []
+
+
+def test_booking_begins_and_ends() -> None:
+    mine = DeploymentConfig("a/a", "x", replicas=2)
+    models = Models([mine])
+    booked = [
+        DeploymentConfig("a/a", "x", dedicated=True),
+        DeploymentConfig("a/b", "a/b", dedicated=True),
+    ]
+    begun, ended = models.book(booked)
+    assert [model.config.repo_id for model in begun] == ["a/a", "a/b"]
+    assert ended == []
+    assert all(model.dedicated for model in models)
+    assert models.book(booked) == ([], [])
+    begun, ended = models.book([replace(booked[0], replicas=3)])
+    assert [(m.config.repo_id, m.wanted.replicas) for m in begun] == [("a/a", 3)]
+    assert [model.config.repo_id for model in ended] == ["a/b"]
+    models.book([])
+    assert not any(model.dedicated for model in models)
+    assert models.find(mine.key).wanted == mine  # type: ignore[union-attr]
