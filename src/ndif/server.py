@@ -14,7 +14,8 @@ from dateutil.tz import tzlocal
 from packaging.version import Version
 from starlette.applications import Starlette
 
-from ndif.cluster.controller import Asked, Controller, Measured
+from ndif.cluster.asking import Asked, Measured
+from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.hosted import Hosted
 from ndif.cluster.models import Models

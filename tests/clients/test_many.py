@@ -26,9 +26,6 @@ PATIENCE_S = 60
 ONE_FITS = "1x1.5MB"
 """A GPU that any of the tiny models has for itself, and that two do not fit on."""
 
-Start = Callable[..., StartedServer]
-Serve = Callable[..., Client]
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -52,49 +49,89 @@ def hub(models: dict[str, Path]) -> Iterator[str]:
         yield f"{url}/hub"
 
 
+class Many:
+    """Servers of many models, each with settings of its own, and their clients, started once."""
+
+    def __init__(self, hub: str, models: dict[str, Path], runtimes: Path, folder: Path) -> None:
+        self._hub = hub
+        self._models = models
+        self._runtimes = runtimes
+        self._folder = folder
+        self._servers: dict[tuple[object, ...], StartedServer] = {}
+        self._clients: dict[tuple[object, ...], Client] = {}
+
+    def server(self, *arguments: str, **settings: str) -> StartedServer:
+        """`ndif start`, with these beside what all tests have."""
+        named = (*arguments, *sorted(settings.items()))
+        if named not in self._servers:
+            place = self._folder / f"server-{len(self._servers)}"
+            environment = {
+                "HF_ENDPOINT": self._hub,
+                "HF_HOME": str(place / "hf"),
+                "NDIF_RUNTIMES_DIR": str(self._runtimes),
+                "NDIF_SESSION_ROOT": str(place / "sessions"),
+                "NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS": "0",
+                "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
+                **settings,
+            }
+            self._servers[named] = StartedServer(*arguments, environment=environment)
+        server = self._servers[named].ready()
+        assert isinstance(server, StartedServer)
+        return server
+
+    def client(
+        self, server: StartedServer, name: str, generation: str = "0.8", key: str = ""
+    ) -> Client:
+        """A client of a generation, on one of the models."""
+        named = (server, name, generation, key)
+        if named not in self._clients:
+            environment = {
+                "NDIF_HOST": server.url,
+                "HF_ENDPOINT": self._hub,
+                "HF_HOME": str(self._folder / f"client-{len(self._clients)}"),
+                "NDIF_API_KEY": key,
+            }
+            if generation != "0.8":
+                environment["PYTHONPATH"] = str(self._runtimes / generation)
+            folder = self._models[name]
+            self._clients[named] = Client("scenarios_many", name, folder, environment)
+        return self._clients[named]
+
+    def close(self) -> None:
+        """End them all."""
+        for client in self._clients.values():
+            client.close()
+        for server in self._servers.values():
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def many(
+    hub: str, models: dict[str, Path], runtimes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Many]:
+    """What the tests here share."""
+    started = Many(hub, models, runtimes, tmp_path_factory.mktemp("servers"))
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def start(hub: str, runtimes: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts `ndif start` with settings of a test's own; it is ended with the test."""
-    started: list[StartedServer] = []
-
-    def begin(*arguments: str, **settings: str) -> StartedServer:
-        environment = {
-            "HF_ENDPOINT": hub,
-            "HF_HOME": str(tmp_path / "server-hf"),
-            "NDIF_RUNTIMES_DIR": str(runtimes),
-            "NDIF_SESSION_ROOT": str(tmp_path / "sessions"),
-            "NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS": "0",
-            "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
-            **settings,
-        }
-        started.append(StartedServer(*arguments, environment=environment))
-        return started[-1].ready()
-
-    yield begin
-    for server in started:
-        server.stop()
+def server(many: Many) -> StartedServer:
+    """A server with one ready replica of GPT-2, whatever was on it before."""
+    started = many.server()
+    ndif(started, "deploy", "tests/gpt2", "--replicas", "1")
+    until(lambda: levels(started, "tests/gpt2").count("HOT") == 1)
+    for replica in replicas(started, "tests/gpt2"):
+        if replica["level"] == "WARM":
+            ndif(started, "evict", "tests/gpt2", "--replica", replica["replica_id"], "--cold")
+    until(lambda: levels(started, "tests/gpt2") == ["HOT"])
+    return started
 
 
 @pytest.fixture
-def client(hub: str, models: dict[str, Path], runtimes: Path, tmp_path: Path) -> Iterator[Serve]:
-    """Starts a client of a generation, on one of the models."""
-    started: list[Client] = []
-
-    def begin(server: StartedServer, name: str, generation: str = "0.8", key: str = "") -> Client:
-        environment = {
-            "NDIF_HOST": server.url,
-            "HF_ENDPOINT": hub,
-            "HF_HOME": str(tmp_path / f"client-hf-{len(started)}"),
-            "NDIF_API_KEY": key,
-        }
-        if generation != "0.8":
-            environment["PYTHONPATH"] = str(runtimes / generation)
-        started.append(Client("scenarios_many", name, models[name], environment))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.close()
+def user(many: Many, server: StartedServer) -> Client:
+    """Somebody who uses it."""
+    return many.client(server, "tests/gpt2")
 
 
 def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
@@ -110,14 +147,24 @@ def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
     return json.loads(done.stdout) if done.stdout.strip() else None
 
 
-def replicas(server: StartedServer, name: str) -> list[dict[str, Any]]:
-    """A model's replicas, of every generation."""
-    status = ndif(server, "status")
-    return [r for model in status["models"] if model["repo_id"] == name for r in model["replicas"]]
+def replicas(server: StartedServer, name: str, generation: str = "0.8") -> list[dict[str, Any]]:
+    """A model's replicas."""
+    models = ndif(server, "status")["models"]
+    named = [m for m in models if (m["repo_id"], m["generation"]) == (name, generation)]
+    return [replica for model in named for replica in model["replicas"]]
 
 
-def levels(server: StartedServer, name: str) -> list[str]:
-    return [replica["level"] for replica in replicas(server, name)]
+def levels(server: StartedServer, name: str, generation: str = "0.8") -> list[str]:
+    return [replica["level"] for replica in replicas(server, name, generation)]
+
+
+def line(server: StartedServer) -> dict[str, Any]:
+    """GPT-2's, as clients of the newest generation have it."""
+    models = ndif(server, "queue")["models"]
+    found: dict[str, Any] = next(
+        m for m in models if (m["repo_id"], m["generation"]) == ("tests/gpt2", "0.8")
+    )
+    return found
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -151,27 +198,24 @@ class Running:
 
 
 @pytest.mark.parametrize("generation", ["0.8", "0.7"])
-def test_models_are_loaded_when_somebody_asks_for_them(
-    generation: str, start: Start, client: Serve
-) -> None:
-    server = start()
-    assert ndif(server, "status")["models"] == []
+def test_models_are_loaded_when_somebody_asks_for_them(generation: str, many: Many) -> None:
+    server = many.server()
     names = ["tests/gpt2", "tests/llama"]
     if generation == "0.8":  # earlier ones know no encoders
         names.append("tests/bert")
     for name in names:
-        client(server, name, generation).run("scenario_a_trace")
-        assert levels(server, name) == ["HOT"]
+        assert levels(server, name, generation) == []
+        many.client(server, name, generation).run("scenario_a_trace")
+        assert levels(server, name, generation) == ["HOT"]
 
 
-def test_two_models_that_do_not_fit_together_take_turns(start: Start, client: Serve) -> None:
-    server = start(NDIF_NODE_GPUS=ONE_FITS)
-    gpt2, llama = client(server, "tests/gpt2"), client(server, "tests/llama", "0.7")
+def test_two_models_that_do_not_fit_together_take_turns(many: Many) -> None:
+    server = many.server(NDIF_NODE_GPUS=ONE_FITS)
+    gpt2, llama = many.client(server, "tests/gpt2"), many.client(server, "tests/llama")
     gpt2.run("scenario_a_trace")
     (first,) = replicas(server, "tests/gpt2")
     assert not first["on_cpu"]
     llama.run("scenario_a_trace")
-    # Either stays on the CPU where it has been sent to, or waits there for its turn.
     assert levels(server, "tests/llama") == ["HOT"]
     assert levels(server, "tests/gpt2") == ["WARM"]
     processes = server.processes()
@@ -185,73 +229,60 @@ def test_two_models_that_do_not_fit_together_take_turns(start: Start, client: Se
     assert [r["replica_id"] for r in replicas(server, "tests/gpt2")] == [first["replica_id"]]
 
 
-def test_both_models_serve_their_users_while_they_displace_each_other(
-    start: Start, client: Serve
-) -> None:
-    server = start(NDIF_NODE_GPUS=ONE_FITS)
-    users = [client(server, name) for name in ("tests/gpt2", "tests/llama")]
+def test_both_models_serve_their_users_while_they_displace_each_other(many: Many) -> None:
+    server = many.server(NDIF_NODE_GPUS=ONE_FITS)
+    users = [many.client(server, name) for name in ("tests/gpt2", "tests/llama")]
     for each in [Running(user, "scenario_one_at_a_time") for user in users]:
         each.ends_well()
 
 
-def test_a_model_that_is_protected_is_not_displaced_and_why_is_told(
-    start: Start, client: Serve
-) -> None:
-    server = start(
+def test_a_model_that_is_protected_is_not_displaced_and_why_is_told(many: Many) -> None:
+    server = many.server(
         NDIF_NODE_GPUS=ONE_FITS,
         NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS="600",
         NDIF_NODE_CPU_MEMORY="500kB",
     )
-    client(server, "tests/gpt2").run("scenario_a_trace")
+    many.client(server, "tests/gpt2").run("scenario_a_trace")
     with pytest.raises(AssertionError) as refused:
-        client(server, "tests/llama").run("scenario_a_trace")
+        many.client(server, "tests/llama").run("scenario_a_trace")
     said = str(refused.value)
     assert "'tests/gpt2' is protected for another" in said
     assert re.search(r"Try again in \d+ min", said)
 
 
-def test_three_replicas_under_load_and_one_is_killed(start: Start, client: Serve) -> None:
-    server = start()
+def test_three_replicas_under_load_and_one_is_killed(server: StartedServer, user: Client) -> None:
+    before = server.processes()
     ndif(server, "deploy", "tests/gpt2", "--replicas", "3")
     assert levels(server, "tests/gpt2") == ["HOT"] * 3
-    user = client(server, "tests/gpt2")
     user.run("scenario_three_replicas_share_the_load")
     running = Running(user, "scenario_four_long_jobs")
-    busy = until(lambda: ndif(server, "queue")["models"][0]["running"])
-    assert busy
+    until(lambda: len(line(server)["running"]) == 3)
     time.sleep(1)  # in the middle of them
-    os.kill(sorted(server.processes())[-1], signal.SIGKILL)
+    os.kill((server.processes() - before).pop(), signal.SIGKILL)
     running.ends_well()
-    assert any("it is tried again" in line for line in server.output), list(server.output)
+    assert any("it is tried again" in said for said in server.output), list(server.output)
 
 
-def test_replicas_come_and_go_while_jobs_run(start: Start, client: Serve) -> None:
-    server = start()
-    ndif(server, "deploy", "tests/gpt2")
-    user = client(server, "tests/gpt2")
+def test_replicas_come_and_go_while_jobs_run(server: StartedServer, user: Client) -> None:
     running = Running(user, "scenario_four_long_jobs")
-    until(lambda: ndif(server, "queue")["models"][0]["running"])
-    ndif(server, "scale", "tests/gpt2", "3")
+    until(lambda: line(server)["running"])
+    ndif(server, "scale", "tests/gpt2", "3", "--generation", "0.8")
     until(lambda: [r["state"] for r in replicas(server, "tests/gpt2")] == ["RUNNING"] * 3)
-    ndif(server, "scale", "tests/gpt2", "1")
+    ndif(server, "scale", "tests/gpt2", "1", "--generation", "0.8")
     running.ends_well()
     assert sorted(levels(server, "tests/gpt2")) == ["HOT", "WARM", "WARM"]
     user.run("scenario_one_at_a_time")
     # Those that are WARM are the first to come back.
     before = {replica["replica_id"] for replica in replicas(server, "tests/gpt2")}
-    ndif(server, "scale", "tests/gpt2", "3")
+    ndif(server, "scale", "tests/gpt2", "3", "--generation", "0.8")
     until(lambda: levels(server, "tests/gpt2") == ["HOT"] * 3)
     assert {replica["replica_id"] for replica in replicas(server, "tests/gpt2")} == before
     user.run("scenario_three_replicas_share_the_load")
 
 
-def test_a_model_is_evicted_while_jobs_run(start: Start, client: Serve) -> None:
-    server = start()
-    ndif(server, "deploy", "tests/gpt2")
-    user = client(server, "tests/gpt2")
+def test_a_model_is_evicted_while_jobs_run(server: StartedServer, user: Client) -> None:
     running = Running(user, "scenario_evicted")
-    until(lambda: ndif(server, "queue")["models"][0]["waiting"])
-    until(lambda: ndif(server, "queue")["models"][0]["running"])
+    until(lambda: line(server)["waiting"] and line(server)["running"])
     ndif(server, "evict", "tests/gpt2")
     running.ends_well()
     assert levels(server, "tests/gpt2") == ["WARM"]
@@ -259,40 +290,31 @@ def test_a_model_is_evicted_while_jobs_run(start: Start, client: Serve) -> None:
     assert levels(server, "tests/gpt2") == ["HOT"]
 
 
-def test_jobs_are_killed_wherever_they_are(start: Start, client: Serve) -> None:
-    server = start()
-    ndif(server, "deploy", "tests/gpt2")
-    user = client(server, "tests/gpt2")
+def test_jobs_are_killed_wherever_they_are(server: StartedServer, user: Client) -> None:
     running = Running(user, "scenario_killed")
-    line = until(
-        lambda: next(
-            (m for m in ndif(server, "queue")["models"] if m["running"] and m["waiting"]), None
-        )
-    )
-    ndif(server, "kill", line["waiting"][0]["request_id"])
-    ndif(server, "kill", line["running"][0]["request_id"])
+    until(lambda: line(server)["waiting"] and line(server)["running"])
+    ndif(server, "kill", line(server)["waiting"][0]["request_id"])
+    ndif(server, "kill", line(server)["running"][0]["request_id"])
     ndif(server, "kill", "no-such-job", rc=4)
     running.ends_well()
     user.run("scenario_a_trace")
 
 
-def test_without_access_only_dedicated_models_are_served(start: Start, client: Serve) -> None:
-    server = start("tests/llama", NDIF_HOTSWAPPING="false")
-    client(server, "tests/llama").run("scenario_a_trace")
-    client(server, "tests/gpt2").run("scenario_refused")
-    assert levels(server, "tests/gpt2") == []
-
-
-def test_keys_say_who_may_do_what(start: Start, client: Serve, tmp_path: Path) -> None:
+def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(
         "keys:\n"
         "  - {key: may-do-much, user: ada@example.org, tags: [hotswapping]}\n"
         "  - {key: may-do-little}\n"
     )
-    server = start("tests/llama", NDIF_API_KEYS=str(keys))
+    server = many.server("tests/llama", NDIF_API_KEYS=str(keys))
     with pytest.raises(AssertionError, match="does not know the API key"):
-        client(server, "tests/llama", key="nobody-knows-it").run("scenario_a_trace")
-    client(server, "tests/gpt2", key="may-do-little").run("scenario_refused")
-    client(server, "tests/gpt2", key="may-do-much").run("scenario_a_trace")
-    client(server, "tests/llama", "0.7", key="may-do-little").run("scenario_a_trace")
+        many.client(server, "tests/llama", key="nobody-knows-it").run("scenario_a_trace")
+    little, much = [
+        many.client(server, "tests/gpt2", key=key) for key in ("may-do-little", "may-do-much")
+    ]
+    little.run("scenario_refused")
+    much.run("scenario_a_trace")
+    # Loaded or not, it is not dedicated.
+    little.run("scenario_refused")
+    many.client(server, "tests/llama", key="may-do-little").run("scenario_a_trace")

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tests.on_loop import on_loop
 
-from ndif.cluster.controller import Controller, MakeActor, Measured
+from ndif.cluster.asking import MakeActor, Measured
+from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.models import Models
 from ndif.cluster.node import Node

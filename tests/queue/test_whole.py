@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ndif.cluster.controller import Controller, Measured
+from ndif.cluster.asking import Measured
+from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.hosted import Hosted, State
 from ndif.cluster.models import Models

@@ -71,9 +71,6 @@ class ModelProcess:
         found = Found(None, self.spec.task)
         if self.spec.untrusted is not None:
             variables = for_strangers(variables)
-            if not self.spec.is_folder:
-                found = await self._download(timeout_s, progress)
-        spec = replace(self.spec, task=found.task)
         control, theirs = Channel.pair()
         self._control = control
         try:
@@ -81,6 +78,10 @@ class ModelProcess:
                 self._process = await self._spawn(theirs, variables)
             self._output = asyncio.create_task(self._keep_output(), name="model process output")
             self._tasks.append(self._output)
+            # Meanwhile the process imports what it needs, which takes as long as a small model's download.
+            if self.spec.untrusted is not None and not self.spec.is_folder:
+                found = await self._download(timeout_s, progress)
+            spec = replace(self.spec, task=found.task)
             await control.send({"kind": "load", "spec": spec.header()})
             await asyncio.wait_for(self._loaded(control, progress), timeout_s)
         except (EOFError, OSError, ProtocolError) as error:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ndif.cluster.controller import Asked, Controller, Provided
+from ndif.cluster.asking import Asked, Provided
+from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import ReplicaKey
 from ndif.cluster.hosted import DeploymentError
 from ndif.cluster.level import DeploymentLevel

@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ndif.cluster.controller import Asked, Controller
+from ndif.cluster.asking import Asked
+from ndif.cluster.controller import Controller
 from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted
 from ndif.cluster.models import Model
 from ndif.host.port import Actor, ReplicaEvictedError, ReplicaLostError
-from ndif.queue.estimates import RunTimes, describe_wait
+from ndif.queue.estimates import RunTimes
 from ndif.queue.line import Entry, Line
 from ndif.queue.replicas import ProcessorStatus, Replica, Replicas, Run
 from ndif.queue.responder import Responder
+from ndif.queue.updates import Updates
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -72,13 +74,16 @@ class Processor:
         self._broker = broker
         self._responder = responder
         self._customs = customs
-        self._line: Line[Request] = Line(customs.head_start_s, customs.patience)
+        self.line: Line[Request] = Line(customs.head_start_s, customs.patience)
+        """Those who wait."""
+        self.replicas = Replicas()
+        """Those who serve."""
         self._run_times = RunTimes()
+        self._updates = Updates(self.line, self.replicas, self._run_times, responder)
         self._arrived = asyncio.Event()
         self._short = asyncio.Event()
         self._not_before = 0.0
         self._attempts: Counter[str] = Counter()
-        self._replicas = Replicas()
         self._workers: set[asyncio.Task[None]] = set()
         self._provisioning = False
         self._peak = Peak()
@@ -91,7 +96,7 @@ class Processor:
         """What it is doing."""
         if self._ended:
             return ProcessorStatus.CANCELLED
-        status = self._replicas.status
+        status = self.replicas.status
         if status is ProcessorStatus.UNINITIALIZED and self._provisioning:
             return ProcessorStatus.PROVISIONING
         return status
@@ -99,22 +104,16 @@ class Processor:
     @property
     def idle(self) -> bool:
         """Whether it has neither requests nor replicas."""
-        return not self._line and not list(self._replicas) and not self._provisioning
+        return not self.line and not list(self.replicas) and not self._provisioning
 
-    @property
-    def line(self) -> Line[Request]:
-        """Those who wait."""
-        return self._line
-
-    @property
-    def replicas(self) -> Replicas:
-        """Those who serve."""
-        return self._replicas
+    def expected_wait_s(self, position: int) -> float | None:
+        """Seconds until whoever is at that place of the line starts, where something is known of it."""
+        return self._updates.wait_s(position)
 
     def since_last_seen(self) -> Peak:
         """The most that ran and waited at once since this was last asked."""
         peak = self._peak
-        self._peak = Peak(len(self._replicas.runs), len(self._line))
+        self._peak = Peak(len(self.replicas.runs), len(self.line))
         return peak
 
     # What it is told
@@ -130,18 +129,20 @@ class Processor:
             priority=request.priority,
         )
         entry = replace(entry, cost=self._run_times.expected(entry))
-        self._line.add(entry)
-        self._peak.waiting = max(self._peak.waiting, len(self._line))
-        position = self._line.position(request.id)
+        self.line.add(entry)
+        self._peak.waiting = max(self._peak.waiting, len(self.line))
+        position = self.line.position(request.id)
         if position is not None:  # else the next of the regular updates says it
-            await self._tell_position(entry, position)
+            await self._updates.position(entry, position)
         self._arrived.set()
-        if len(self._replicas) < self._needed:
+        if len(self.replicas) < self._needed:
             self._short.set()
 
     async def run(self) -> None:
         """Serve the line until cancelled."""
-        replies = asyncio.create_task(self._reply_forever(), name="queue positions")
+        replies = asyncio.create_task(
+            self._updates.repeat(self._customs.reply_freq_s), name="queue positions"
+        )
         try:
             await self._provide_forever()
         finally:
@@ -153,7 +154,7 @@ class Processor:
 
     def adopt(self, replica_ids: Iterable[str]) -> None:
         """Serve with these replicas, too: they are there, or are coming."""
-        for replica_ in self._replicas.set_replica_ids(replica_ids):
+        for replica_ in self.replicas.set_replica_ids(replica_ids):
             worker = asyncio.create_task(self._work(replica_), name=f"replica {replica_.id}")
             self._workers.add(worker)
             worker.add_done_callback(self._worker_ended)
@@ -161,7 +162,7 @@ class Processor:
     def scale(self, replicas: int) -> None:
         """Have no more replicas than that: who is idle goes first. More are asked for by `provision`."""
         self.desired_replicas = replicas
-        staying = [replica_ for replica_ in self._replicas if not replica_.leaving]
+        staying = [replica_ for replica_ in self.replicas if not replica_.leaving]
         staying.sort(key=lambda replica_: (replica_.run is None, not replica_.serving))
         keys = [(str(self.variant), replica_.id) for replica_ in staying[replicas:]]
         if keys:
@@ -174,21 +175,21 @@ class Processor:
 
     def remove_replica(self, replica_id: str, why: str) -> None:
         """A replica is leaving its device: it takes nothing more."""
-        replica_ = self._replicas.find(replica_id)
+        replica_ = self.replicas.find(replica_id)
         if replica_ is not None:
             logger.info("%s loses replica %s: %s", self.variant, replica_id, why)
             replica_.leaving = True
             self._arrived.set()
-            if self._line:
+            if self.line:
                 self._short.set()
 
     async def cancel(self, request_id: str, reason: str) -> bool:
         """End a request wherever it is; whether it was here."""
-        waiting = self._line.remove(request_id)
+        waiting = self.line.remove(request_id)
         if waiting is not None:
             await self._finish(waiting.what, Response(request_id, Status.ERROR, reason))
             return True
-        for run in self._replicas.runs:
+        for run in self.replicas.runs:
             if run.entry.id == request_id:
                 run.actor.cancel(reason)
                 return True
@@ -196,7 +197,7 @@ class Processor:
 
     async def dismiss(self, reason: str) -> None:
         """Tell everybody who waits that it is in vain."""
-        for waiting in self._line.remove_all(lambda _: True):
+        for waiting in self.line.remove_all(lambda _: True):
             await self._finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
 
     # Replicas
@@ -206,22 +207,27 @@ class Processor:
         while True:
             await self._short.wait()
             self._short.clear()
-            if not self._line or len(self._replicas) >= self._needed:
+            if not self.line or len(self.replicas) >= self._needed:
                 continue
             loop = asyncio.get_running_loop()
-            if len(self._replicas) and loop.time() < self._not_before:
+            if len(self.replicas) and loop.time() < self._not_before:
                 loop.call_at(self._not_before, self._short.set)
                 continue
-            await self.provision()
+            try:
+                await self.provision()
+            except Exception:
+                # A defect of ours must not leave those who wait without a word.
+                logger.exception("%s could not be provided", self.variant)
+                await self.dismiss("The server failed while it set the model up; its log says why.")
 
     async def provision(self) -> None:
         """Have as many replicas as desired, or tell those who wait why there are none."""
         await self._refuse_without_access()
-        alone = not len(self._replicas)
+        alone = not len(self.replicas)
         self._provisioning = True
         try:
             if alone:
-                await self._tell_all(
+                await self._updates.everybody(
                     Status.PROVISIONING, "A replica is being set up for your model."
                 )
             asked = Asked(self.model, self.variant.generation, self._needed)
@@ -233,10 +239,10 @@ class Processor:
             logger.warning("%s", provided.problem)
             self._peak.refused = True
             self._back_off()
-        if not len(self._replicas):
+        if not len(self.replicas):
             await self.dismiss(provided.problem or "The model has no replica.")
         elif alone:
-            await self._tell_all(
+            await self._updates.everybody(
                 Status.DEPLOYING,
                 f"The model is being loaded for nnsight {self.variant.generation}.",
             )
@@ -245,7 +251,7 @@ class Processor:
         """Nobody's model is loaded on demand who may not have that."""
         if self.model.dedicated:
             return
-        for waiting in self._line.remove_all(lambda entry: not entry.what.hotswapping):
+        for waiting in self.line.remove_all(lambda entry: not entry.what.hotswapping):
             reason = (
                 f"{self.model.config.repo_id!r} is no longer dedicated on this server, and you may not "
                 "have models loaded on demand."
@@ -270,28 +276,28 @@ class Processor:
         except DeploymentError as error:
             failure = error
         finally:
-            self._replicas.remove(replica_)
+            self.replicas.remove(replica_)
         if failure is not None:
             self._back_off()  # of no concern to those whom others serve
-            if not list(self._replicas) and not self._provisioning:
+            if not list(self.replicas) and not self._provisioning:
                 await self.dismiss(str(failure))
-        if self._line:
+        if self.line:
             self._short.set()
 
     async def _serve_with(self, replica_: Replica, hosted: Hosted) -> None:
         while not replica_.leaving:
-            if not self._line:
+            if not self.line:
                 # A replica that finds nothing tells the line so: nobody waits for what others have had.
-                self._line.take()
+                self.line.take()
                 self._arrived.clear()
                 hosted.was_of_use()
             await self._arrived.wait()
-            entry = self._line.take() if self._line and not replica_.leaving else None
+            entry = self.line.take() if self.line and not replica_.leaving else None
             # Who waited may have been cancelled, or served by another, meanwhile.
             if entry is None:
                 continue
             if hosted.actor.ended.is_set():
-                self._line.give_back(entry)
+                self.line.give_back(entry)
                 self._controller.lost(hosted)
                 return
             try:
@@ -302,6 +308,10 @@ class Processor:
                     self._controller.lost(hosted)
                 await self._retry(entry, error)
                 return
+            except Exception:
+                # Of whatever could not be told or stored, the next request knows nothing.
+                logger.exception("request %s could not be brought to its end", entry.id)
+                await self._broker.release(entry.what)
             hosted.was_of_use()
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
@@ -319,7 +329,7 @@ class Processor:
             return
         replica_.status = ProcessorStatus.BUSY
         replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
-        self._peak.running = max(self._peak.running, len(self._replicas.runs))
+        self._peak.running = max(self._peak.running, len(self.replicas.runs))
         try:
             await self._execute(replica_.run)
         finally:
@@ -354,7 +364,7 @@ class Processor:
                 leaving.cancel()
         ran_s = asyncio.get_running_loop().time() - run.since
         self._run_times.measured(run.entry, ran_s)
-        self._line.settle(run.entry, ran_s)
+        self.line.settle(run.entry, ran_s)
         await self._finish(request, response)
 
     async def _cancel_when_gone(self, session: str, actor: Actor) -> None:
@@ -386,7 +396,7 @@ class Processor:
         )
 
     def _give_back(self, entry: Entry[Request]) -> None:
-        self._line.give_back(entry)
+        self.line.give_back(entry)
         self._arrived.set()
         self._short.set()
 
@@ -395,43 +405,3 @@ class Processor:
         await self._responder.respond(request, response)
         self._attempts.pop(request.id, None)
         await self._broker.release(request)
-
-    # What those who wait are told
-
-    async def _reply_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._customs.reply_freq_s)
-            work_ahead_s = 0.0
-            for entry, position in self._line.positions() if self._line else ():
-                await self._tell_position(entry, position, work_ahead_s)
-                work_ahead_s += self._run_times.expected(entry)
-
-    async def _tell_position(
-        self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
-    ) -> None:
-        text = (
-            f"Your job is number {position + len(self._replicas.runs)} in the line for "
-            f"{entry.what.model.repo_id}."
-        )
-        wait_s = self.expected_wait_s(position, work_ahead_s)
-        if wait_s is not None:
-            text += f" By what jobs took lately it starts in {describe_wait(wait_s)}."
-        await self._tell_waiting(entry, Status.QUEUED, text)
-
-    def expected_wait_s(self, position: int, work_ahead_s: float | None = None) -> float | None:
-        """Seconds until whoever is at that place of the line starts, where something is known of it."""
-        running = [run.since for run in self._replicas.runs]
-        now = asyncio.get_running_loop().time()
-        wait = self._run_times.wait(position, self._replicas.serving, running, now, work_ahead_s)
-        return None if wait is None else wait.seconds
-
-    async def _tell_all(self, status: Status, text: str) -> None:
-        for entry in list(self._line):
-            await self._tell_waiting(entry, status, text)
-
-    async def _tell_waiting(self, entry: Entry[Request], status: Status, text: str) -> None:
-        await self._responder.respond(
-            entry.what,
-            Response(entry.id, status, text),
-            unless=lambda: entry.id not in self._line,
-        )

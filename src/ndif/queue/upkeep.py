@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from ndif.cluster.controller import Asked, Controller
+from ndif.cluster.asking import Asked
+from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model
 from ndif.cluster.schedule import Schedule
 from ndif.cluster.schedule_source import ScheduleSource

@@ -38,6 +38,10 @@ def main(fd: int, kind: type[Zygote] | None = None) -> None:
     """Load what the host asks for, then fork runners until it hangs up."""
     end_with_parent()
     control = Channel(socket.socket(fileno=fd))
+    # While the host has the model's files fetched.
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
     try:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ndif.cluster.controller import Controller, Measured
+from ndif.cluster.asking import Measured
+from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.models import Models
 from ndif.cluster.node import Node

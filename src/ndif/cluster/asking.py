@@ -1,0 +1,62 @@
+"""What the controller is asked for, what it asks of others, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from ndif.cluster.deployment import Deployment, ReplicaKey
+from ndif.cluster.models import Model
+from ndif.cluster.node import Node
+from ndif.host.port import Actor
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.variant import Variant
+
+MakeActor = Callable[[DeploymentConfig, str, Deployment], Actor]
+"""A replica's actor: of this model, in the runtime of this generation, at this place."""
+
+Evaluate = Callable[[DeploymentConfig, str], Awaitable["Measured"]]
+"""What one replica of it needs; raises `ActorError` if it cannot be told."""
+
+Discover = Callable[[], Awaitable[Sequence[Node]]]
+"""The machines as they are now, each without replicas."""
+
+Leaving = Callable[[ReplicaKey, str], None]
+"""Told of each replica that no longer serves, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What can be known of a model before it is loaded."""
+
+    size_bytes: int
+    """What one replica needs, padding and all."""
+    task: str | None = None
+    repo_id: str | None = None
+    """Its name as a hub spells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """So many replicas of one model in one runtime."""
+
+    model: Model
+    generation: str
+    replicas: int
+
+    @property
+    def variant(self) -> Variant:
+        """What is asked for."""
+        return Variant(self.model.key, self.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """What came of asking."""
+
+    replica_ids: tuple[str, ...] = ()
+    """The replicas that there are now, ready or on their way."""
+    problem: str | None = None
+    """Why there are not as many as were asked for."""
+    evicted: tuple[ReplicaKey, ...] = ()
+    """Whoever had to go for them, and for what else was asked for with them."""
