@@ -81,6 +81,8 @@ class Server:
         self._configs = configs
         self._trusted = trusted
         self._places = places
+        self._node: Node | None = None
+        self._has_gpus = False
         self._objects = FileStore(results, settings.result_ttl_s)
         self._broker = MemoryBroker()
         self._runtimes = runtimes or Runtimes(settings.runtimes)
@@ -247,7 +249,7 @@ class Server:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
 
     def _actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> ModelActor:
-        on_cpu = self._places and (place.on_cpu or bool(self._settings.node_gpus))
+        on_cpu = self._places and (place.on_cpu or not self._has_gpus)
         return ModelActor(
             config,
             self._runtimes.installed()[generation],
@@ -265,13 +267,27 @@ class Server:
         return Measured(found.size_bytes, found.task, found.repo_id)
 
     async def _discover(self) -> list[Node]:
-        """This machine, as it is found or declared to be."""
+        """This machine, as it is declared or was found to be: a look that fails must not empty it."""
+        if self._node is None:
+            self._node = await self._this_machine()
+        return [self._node]
+
+    async def _this_machine(self) -> Node:
+        found = await machine.gpus() if self._places else ()
         declared = self._settings.node_gpus
-        gpus = parse_gpus(declared) if declared or not self._places else await machine.gpus()
+        gpus = parse_gpus(declared) if declared else found
+        self._has_gpus = len(found) >= len(gpus) > 0
+        if len(gpus) > len(found):
+            logger.warning(
+                "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
+                "the CPU",
+                len(gpus),
+                len(found),
+            )
         memory = self._settings.node_cpu_memory
         cpu = size(memory) if memory else machine.cpu_memory()
         resources = Resources.of(gpus, cpu, self._settings.model_cache_percentage)
-        return [Node("local", machine.name(), resources)]
+        return Node("local", machine.name(), resources)
 
     def _share(self, hosted: Hosted) -> None:
         """Answer the hub's routes for a model that is loaded."""

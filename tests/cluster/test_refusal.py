@@ -120,7 +120,7 @@ def test_auto_hears_of_whichever_is_nearest() -> None:
 def test_models_are_called_by_the_names_that_users_know() -> None:
     def key(name: str, revision: str | None = None) -> str:
         text = "null" if revision is None else f'"{revision}"'
-        return f'nnsight.LanguageModel:{{"repo_id": "{name}", "revision": {text}}}'
+        return f'nnsight.LanguageModel:{{"repo_id": "{name}", "revision": {text}}}@0.8'
 
     node = a_node("6x24GiB")
     for index in range(5):

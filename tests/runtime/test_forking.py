@@ -128,7 +128,8 @@ def finding_ranges() -> dict[str, Any]:
 
     pages = Pages.used_by(run)
     pairs = list(zip(pages.written[::2], pages.written[1::2], strict=True))
-    mine = [pair for pair in pairs if start <= pair[0] < start + SIZE]
+    # What lies behind it may be written too, and be one range with its last page.
+    mine = [(at, min(size, start + SIZE - at)) for at, size in pairs if start <= at < start + SIZE]
     return {
         "mine": [[(at - start) // mmap.PAGESIZE, size // mmap.PAGESIZE] for at, size in mine],
         "aligned": all(value % mmap.PAGESIZE == 0 for value in pages.written),

@@ -247,11 +247,24 @@ async def test_an_upload_reaches_its_job_in_order_before_and_after_it_waits(
         waiting = asyncio.create_task(broker.uploaded(claimed))
         await asyncio.sleep(SOON_S)
         assert not waiting.done()
-        for content in (b"", bytes(range(256)), b"third"):
-            await broker.upload(request.id, request.session or "", content)
+        await broker.upload(request.id, request.session or "", b"")
         assert await waiting == b""
-        assert await broker.uploaded(claimed) == bytes(range(256))
-        assert await broker.uploaded(claimed) == b"third"
+        for content in (bytes(range(256)), b"third"):
+            await broker.upload(request.id, request.session or "", content)
+            assert await broker.uploaded(claimed) == content
+
+
+@on_loop
+async def test_of_uploads_that_nobody_asks_for_one_is_kept(opening: Opening) -> None:
+    async with opening() as broker:
+        request = make_request(broker.subscribe().session)
+        await broker.submit(request)
+        for content in (b"first", b"second", b"third"):
+            await broker.upload(request.id, request.session or "", content)
+        claimed = await broker.claim()
+        assert await broker.uploaded(claimed) == b"first"
+        await broker.upload(request.id, request.session or "", b"asked for")
+        assert await broker.uploaded(claimed) == b"asked for"
 
 
 @on_loop

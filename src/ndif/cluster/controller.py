@@ -93,6 +93,8 @@ class Controller:
         for node_id in found.removed:
             logger.warning("node %s is gone, and what was on it", node_id)
         for key in found.lost:
+            if (hosted := self._hosted.get(key)) is not None:
+                self._spawn(hosted.actor.stop(), f"end of {hosted.deployment.name}")
             self._forget(key, EvictedError("its node is gone"))
 
     async def deploy(self, asked: Sequence[Asked]) -> list[Provided]:

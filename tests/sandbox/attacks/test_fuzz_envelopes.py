@@ -47,8 +47,8 @@ PAYLOAD = zstandard.compress(pickle.dumps(Told()))
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     """The whole gateway in this process; nothing takes what it accepts."""
-    server = Server(
-        DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation"),
+    server = Server.local(
+        DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation", dedicated=True),
         Settings(
             max_request_bytes=MAX_REQUEST, runtimes_dir=tmp_path_factory.mktemp("no-runtimes")
         ),
