@@ -36,6 +36,7 @@ from ndif.gateway.subscribe import Subscribe
 from ndif.host import machine
 from ndif.host.actor import ModelActor
 from ndif.host.evaluation import Evaluator
+from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
 from ndif.host.weights import Weights
 from ndif.queue.autoscale import Bounds
@@ -247,6 +248,8 @@ class Server:
             await self.operations.deploy(self._configs, None, wait=False, sync=False)
         except OperationError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
+        except Exception:
+            logger.exception("what the server was started with could not be deployed")
 
     def _actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> ModelActor:
         on_cpu = self._places and (place.on_cpu or not self._has_gpus)
@@ -263,7 +266,12 @@ class Server:
         )
 
     async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
-        found = await self._evaluator(config, self._runtimes.installed()[generation])
+        runtime = self._runtimes.installed().get(generation)
+        if runtime is None:
+            raise ActorError(
+                f"nnsight {generation} is not installed here; `ndif runtime add {generation}` adds it"
+            )
+        found = await self._evaluator(config, runtime)
         return Measured(found.size_bytes, found.task, found.repo_id)
 
     async def _discover(self) -> list[Node]:
@@ -292,7 +300,8 @@ class Server:
     def _share(self, hosted: Hosted) -> None:
         """Answer the hub's routes for a model that is loaded."""
         config, loaded = hosted.model.config, hosted.actor.model
-        if "folder" in loaded:
+        # A user's choice of a revision is not what others build the model from.
+        if "folder" in loaded and not (hosted.model.on_demand and config.revision):
             folder = Path(loaded["folder"])
             self._hub.serve(HubModel(config.repo_id, folder, config.revision, config.task))
 

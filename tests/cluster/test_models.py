@@ -153,3 +153,27 @@ def test_booking_begins_and_ends() -> None:
     models.book([])
     assert not any(model.dedicated for model in models)
     assert models.find(mine.key).wanted == mine  # type: ignore[union-attr]
+
+
+def test_what_a_user_asked_for_stands_before_nobodys_dedicated_model() -> None:
+    models = Models()
+    models.admit(key("a/a", task="fill-mask"), hotswapping=True)
+    dedicated = Models.put(
+        models, DeploymentConfig("a/a", "a/a", task="text-generation", dedicated=True)
+    )
+    assert models.admit(key("a/a"), hotswapping=False) is dedicated
+
+
+def test_what_is_only_looked_at_is_not_known() -> None:
+    models = Models()
+    models.admit(key("a/a"), hotswapping=True, keep=False)
+    assert list(models) == []
+
+
+def test_users_cannot_name_models_without_end() -> None:
+    models = Models()
+    for number in range(1000):
+        models.admit(key(f"a/m{number}"), hotswapping=True)
+    with pytest.raises(NotServedError, match="Try again in a minute"):
+        models.admit(key("a/one-more"), hotswapping=True)
+    assert models.admit(key("a/m1"), hotswapping=True).config.repo_id == "a/m1"

@@ -146,6 +146,7 @@ class World:
         calendar: Path | None = None,
         broken: frozenset[str] = frozenset(),
         bounds: Bounds | None = None,
+        store: FileStore | None = None,
     ) -> None:
         self.sizes = sizes
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
@@ -165,7 +166,7 @@ class World:
             now=lambda: self.now().timestamp(),
             rng=random.Random(0),
         )
-        responder = Responder(self.broker, FileStore(folder, 3600))
+        responder = Responder(self.broker, store or FileStore(folder, 3600))
         self.dispatcher = Dispatcher(
             self.controller, self.broker, responder, Customs(reply_freq_s=1e6)
         )
@@ -224,7 +225,9 @@ class World:
                 self.ended[response.id] = response
                 self._ended.set()
 
-    async def send(self, model: str, run_s: float = 1.0, user: str = "", **more: Any) -> str:
+    async def send(
+        self, model: str, run_s: float = 1.0, user: str = "", *, polled: bool = False, **more: Any
+    ) -> str:
         key = DeploymentConfig(model, model).key
         known = self.controller.models.find(key)
         request = Request(
@@ -234,7 +237,7 @@ class World:
             str(run_s).encode(),
             False,
             "",
-            session=self._channel.session,
+            session=None if polled else more.pop("session", self._channel.session),
             user=user,
             hotswapping=True,
             received=self.now().timestamp(),
@@ -466,6 +469,155 @@ def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: 
             assert most == 3
             await asyncio.sleep(3600)
             assert world.levels("a/a").count("HOT") == 1
+
+    run(main())
+
+
+class FullStore(FileStore):
+    """A disk on which nothing can be written any more."""
+
+    async def put(self, key: str, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_store_that_fails_costs_nobody_else_anything(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}, store=FullStore(tmp_path, 3600)) as world:
+            await world.send("a/a", polled=True)
+            await world.send("no/such", polled=True)
+            for model in ("a/a", "no/such"):
+                (response,) = await world.until_ended(await world.send(model))
+                assert response.status is (Status.COMPLETED if model == "a/a" else Status.ERROR)
+
+    run(main())
+
+
+def test_who_waits_for_anothers_first_use_goes_on_when_that_is_evicted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            first = await world.send("a/a", 200.0)
+            await asyncio.sleep(LOAD_S + 5)
+            second = await world.send("a/b")
+            await asyncio.sleep(5)
+            (there,) = world.of("a/a")
+            await world.operations.evict("a/a", there.deployment.replica_id, cold=True)
+            responses = await asyncio.wait_for(world.until_ended(first, second), 3600)
+            assert {response.status for response in responses} == {Status.COMPLETED}
+
+    run(main())
+
+
+@pytest.mark.parametrize("step", ["start", "to_cache", "from_cache"])
+def test_a_defect_on_the_way_up_or_down_leaves_nothing_behind(tmp_path: Path, step: str) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            original = getattr(Replica, step)
+
+            async def broken(self: Replica, *args: Any) -> None:
+                if "a/a" in self._place.model_key:
+                    raise OSError(24, "Too many open files")
+                await original(self, *args)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Replica, step, broken)
+                ids = [await world.send(model) for model in ("a/a", "a/b", "a/a")]
+                await asyncio.wait_for(world.until_ended(*ids), 3600)
+            for model in ("a/a", "a/b"):
+                (response,) = await world.until_ended(await world.send(model))
+                assert response.status is Status.COMPLETED, response
+
+    run(main())
+
+
+def test_other_settings_are_another_load(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            first = DeploymentConfig("a/a", "/one", replicas=2)
+            (told,) = await world.operations.deploy([first], None, wait=True, sync=False)
+            (same,) = await world.operations.deploy([first], None, wait=True, sync=False)
+            assert same["replicas"] == told["replicas"]
+            other = DeploymentConfig("a/a", "/two", dtype="float32")
+            (told,) = await world.operations.deploy([other], None, wait=True, sync=False)
+            assert len(told["evicted"]) == 2
+            await asyncio.sleep(60)
+            (there,) = world.of("a/a")
+            assert [there.deployment.replica_id] == told["replicas"]
+            assert there.state is State.RUNNING
+
+    run(main())
+
+
+def test_what_is_scaled_stays_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True, replicas=2)
+        async with World(tmp_path, {"a/a": 30}, configs=(config,)) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            assert world.levels("a/a") == ["HOT", "HOT"]
+            await world.operations.scale("a/a", 1, None)
+            await asyncio.sleep(300)
+            assert world.levels("a/a").count("HOT") == 1
+            await world.operations.scale("a/a", 3, None)
+            await asyncio.sleep(300)
+            for actor in list(world.actors.values()):
+                if not actor.ended.is_set():
+                    actor.die()
+            await asyncio.sleep(300)
+            assert world.levels("a/a") == ["HOT"] * 3
+            assert world.operations.export()[0]["replicas"] == 3
+
+    run(main())
+
+
+def test_two_names_of_one_model_are_one_deployment(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 30}) as world:
+            configs = [
+                DeploymentConfig("a/a", "a/a"),
+                DeploymentConfig("a/a", "a/a", task="text-generation"),
+            ]
+            (told,) = await world.operations.deploy(configs, None, wait=True, sync=False)
+            assert told["problem"] is None
+            assert world.levels("a/a") == ["HOT"]
+
+    run(main())
+
+
+def test_what_is_evicted_while_it_loads_is_not_what_returns(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            config = DeploymentConfig("a/a", "a/a")
+            await world.operations.deploy([config], None, wait=False, sync=False)
+            await asyncio.sleep(LOAD_S / 2)
+            await world.operations.evict("a/a", None, cold=False)
+            (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert told["problem"] is None
+            (there,) = world.of("a/a")
+            assert [there.deployment.replica_id] == told["replicas"]
+            assert there.state is State.RUNNING
+
+    run(main())
+
+
+def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            await world.until_ended(await world.send("a/a"))
+            world.sizes = {}
+            with pytest.raises(OperationError, match="there is no such repository"):
+                await world.operations.restart("a/a")
+
+    run(main())
+
+
+def test_nothing_is_loaded_for_a_client_that_has_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 145}) as world:
+            channel = world.broker.subscribe()
+            await world.send("a/a", session=channel.session)
+            channel.close()
+            await asyncio.sleep(60)
+            assert world.actors == {}
 
     run(main())
 

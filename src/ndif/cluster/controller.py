@@ -31,6 +31,9 @@ from ndif.schema.variant import Variant
 
 logger = logging.getLogger(__name__)
 
+_CACHE_PATIENCE_S = 600.0
+"""A replica that takes longer to leave its device is ended: others wait for it."""
+
 
 class Controller:
     """Holds the cluster, and an actor for each replica in it."""
@@ -188,11 +191,17 @@ class Controller:
 
     def _carry_out(self, decision: Decision, why: str) -> None:
         delta = build(self.cluster, decision.cluster)
-        self.cluster = decision.cluster
+        coming = {
+            deployment.key: self._host(
+                deployment, self.models.of(Variant.parse(deployment.model_key).model)
+            )
+            for deployment in delta.to_create
+        }
         _log(delta, why)
-        for deployment in delta.to_create:
-            model = self.models.of(Variant.parse(deployment.model_key).model)
-            self._hosted[deployment.key] = self._host(deployment, model)
+        half = [d.key for d in delta.to_cache if not self._is_loaded(d.key)]
+        # Half a model is nothing to keep warm, and nobody's to return.
+        self.cluster = decision.cluster.without(half)
+        self._hosted.update(coming)
         going = [*delta.to_delete, *delta.to_cache]
         leaving = {
             d.key: (hosted, hosted.lease)
@@ -200,6 +209,7 @@ class Controller:
             if (hosted := self._hosted.get(d.key)) is not None
         }
         for hosted, _ in leaving.values():
+            hosted.was_of_use()  # whoever waits for its place has it
             if hosted.deployment.level is DeploymentLevel.HOT:
                 self.on_leave(hosted.deployment.key, why)
             if not hosted.is_loaded:
@@ -229,11 +239,11 @@ class Controller:
     ) -> None:
         """Delete, cache, return, create: in this order, and after what was asked of the node before."""
         async with self._turns[node_id]:
-            await asyncio.gather(
+            await _all(
                 *(self._delete(*leaving[d.key]) for d in delta.to_delete if d.key in leaving),
                 *(self._cache(*leaving[d.key]) for d in delta.to_cache if d.key in leaving),
             )
-            await asyncio.gather(*(self._return(d.key) for d in delta.from_cache))
+            await _all(*(self._return(d.key) for d in delta.from_cache))
             for deployment in delta.to_create:
                 if (hosted := self._hosted.get(deployment.key)) is not None:
                     hosted.starting = self._spawn(self._create(hosted), hosted.deployment.name)
@@ -244,12 +254,20 @@ class Controller:
 
     async def _cache(self, hosted: Hosted, lease: Lease) -> None:
         await self._drain(lease)
-        if hosted.is_loaded and not hosted.actor.ended.is_set():
-            await hosted.actor.to_cache()
-            return
-        # Half a model is nothing to keep warm.
+        key = hosted.deployment.key
+        if self.cluster.find(key) is not None and not hosted.actor.ended.is_set():
+            try:
+                await asyncio.wait_for(hosted.actor.to_cache(), _CACHE_PATIENCE_S)
+            except Exception:
+                logger.exception("%s could not be kept warm", hosted.deployment.name)
+            else:
+                return
         await self._end(hosted)
-        self.cluster = self.cluster.without([hosted.deployment.key])
+        self.cluster = self.cluster.without([key])
+
+    def _is_loaded(self, key: ReplicaKey) -> bool:
+        hosted = self._hosted.get(key)
+        return hosted is not None and hosted.is_loaded
 
     async def _drain(self, lease: Lease) -> None:
         """Give those who run requests on it time to end: longer than that nobody else waits."""
@@ -257,6 +275,7 @@ class Controller:
             await asyncio.wait_for(lease.ended(), self._drain_s)
 
     async def _end(self, hosted: Hosted) -> None:
+        hosted.is_ending = True
         if hosted.starting is not None:
             hosted.starting.cancel()
         await hosted.actor.stop()
@@ -266,29 +285,32 @@ class Controller:
 
     async def _return(self, key: ReplicaKey) -> None:
         hosted = self._hosted.get(key)
-        if hosted is None:
-            return
-        try:
-            await hosted.actor.from_cache(hosted.deployment.gpu_mem_bytes_by_id)
-        except ActorError as error:
-            await self._fail(hosted, str(error))
-            return
-        self._came_up(hosted)
+        if hosted is not None:
+            memory = hosted.deployment.gpu_mem_bytes_by_id
+            await self._bring_up(hosted, hosted.actor.from_cache(memory))
 
     async def _create(self, hosted: Hosted) -> None:
+        await self._bring_up(hosted, hosted.actor.start(hosted.progressed))
+        if hosted.is_loaded:
+            self._spawn(self._watch(hosted), f"watch over {hosted.deployment.name}")
+
+    async def _bring_up(self, hosted: Hosted, coming: Awaitable[None]) -> None:
         try:
-            await hosted.actor.start(hosted.progressed)
+            await coming
+            self._came_up(hosted)
         except ActorError as error:
-            await self._fail(hosted, str(error))
-            return
-        loaded = hosted.actor.model
-        self.models.learn(hosted.model, loaded.get("repo_id"), loaded.get("task"))
-        self._spawn(self._watch(hosted), f"watch over {hosted.deployment.name}")
-        self._came_up(hosted)
+            if not hosted.is_ending:
+                await self._fail(hosted, str(error))
+        except Exception:
+            # A defect of ours must not leave it on its way for ever.
+            logger.exception("%s could not be brought up", hosted.deployment.name)
+            await self._fail(hosted, "the server failed; its log says why")
 
     def _came_up(self, hosted: Hosted) -> None:
         """From now on it serves: the time for which it is protected begins."""
         key = hosted.deployment.key
+        loaded = hosted.actor.model
+        self.models.learn(hosted.model, loaded.get("repo_id"), loaded.get("task"))
         self.cluster = self.cluster.with_deployed(key, self._now())
         self._take_over()
         logger.info("%s is ready", hosted.deployment.name)
@@ -339,6 +361,13 @@ class Controller:
         self._tasks.discard(task)
         if not task.cancelled() and (defect := task.exception()) is not None:
             logger.error("%s failed", task.get_name(), exc_info=defect)
+
+
+async def _all(*work: Awaitable[None]) -> None:
+    """Do all of it, whatever becomes of a part."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            logger.error("a change of a replica failed", exc_info=outcome)
 
 
 def _wanted(asked: Asked, size_bytes: int) -> Wanted:

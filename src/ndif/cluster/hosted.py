@@ -62,6 +62,8 @@ class Hosted:
         """How much of it is loaded, while it is."""
         self.on_progress: Progress = lambda done, total: None
         self.starting: asyncio.Task[None] | None = None
+        self.is_ending = False
+        """Nothing is to be left of it."""
         self.is_loaded = False
         """Whether it has been up, so that there is something to keep warm."""
         self.lease = Lease()
@@ -105,6 +107,7 @@ class Hosted:
         """It is to be HOT again."""
         self.deployment, self.lease = deployment, Lease()
         if self._up.done():
+            self._of_use.set()  # whoever waits for its place looks again
             self._up, self._of_use = _future(), asyncio.Event()
 
     def progressed(self, done: int, total: int) -> None:

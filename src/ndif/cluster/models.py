@@ -12,6 +12,7 @@ from ndif.schema.model_key import ModelKey
 
 _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
 _MOST_NAMED = 20
+_MOST_ON_DEMAND = 1000
 
 
 class NotServedError(Exception):
@@ -84,7 +85,9 @@ class Models:
 
     def find(self, key: ModelKey) -> Model | None:
         """The model that `key` means, if it is known."""
-        return next((model for model in self._models if model.named(key)), None)
+        named = [model for model in self._models if model.named(key)]
+        # What a user has asked for stands behind nobody's dedicated model.
+        return min(named, key=lambda model: (model.key != key, not model.dedicated), default=None)
 
     def of(self, key: ModelKey) -> Model:
         """The model whose `Model.key` it is.
@@ -113,8 +116,10 @@ class Models:
         if model.forgettable and model in self._models:
             self._models.remove(model)
 
-    def admit(self, key: ModelKey, *, hotswapping: bool) -> Model:
+    def admit(self, key: ModelKey, *, hotswapping: bool, keep: bool = True) -> Model:
         """The model that a client means: one that is dedicated, or any for who may have it loaded.
+
+        `keep`: whether it is known from now on; until a request is accepted it is only looked at.
 
         Raises:
             NotServedError: with a sentence for the client.
@@ -130,8 +135,13 @@ class Models:
                 "the Hugging Face Hub, like openai-community/gpt2."
             )
         config = DeploymentConfig(key.repo_id, key.repo_id, key.revision, key.task)
+        if sum(model.on_demand for model in self._models) >= _MOST_ON_DEMAND:
+            raise NotServedError(
+                f"{_MOST_ON_DEMAND} models are loaded on demand, or wait to be. Try again in a minute."
+            )
         model = Model(key, config, on_demand=True)
-        self._models.append(model)
+        if keep:
+            self._models.append(model)
         return model
 
     def _not_dedicated(self, key: ModelKey) -> str:

@@ -195,7 +195,8 @@ class Submit:
     def _model(self, text: str, generation: str, account: Account) -> ModelKey:
         """The name under which the model that a client means is known here."""
         try:
-            model = self._models.admit(ModelKey.parse(text), hotswapping=account.hotswapping)
+            key = ModelKey.parse(text)
+            model = self._models.admit(key, hotswapping=account.hotswapping, keep=False)
         except (ValueError, NotServedError) as error:
             raise Refusal(400, str(error)) from error
         only = model.wanted.runtime

@@ -183,7 +183,7 @@ class ModelActor:
             ReplicaLostError: if the model process ended, or is not to run any.
         """
         if self._away:
-            raise ReplicaLostError(self._away)
+            raise ReplicaEvictedError(self._away)
         self._idle.clear()
         try:
             return await self._serve(request, respond)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ndif.host.environment import environment
@@ -81,6 +81,8 @@ class Evaluator:
         if task.cancelled():
             raise EvaluationError("the server is stopping")
         found = task.result()
+        # A model whose task is learnt from this is the same model.
+        self._known.setdefault(replace(spec, task=found.task), task)
         size = math.ceil(found.bytes * (1 + config.padding_factor)) + config.padding_bytes
         return Evaluation(size, found.parameters, found.task, found.repo_id)
 

@@ -10,6 +10,7 @@ from ndif.cluster.deployment import ReplicaKey
 from ndif.cluster.models import Model, NotServedError
 from ndif.queue.processor import Customs, Processor
 from ndif.queue.responder import Responder
+from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
@@ -81,17 +82,21 @@ class Dispatcher:
         while True:
             request = await self._broker.claim()
             try:
-                # It was admitted when it came; since then its model may have been forgotten.
-                model = self._controller.models.admit(
-                    request.model, hotswapping=request.hotswapping
-                )
-            except NotServedError as error:
-                await self._responder.respond(
-                    request, Response(request.id, Status.ERROR, str(error))
-                )
+                await self._dispatch(request)
+            except Exception:
+                # A defect of ours, or a store that fails, must cost one request.
+                logger.exception("request %s could not be put in its line", request.id)
                 await self._broker.release(request)
-                continue
-            await self.processor(model, request.generation).enqueue(request)
+
+    async def _dispatch(self, request: Request) -> None:
+        try:
+            # It was admitted when it came; since then its model may have been forgotten.
+            model = self._controller.models.admit(request.model, hotswapping=request.hotswapping)
+        except NotServedError as error:
+            await self._responder.respond(request, Response(request.id, Status.ERROR, str(error)))
+            await self._broker.release(request)
+            return
+        await self.processor(model, request.generation).enqueue(request)
 
     def _leaving(self, key: ReplicaKey, why: str) -> None:
         model_key, replica_id = key

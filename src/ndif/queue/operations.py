@@ -24,6 +24,7 @@ from ndif.schema.operation import OperationError
 from ndif.schema.variant import Variant
 
 _EVICTED = "The server's operator has taken {} off the server."
+HOT = DeploymentLevel.HOT
 _KILLED = "The server's operator has ended this job."
 
 
@@ -61,11 +62,22 @@ class Operations:
             OperationError: if a generation is not installed.
         """
         chosen = [self._generation(generation or config.runtime) for config in configs]
+        changed = [
+            known
+            for config in configs
+            if (known := self._controller.models.find(config.key)) is not None
+            and _loaded_as(known.config) != _loaded_as(config)
+        ]
         models = [self._controller.models.put(config) for config in configs]
         others = [m for m in self._controller.models if m not in models and m.booked is None]
         gone = [key for m in others if sync for key in await self._evict(m, cold=False)]
+        if stale := [h.deployment.key for h in self._controller.replicas() if h.model in changed]:
+            why = "it is deployed with other settings"
+            gone += self._controller.evict(replica_keys=stale, cold=True, why=why)
         asked = []
-        for model, runtime in zip(models, chosen, strict=True):
+        # Two names may mean one model: the last holds.
+        pairs = {(id(model), runtime): model for model, runtime in zip(models, chosen, strict=True)}
+        for (_, runtime), model in pairs.items():
             processor = self._dispatcher.processor(model, runtime)
             processor.least_replicas = model.wanted.replicas
             processor.scale(model.wanted.replicas)
@@ -92,13 +104,16 @@ class Operations:
             ]
             if not keys:
                 raise OperationError(404, f"{model!r} has no replica {replica_id!r}.")
-            for variant in {Variant.parse(model_key) for model_key, _ in keys}:
+            hot = {d.key for d in self._controller.cluster.replicas() if d.level is HOT}
+            for variant in {Variant.parse(key[0]) for key in keys if key in hot}:
                 processor = self._dispatcher.processors.get(variant)
                 if processor is not None:
                     processor.desired_replicas = max(0, processor.desired_replicas - 1)
                     processor.least_replicas = min(
                         processor.least_replicas, processor.desired_replicas
                     )
+                    config = processor.model.config
+                    processor.model.config = replace(config, replicas=processor.least_replicas)
             gone = list(self._controller.evict(replica_keys=keys, cold=cold))
         if not gone:
             raise OperationError(404, f"{model!r} has no replica to evict.")
@@ -114,6 +129,7 @@ class Operations:
         """
         asked = []
         for one in self._called(model):
+            one.config = replace(one.config, replicas=replicas)
             known = [p for p in self._dispatcher.processors.values() if p.model is one]
             runtimes = {processor.variant.generation for processor in known}
             if generation is not None or not runtimes:
@@ -139,7 +155,7 @@ class Operations:
         keys = [hosted.deployment.key for hosted in there]
         counts: dict[Processor, int] = {}
         for hosted in there:
-            if hosted.deployment.level is DeploymentLevel.HOT:
+            if hosted.deployment.level is HOT:
                 variant = Variant.parse(hosted.deployment.model_key)
                 processor = self._dispatcher.processor(hosted.model, variant.generation)
                 counts[processor] = counts.get(processor, 0) + 1
@@ -148,7 +164,9 @@ class Operations:
             Asked(processor.model, processor.variant.generation, count)
             for processor, count in counts.items()
         ]
-        await self._provide(asked, wait=False)
+        told = await self._provide(asked, wait=False)
+        if problems := [one["problem"] for one in told if one["problem"]]:
+            raise OperationError(409, problems[0])
         return [_named(key) for key in keys]
 
     async def kill(self, request_id: str) -> bool:
@@ -171,7 +189,7 @@ class Operations:
         hot = {
             id(hosted.model)
             for hosted in self._controller.replicas()
-            if hosted.deployment.level is DeploymentLevel.HOT
+            if hosted.deployment.level is HOT
         }
         replicas = {
             id(processor.model): processor.least_replicas
@@ -243,6 +261,20 @@ class Operations:
                 f"`ndif runtime add {generation}` adds it.",
             )
         return str(generation)
+
+
+def _loaded_as(config: DeploymentConfig) -> DeploymentConfig:
+    """What of it a replica that is loaded cannot change; a task that was not given is not another."""
+    return replace(
+        config,
+        repo_id="",
+        task=None,
+        replicas=0,
+        dedicated=False,
+        runtime=None,
+        padding_factor=0,
+        padding_bytes=0,
+    )
 
 
 def _named(key: ReplicaKey) -> dict[str, Any]:

@@ -132,11 +132,11 @@ class Processor:
         self.line.add(entry)
         self._peak.waiting = max(self._peak.waiting, len(self.line))
         position = self.line.position(request.id)
-        if position is not None:  # else the next of the regular updates says it
-            await self._updates.position(entry, position)
         self._arrived.set()
         if len(self.replicas) < self._needed:
             self._short.set()
+        if position is not None:  # else the next of the regular updates says it
+            await self._updates.position(entry, position)
 
     async def run(self) -> None:
         """Serve the line until cancelled."""
@@ -158,6 +158,11 @@ class Processor:
             worker = asyncio.create_task(self._work(replica_), name=f"replica {replica_.id}")
             self._workers.add(worker)
             worker.add_done_callback(self._worker_ended)
+
+    def add_replicas(self, replicas: int) -> None:
+        """Have as many replicas, if somebody still waits."""
+        self.desired_replicas = replicas
+        self._short.set()
 
     def scale(self, replicas: int) -> None:
         """Have no more replicas than that: who is idle goes first. More are asked for by `provision`."""
@@ -222,7 +227,10 @@ class Processor:
 
     async def provision(self) -> None:
         """Have as many replicas as desired, or tell those who wait why there are none."""
+        await self._let_go_of_those_who_left()
         await self._refuse_without_access()
+        if not self.line:
+            return
         alone = not len(self.replicas)
         self._provisioning = True
         try:
@@ -246,6 +254,15 @@ class Processor:
                 Status.DEPLOYING,
                 f"The model is being loaded for nnsight {self.variant.generation}.",
             )
+
+    async def _let_go_of_those_who_left(self) -> None:
+        """Nothing is loaded for those who do not wait for it any more."""
+        for gone in self.line.remove_all(lambda entry: not self._is_present(entry.what)):
+            logger.info("request %s: its client left while it waited", gone.id)
+            await self._broker.release(gone.what)
+
+    def _is_present(self, request: Request) -> bool:
+        return request.session is None or self._broker.present(request.session)
 
     async def _refuse_without_access(self) -> None:
         """Nobody's model is loaded on demand who may not have that."""
@@ -279,7 +296,7 @@ class Processor:
             self.replicas.remove(replica_)
         if failure is not None:
             self._back_off()  # of no concern to those whom others serve
-            if not list(self.replicas) and not self._provisioning:
+            if not len(self.replicas) and not self._provisioning:
                 await self.dismiss(str(failure))
         if self.line:
             self._short.set()
@@ -323,7 +340,7 @@ class Processor:
 
     async def _serve(self, replica_: Replica, actor: Actor, entry: Entry[Request]) -> None:
         request = entry.what
-        if request.session is not None and not self._broker.present(request.session):
+        if not self._is_present(request):
             logger.info("request %s: its client left while it waited", request.id)
             await self._broker.release(request)
             return
@@ -402,6 +419,10 @@ class Processor:
 
     async def _finish(self, request: Request, response: Response) -> None:
         """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
-        await self._responder.respond(request, response)
+        try:
+            await self._responder.respond(request, response)
+        except Exception:
+            # A store that fails must cost this answer and no more.
+            logger.exception("request %s could not be told its end", request.id)
         self._attempts.pop(request.id, None)
         await self._broker.release(request)

@@ -55,7 +55,6 @@ class Scaling:
         )
         wanted = scaler.step(observation, asyncio.get_running_loop().time())
         if wanted > processor.desired_replicas and len(processor.replicas):
-            processor.desired_replicas = wanted
-            await processor.provision()
+            processor.add_replicas(wanted)
         elif wanted < processor.desired_replicas:
             processor.scale(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from ndif.queue.estimates import RunTimes, describe_wait
 from ndif.queue.line import Entry, Line
@@ -11,6 +12,8 @@ from ndif.queue.responder import Responder
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+
+logger = logging.getLogger(__name__)
 
 
 class Updates:
@@ -63,8 +66,12 @@ class Updates:
         return None if wait is None else wait.seconds
 
     async def _tell(self, entry: Entry[Request], status: Status, text: str) -> None:
-        await self._responder.respond(
-            entry.what,
-            Response(entry.id, status, text),
-            unless=lambda: entry.id not in self._line,
-        )
+        try:
+            await self._responder.respond(
+                entry.what,
+                Response(entry.id, status, text),
+                unless=lambda: entry.id not in self._line,
+            )
+        except Exception:
+            # They wait all the same, and hear of what comes next.
+            logger.exception("request %s could not be told where it is", entry.id)

@@ -58,12 +58,15 @@ class Upkeep:
 
     async def _every(self, interval_s: float, look: Callable[[], Any]) -> None:
         while True:
-            try:
-                await look()
-            except Exception:
-                # What fails once must not end it for good.
-                logger.exception("the server's upkeep failed; it goes on")
+            await self._look(look)
             await asyncio.sleep(interval_s)
+
+    async def _look(self, look: Callable[[], Any]) -> None:
+        try:
+            await look()
+        except Exception:
+            # What fails once must not end it for good.
+            logger.exception("the server's upkeep failed; it goes on")
 
     async def _at_each_change(self) -> None:
         """Keep to the minute what the calendar says, however long the interval."""
@@ -74,13 +77,15 @@ class Upkeep:
                 left_s = min(left_s, max(0.0, (change - self._now()).total_seconds()))
             await asyncio.sleep(left_s + 0.01)
             if change is not None and self._now() >= change:
-                await self.keep_schedule()
+                await self._look(self.keep_schedule)
 
     async def sync(self) -> None:
         """One look at everything but the lines."""
         await self._controller.discover()
         if self._source is not None:
-            self._source.deployments = tuple(model.config for model in self._controller.models)
+            # What users ask for is no word of the operator's.
+            known = (model for model in self._controller.models if not model.on_demand)
+            self._source.deployments = tuple(model.config for model in known)
             self._schedule = await self._source.refresh(self._now())
             if self._source.problems != self._said:
                 self._said = self._source.problems
