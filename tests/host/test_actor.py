@@ -70,9 +70,9 @@ async def test_warm_and_back(
             await actor.to_cache()
             assert children(zygote) == []
             assert alive(zygote)
-            with pytest.raises(ReplicaLostError, match="taken off its device") as refused:
+            # No fault of the job's, and no reason to end the process.
+            with pytest.raises(ReplicaEvictedError, match="taken off its device"):
                 await served.run(read, trusted=trusted)
-            assert not isinstance(refused.value, ReplicaEvictedError)  # it never had the job
 
             await actor.from_cache({})
             assert served.zygote == zygote
