@@ -24,7 +24,7 @@ import websocket
 import zstandard
 from transformers import GPT2LMHeadModel
 
-from ndif.local import LocalError, listen
+from ndif.serving import StartError, listen
 from tests.clients.harness import NDIF, Client, LocalServer
 from tests.conftest import NAME, client_environment
 
@@ -234,7 +234,7 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
         second = held.enter_context(listen("127.0.0.1", None))
         ports = [each.getsockname()[1] for each in (first, second)]
         assert 8289 <= ports[0] < ports[1] < 8289 + 100
-        with pytest.raises(LocalError, match=f"Port {ports[0]} is in use"):
+        with pytest.raises(StartError, match=f"Port {ports[0]} is in use"):
             listen("127.0.0.1", ports[0])
 
 

@@ -31,10 +31,6 @@ _GENERATION = "0.8"
 """The generation whose model process starts with the server; others start with their first client."""
 
 
-LocalError = StartError
-"""What is raised here, too."""
-
-
 @dataclass(frozen=True)
 class Local:
     """One run of `ndif local start`."""
@@ -59,7 +55,7 @@ class Local:
         """Serve until interrupted.
 
         Raises:
-            LocalError: if the server cannot start.
+            StartError: if the server cannot start.
         """
         console = Console(stderr=True)
         logging.basicConfig(
@@ -101,7 +97,7 @@ class Local:
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError as error:
-            raise LocalError(
+            raise StartError(
                 f"Results cannot be kept in {folder} ({error.strerror}). Choose another --results-dir."
             ) from error
 
@@ -109,20 +105,20 @@ class Local:
         """What the options ask for.
 
         Raises:
-            LocalError: if they contradict each other.
+            StartError: if they contradict each other.
         """
         folder = Path(self.checkpoint).expanduser()
         is_folder = folder.is_dir()
         if is_folder and not (folder / "config.json").is_file():
-            raise LocalError(f"{folder} holds no config.json: it is not a checkpoint's folder.")
+            raise StartError(f"{folder} holds no config.json: it is not a checkpoint's folder.")
         if not is_folder and self.checkpoint.startswith((".", "/", "~")):
-            raise LocalError(f"There is no folder {folder}.")
+            raise StartError(f"There is no folder {folder}.")
         if is_folder and not self.name:
-            raise LocalError(
+            raise StartError(
                 f"{folder} is a folder, and clients ask for a model by name: add --name ORG/NAME."
             )
         if not is_folder and self.name and self.name != self.checkpoint:
-            raise LocalError("--name is for a folder; a repository is asked for by its own id.")
+            raise StartError("--name is for a folder; a repository is asked for by its own id.")
         return DeploymentConfig(
             repo_id=self.name or self.checkpoint,
             checkpoint=str(folder.resolve()) if is_folder else self.checkpoint,
@@ -171,7 +167,7 @@ class Local:
                     )
                     await hosted.up()
             except DeploymentError as error:
-                raise LocalError(str(error)) from error
+                raise StartError(str(error)) from error
         actor = coming[0].actor
         assert isinstance(actor, ModelActor)  # noqa: S101 - this machine has no other
         model = actor.model
@@ -208,11 +204,11 @@ def _settings() -> Settings:
     try:
         return read()
     except VariableError as error:
-        raise LocalError(str(error)) from error
+        raise StartError(str(error)) from error
 
 
 def _verify(options: Settings) -> None:
     try:
         verify(options.sandbox)
     except ConfinementError as error:
-        raise LocalError(str(error)) from error
+        raise StartError(str(error)) from error

@@ -10,9 +10,6 @@ import pytest
 from tests.clients.harness import Client, LocalServer, scenarios
 from tests.conftest import NAME, client_environment
 
-pytest.importorskip("pandas")
-pytest.importorskip("einops")
-
 
 @pytest.fixture(scope="module")
 def stranger(

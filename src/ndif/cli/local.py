@@ -70,7 +70,8 @@ def start(
     verbose: bool,
 ) -> None:
     """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
-    from ndif.local import Local, LocalError
+    from ndif.local import Local
+    from ndif.serving import StartError
 
     try:
         Local(
@@ -90,5 +91,5 @@ def start(
             execution_timeout_s=execution_timeout,
             verbose=verbose,
         ).run()
-    except LocalError as error:
+    except StartError as error:
         raise click.ClickException(str(error)) from error

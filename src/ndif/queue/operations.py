@@ -24,7 +24,7 @@ from ndif.schema.operation import OperationError
 from ndif.schema.variant import Variant
 
 _EVICTED = "The server's operator has taken {} off the server."
-HOT = DeploymentLevel.HOT
+_HOT = DeploymentLevel.HOT
 _KILLED = "The server's operator has ended this job."
 
 
@@ -104,7 +104,7 @@ class Operations:
             ]
             if not keys:
                 raise OperationError(404, f"{model!r} has no replica {replica_id!r}.")
-            hot = {d.key for d in self._controller.cluster.replicas() if d.level is HOT}
+            hot = {d.key for d in self._controller.cluster.replicas() if d.level is _HOT}
             for variant in {Variant.parse(key[0]) for key in keys if key in hot}:
                 processor = self._dispatcher.processors.get(variant)
                 if processor is not None:
@@ -155,7 +155,7 @@ class Operations:
         keys = [hosted.deployment.key for hosted in there]
         counts: dict[Processor, int] = {}
         for hosted in there:
-            if hosted.deployment.level is HOT:
+            if hosted.deployment.level is _HOT:
                 variant = Variant.parse(hosted.deployment.model_key)
                 processor = self._dispatcher.processor(hosted.model, variant.generation)
                 counts[processor] = counts.get(processor, 0) + 1
@@ -189,7 +189,7 @@ class Operations:
         hot = {
             id(hosted.model)
             for hosted in self._controller.replicas()
-            if hosted.deployment.level is HOT
+            if hosted.deployment.level is _HOT
         }
         replicas = {
             id(processor.model): processor.least_replicas

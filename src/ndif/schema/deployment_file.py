@@ -19,8 +19,9 @@ from ndif.schema.deployment_settings import (
     config_of,
     quoted,
 )
+from ndif.schema.text_file import TextFileError, read_text
 
-_MAX_BYTES = 4 * 1024**2
+_MOST_MIB = 4
 _VARIABLE = "the variable NDIF_DEPLOYMENTS"
 
 File = list[str | DeploymentEntry] | dict[str, DeploymentSettings | None]
@@ -63,15 +64,9 @@ def read_file(path: Path) -> tuple[DeploymentConfig, ...]:
         DeploymentFileError: if it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise DeploymentFileError([f"{path} cannot be read: {error.strerror}."]) from error
-    except UnicodeDecodeError as error:
-        raise DeploymentFileError([f"{path} is not text in UTF-8."]) from error
-    if len(content) > _MAX_BYTES:
-        raise DeploymentFileError([f"{path} is larger than {_MAX_BYTES // 1024**2} MiB."])
+        text = read_text(path, _MOST_MIB)
+    except TextFileError as error:
+        raise DeploymentFileError([str(error)]) from error
     return read(text, str(path))
 
 

@@ -29,9 +29,10 @@ from ndif.queue.processor import Customs
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_settings import Duration, SettingsError, Size, config_of, quoted
 from ndif.schema.quantities import duration, size
+from ndif.schema.text_file import TextFileError, read_text
 from ndif.simulation.world import Speeds, World
 
-_MAX_BYTES = 16 * 1024**2
+_MOST_MIB = 16
 _MOST_PROBLEMS = 10
 _MOST_NODES = 10_000
 _RULES, _BOUNDS, _SPEEDS = Rules(), Bounds(most=4), Speeds()
@@ -154,15 +155,9 @@ def read_file(path: Path) -> World:
         ClusterFileError: with everything that is wrong.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise ClusterFileError([f"{path} cannot be read: {error.strerror}."]) from error
-    except UnicodeDecodeError as error:
-        raise ClusterFileError([f"{path} is not text in UTF-8."]) from error
-    if len(content) > _MAX_BYTES:
-        raise ClusterFileError([f"{path} is larger than {_MAX_BYTES // 1024**2} MiB."])
+        text = read_text(path, _MOST_MIB)
+    except TextFileError as error:
+        raise ClusterFileError([str(error)]) from error
     return read(text, str(path))
 
 

@@ -11,15 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 import cloudpickle
+import pandas
 import pytest
 import torch
 
 from ndif.sandbox.protector import Protector
 from ndif.sandbox.protector.whitelist import Whitelist
 from tests.sandbox.protector.running import guarded, refusal
-
-pandas = pytest.importorskip("pandas")
-einops = pytest.importorskip("einops")
 
 WHITELIST = Whitelist.read(None)
 

@@ -9,7 +9,6 @@ keys:
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -66,7 +65,7 @@ class FileAccounts:
 
     async def account(self, key: str, host: str) -> Account:
         """See `Accounts.account`."""
-        await asyncio.to_thread(self._refresh_if_usable)
+        self._refresh_if_usable()  # most times no more than a look at the file's date
         if not key:
             raise NoSuchKeyError(
                 "This server wants an API key: set one with nnsight.CONFIG.set_default_api_key(…), or ask "
