@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec
 
 P = ParamSpec("P")
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
