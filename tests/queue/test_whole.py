@@ -182,7 +182,6 @@ class World:
         self.operations = Operations(
             self.controller, self.dispatcher, self.upkeep, lambda: ["0.8", "0.7"], lambda: None
         )
-        self._channel = self.broker.subscribe()
         self._tasks: list[asyncio.Task[None]] = []
 
     def now(self) -> datetime:
@@ -204,6 +203,7 @@ class World:
     async def __aenter__(self) -> World:
         await self.controller.discover()
         self.dispatcher.start()
+        self._channel = await self.broker.subscribe()
         self._tasks = [asyncio.create_task(self._listen())]
         return self
 
@@ -613,9 +613,9 @@ def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
 def test_nothing_is_loaded_for_a_client_that_has_left(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 145}) as world:
-            channel = world.broker.subscribe()
+            channel = await world.broker.subscribe()
             await world.send("a/a", session=channel.session)
-            channel.close()
+            await channel.close()
             await asyncio.sleep(60)
             assert world.actors == {}
 
