@@ -421,7 +421,8 @@ class Processor:
     async def _finish(self, request: Request, response: Response) -> None:
         """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
         try:
-            await self._responder.respond(request, response)
+            if not response.delivered:
+                await self._responder.respond(request, response)
         except Exception:
             # A store that fails must cost this answer and no more.
             logger.exception("request %s could not be told its end", request.id)

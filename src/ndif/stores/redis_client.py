@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ndif.stores.broker.port import BrokerError
 
@@ -84,4 +83,15 @@ async def check(client: Redis) -> None:
         raise BrokerError(f"the broker is Redis {version}; {needed} or newer is needed")
 
 
-__all__ = ["Redis", "RedisTimeoutError", "check", "connect", "persist", "speaking"]
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """End tasks that use the client, however often they have to be told.
+
+    `asyncio.wait_for`, which it waits with, may lose a cancellation until Python 3.12.
+    """
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_PAUSE_S)
+
+
+__all__ = ["Redis", "check", "connect", "end", "persist", "speaking"]

@@ -27,7 +27,7 @@ from ndif.stores.broker.redis_channels import (
     mailbox_of,
 )
 from ndif.stores.objects import ObjectStore
-from ndif.stores.redis_client import check, connect, persist, speaking
+from ndif.stores.redis_client import check, connect, end, persist, speaking
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,7 @@ class RedisBroker:
         if self._releases:
             await asyncio.wait(self._releases, timeout=_FORWARD_S)
         tasks = [*self._releases, *filter(None, (self._claiming, self._looking))]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
         await self._channels.stop()
         await self.client.aclose()
 
@@ -92,7 +90,7 @@ class RedisBroker:
 
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
-        kept: dict[str, Any] = {"session": request.session or ""}
+        kept: dict[Any, Any] = {"session": request.session or ""}
         if len(request.payload) > self._inline_bytes:
             await self._objects.put(_object_of(request.id), bytes(request.payload))
         else:
@@ -115,7 +113,7 @@ class RedisBroker:
             lambda: self.client.hmget(_record_of(request.id), "payload", "session"), _FORWARD_S
         )
         if kept[0] is not None:
-            return bytes(kept[0])
+            return bytes(kept[0])  # type: ignore[arg-type]
         content = None
         if kept[1] is not None:
             content = await self._objects.get(_object_of(request.id))
@@ -288,7 +286,7 @@ class RedisBroker:
             with contextlib.suppress(BrokerError), speaking():
                 found = await self.client.blpop([_uploads_of(request.id)], timeout=_LOOK_S)
                 if found is not None:
-                    return bytes(found[1])
+                    return bytes(found[1])  # type: ignore[arg-type]
 
 
 def _record_of(request_id: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import uuid
 from typing import Any
 
@@ -19,7 +20,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_update
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis_client import Redis, speaking
+from ndif.stores.redis_client import Redis, end, speaking
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class RedisSubscription:
         self._channels = channels
         self._session = session
         self._updates: asyncio.Queue[bytes] = asyncio.Queue()
-        self._ended: set[str] = set()
+        self._ended: set[int] = set()
 
     @property
     def session(self) -> str:
@@ -61,11 +62,11 @@ class RedisSubscription:
         """See `Subscription.next`."""
         while True:
             update = await self._updates.get()
-            request, response = decode_update(update)
-            if response.id in self._ended:  # it came, and was found in the mailbox as well
+            if hash(update) in self._ended:  # it came, and was found in the mailbox as well
                 continue
+            request, response = decode_update(update)
             if response.status.terminal:
-                self._ended.add(response.id)
+                self._ended.add(hash(update))
                 self._channels.received(self._session, update)
             return request, response
 
@@ -88,10 +89,7 @@ class Channels:
 
     async def stop(self) -> None:
         """Close everything."""
-        tasks = [*self._tidying, *([self._reading] if self._reading else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end([*self._tidying, *([self._reading] if self._reading else [])])
         await self._disconnect()
 
     async def subscribe(self, session: str | None) -> RedisSubscription:
@@ -122,7 +120,7 @@ class Channels:
 
     async def _tidy(self, session: str, update: bytes) -> None:
         with contextlib.suppress(BrokerError), speaking():  # it ends by itself in time
-            await self._client.lrem(mailbox_of(session), 1, update)
+            await self._client.lrem(mailbox_of(session), 1, update)  # type: ignore[arg-type]
 
     async def _say(self, command: str, channel: str) -> None:
         """Subscribe to one or no longer, and return when that is so."""
@@ -178,7 +176,7 @@ class Channels:
     async def _read(self) -> None:
         while self._pubsub is not None:
             with speaking():
-                message = await self._pubsub.get_message(timeout=None)
+                message = await self._pubsub.get_message(timeout=math.inf)
             if message is not None:
                 self._hear(message)
 
@@ -200,13 +198,14 @@ class Channels:
                 kept = await self._client.lrange(mailbox_of(session), 0, -1)
             for update in kept:
                 if (subscription := self._open.get(session)) is not None:
-                    subscription.put(update)
+                    subscription.put(bytes(update))  # type: ignore[arg-type]
 
     def _hear(self, message: dict[str, Any]) -> None:
         channel = message["channel"].decode()
         if message["type"] == "message":
             if (subscription := self._open.get(channel.partition(":")[2])) is not None:
                 subscription.put(message["data"])
-        elif (confirmed := self._confirmations.get((message["type"], channel))) is not None:
-            if not confirmed.done():
-                confirmed.set_result(None)
+            return
+        confirmed = self._confirmations.get((message["type"], channel))
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_result(None)
