@@ -159,9 +159,7 @@ def _process(folder: Path, name: str, program: str, port: int) -> Process:
     user = subprocess.run(["id", "-un"], check=True, capture_output=True, text=True).stdout.strip()
     common = _COMMON.format(host=HOST, port=port, user=user, folder=folder)
     if name == "proxy":
-        own = _PROXY.format(
-            region=REGION, user_key=ACCESS_KEY.replace(":", "_"), secret=SECRET_KEY
-        )
+        own = _PROXY.format(region=REGION, user_key=ACCESS_KEY.replace(":", "_"), secret=SECRET_KEY)
     else:
         own = _STORE.format(name=name)
     conf.write_text(common + own)
