@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
-from tests.on_loop import on_loop
 
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker
+from tests.on_loop import on_loop
 
 Opening = Callable[[], AbstractAsyncContextManager[Broker]]
 SOON_S = 0.05
