@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +17,10 @@ _PATIENCE_S = 30.0
 # Below the range from which the kernel gives ports to clients: one of those must not take a service's
 # port while the service is away.
 _PORTS = range(20_000, 32_000)
+
+
+# The kernel ends a child with the thread that started it, so that must be one that stays to the end.
+_starter = ThreadPoolExecutor(1, "services")
 
 
 def free_port() -> int:
@@ -59,7 +64,7 @@ class Process:
         """Start it, and do not wait for it."""
         assert not self.running
         with self._log.open("ab") as log:
-            self._process = _dies_with_us(self._command, log, self._cwd)
+            self._process = _starter.submit(_dies_with_us, self._command, log, self._cwd).result()
 
     def wait(self) -> None:
         """Return once it serves."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.services.packages import need
@@ -133,6 +135,15 @@ class SwiftServer:
     def resume(self) -> None:
         """Have it go on."""
         self._proxy.resume()
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Have it gone for a while."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
 
     def log(self) -> str:
         """The end of what its parts said."""

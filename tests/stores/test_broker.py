@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.on_loop import on_loop
 
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
@@ -19,6 +18,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import FileStore
+from tests.on_loop import on_loop
 
 Opening = Callable[[], AbstractAsyncContextManager[Broker]]
 SOON_S = 0.05
