@@ -14,7 +14,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from ndif.cluster.asking import Asked, Discover, Evaluate, Leaving, MakeActor, Provided
 from ndif.cluster.cluster import Cluster, Decision
@@ -24,7 +23,7 @@ from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted, Lease
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model, Models
 from ndif.cluster.rules import DEFAULT_RULES, Rules
-from ndif.cluster.wanted import Device, Wanted
+from ndif.cluster.wanted import Wanted
 from ndif.cluster.why import why_not
 from ndif.host.port import ActorError
 from ndif.schema.variant import Variant
@@ -118,7 +117,7 @@ class Controller:
         problems = [size if isinstance(size, str) else None for size in sizes]
         decision = await self._decide(
             [
-                _wanted(one, size)
+                one.wanted(size)
                 for one, size in zip(asked, sizes, strict=True)
                 if isinstance(size, int)
             ]
@@ -197,7 +196,8 @@ class Controller:
             )
             for deployment in delta.to_create
         }
-        _log(delta, why)
+        for said in delta.steps(why):
+            logger.info("%s", said)
         half = [d.key for d in delta.to_cache if not self._is_loaded(d.key)]
         # Half a model is nothing to keep warm, and nobody's to return.
         self.cluster = decision.cluster.without(half)
@@ -217,7 +217,7 @@ class Controller:
         for deployment in delta.from_cache:
             self._hosted[deployment.key].returns(deployment)
         self._take_over()
-        for node_id, part in _by_node(delta).items():
+        for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
 
     def _host(self, deployment: Deployment, model: Model) -> Hosted:
@@ -368,47 +368,6 @@ async def _all(*work: Awaitable[None]) -> None:
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             logger.error("a change of a replica failed", exc_info=outcome)
-
-
-def _wanted(asked: Asked, size_bytes: int) -> Wanted:
-    config = asked.model.wanted
-    return Wanted(
-        str(asked.variant),
-        size_bytes,
-        asked.replicas,
-        asked.model.dedicated,
-        _device(config.device),
-    )
-
-
-def _device(device: str | None) -> Device:
-    """What kind of device a torch device's name means."""
-    if device is None or device == "auto":
-        return Device.AUTO
-    return Device.CPU if device == "cpu" else Device.GPU
-
-
-def _by_node(delta: DeploymentDelta) -> Mapping[str, DeploymentDelta]:
-    """The part of the work that each node has."""
-    parts: defaultdict[str, DeploymentDelta] = defaultdict(DeploymentDelta)
-    for field in ("to_delete", "to_cache", "from_cache", "to_create"):
-        for deployment in getattr(delta, field):
-            part = parts[deployment.node_id]
-            parts[deployment.node_id] = replace(
-                part, **{field: (*getattr(part, field), deployment)}
-            )
-    return parts
-
-
-def _log(delta: DeploymentDelta, why: str) -> None:
-    for deployment in delta.to_delete:
-        logger.info("%s is ended: %s", deployment.name, why)
-    for deployment in delta.to_cache:
-        logger.info("%s becomes WARM: %s", deployment.name, why)
-    for deployment in delta.from_cache:
-        logger.info("%s returns to %s", deployment.name, deployment.node_id)
-    for deployment in delta.to_create:
-        logger.info("%s is loaded on %s", deployment.name, deployment.node_id)
 
 
 def _not_loaded(model: Model, generation: str, why: str) -> str:
