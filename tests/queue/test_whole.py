@@ -353,6 +353,78 @@ def test_a_model_that_is_still_loading_is_evicted_at_once(tmp_path: Path) -> Non
     run(main())
 
 
+def test_a_model_that_is_still_measured_is_evicted_and_does_not_come(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            waiting = await world.send("a/a")
+            await asyncio.sleep(0.5)
+            (gone,) = await world.operations.evict("a/a", None, cold=False)
+            assert gone["replica_id"] is None
+            assert "a/a" in gone["model_key"]
+            (told,) = await world.until_ended(waiting)
+            assert "taken 'a/a' off the server" in told.description
+            await asyncio.sleep(60)
+            assert world.actors == {}
+            assert world.operations.status()["problems"] == []
+            # It was no ban: who comes then is served.
+            (response,) = await world.until_ended(await world.send("a/a"))
+            assert response.status is Status.COMPLETED
+
+    run(main())
+
+
+def test_who_asks_again_after_an_eviction_does_not_hear_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            first = await world.send("a/a")
+            await asyncio.sleep(0.5)
+            await world.operations.evict("a/a", None, cold=False)
+            second = await world.send("a/a")
+            told, served = await world.until_ended(first, second)
+            assert told.status is Status.ERROR
+            assert served.status is Status.COMPLETED, served
+            assert len(world.actors) == 1
+
+    run(main())
+
+
+def test_a_model_that_waits_for_anothers_place_is_evicted_and_displaces_nobody(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            first = await world.send("a/a", 200.0)
+            await asyncio.sleep(LOAD_S + 5)
+            second = await world.send("a/b")
+            await asyncio.sleep(5)
+            assert len(await world.operations.evict("a/b", None, cold=False)) == 1
+            served, told = await world.until_ended(first, second)
+            assert served.status is Status.COMPLETED
+            assert told.status is Status.ERROR
+            await asyncio.sleep(60)
+            assert world.levels("a/a") == ["HOT"]
+            assert world.of("a/b") == []
+
+    run(main())
+
+
+def test_who_deploys_what_is_evicted_meanwhile_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            configs = [DeploymentConfig("a/a", "a/a", dedicated=True)]
+            deploying = asyncio.create_task(
+                world.operations.deploy(configs, None, wait=True, sync=False)
+            )
+            await asyncio.sleep(0.5)
+            assert len(await world.operations.evict("a/a", None, cold=False)) == 1
+            (told,) = await deploying
+            assert told["replicas"] == []
+            assert "evicted it" in told["problem"]
+            assert world.actors == {}
+
+    run(main())
+
+
 def test_a_restart_is_a_new_process_and_loses_no_job(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ndif.cluster.deployment import Deployment, ReplicaKey
 from ndif.cluster.models import Model
@@ -44,6 +44,16 @@ class Asked:
     model: Model
     generation: str
     replicas: int
+    _withdrawals: int = field(init=False, repr=False)
+    """Of the model, until it was asked for."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_withdrawals", self.model.withdrawals)
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the model's operator has taken it away since."""
+        return self.model.withdrawals > self._withdrawals
 
     @property
     def variant(self) -> Variant:

@@ -23,7 +23,6 @@ from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted, Lease
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model, Models
 from ndif.cluster.rules import DEFAULT_RULES, Rules
-from ndif.cluster.wanted import Wanted
 from ndif.cluster.why import why_not
 from ndif.host.port import ActorError
 from ndif.schema.variant import Variant
@@ -32,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
 """A replica that takes longer to leave its device is ended: others wait for it."""
+
+
+_WITHDRAWN = "its operator evicted it before it had a place"
 
 
 class Controller:
@@ -66,6 +68,7 @@ class Controller:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sizes: dict[Variant, int] = {}
+        self._asked: list[Asked] = []
 
     # What there is
 
@@ -80,6 +83,10 @@ class Controller:
     def size_of(self, variant: Variant) -> int | None:
         """The bytes of one replica, where they are known."""
         return self._sizes.get(variant)
+
+    def undecided(self, model: Model) -> set[Variant]:
+        """Those runtimes of a model that have been asked for, and have yet to be given a place."""
+        return {one.variant for one in self._asked if one.model is model and not one.withdrawn}
 
     @property
     def connected(self) -> bool:
@@ -102,42 +109,44 @@ class Controller:
     async def deploy(self, asked: Sequence[Asked]) -> list[Provided]:
         """Have what is asked for, as far as there is room; in one decision, so that the largest goes first.
 
-        Whoever wants to run requests waits for `Hosted.up`.
+        Whoever wants to run requests waits for `Hosted.up`. Of what is withdrawn meanwhile nothing comes.
         """
         for one in asked:
             one.model.deploying += 1
+            self._asked.append(one)
         try:
             return await self._deploy(asked)
         finally:
             for one in asked:
                 one.model.deploying -= 1
+                self._asked.remove(one)
 
     async def _deploy(self, asked: Sequence[Asked]) -> list[Provided]:
         sizes = await asyncio.gather(*(self._size(one) for one in asked))
         problems = [size if isinstance(size, str) else None for size in sizes]
         decision = await self._decide(
-            [
-                one.wanted(size)
-                for one, size in zip(asked, sizes, strict=True)
-                if isinstance(size, int)
-            ]
+            {one: size for one, size in zip(asked, sizes, strict=True) if isinstance(size, int)}
         )
         self._carry_out(decision, "another model needs its memory")
         refused = {refusal.model_key: why_not(refusal) for refusal in decision.refused}
         provided = []
         for one, problem in zip(asked, problems, strict=True):
+            if one.withdrawn:
+                provided.append(Provided(problem=_WITHDRAWN, evicted=decision.evictions))
+                continue
             variant = str(one.variant)
             one.model.problem = problem or refused.get(variant)
             ids = decision.replica_ids(variant)
             provided.append(Provided(ids, one.model.problem, decision.evictions))
         return provided
 
-    async def _decide(self, wanted: Sequence[Wanted]) -> Decision:
+    async def _decide(self, asked: Mapping[Asked, int]) -> Decision:
         """Who goes where; of those who have to leave for it, each has been of use before.
 
         Or else two models that displace each other would do nothing but that.
         """
         while True:
+            wanted = [one.wanted(size) for one, size in asked.items() if not one.withdrawn]
             decision = self.cluster.deploy(wanted, self._now(), self._rng, self._rules)
             leaving = [self._hosted[key] for key in decision.evictions if key in self._hosted]
             early = [hosted for hosted in leaving if hosted.is_early]
