@@ -135,6 +135,8 @@ class Replica:
 class World:
     """A server without its gateway."""
 
+    kind = Replica
+
     def __init__(
         self,
         folder: Path,
@@ -154,7 +156,7 @@ class World:
         self.broker = MemoryBroker()
         self.ended: dict[str, Response] = {}
         self._ended = asyncio.Event()
-        self._gpus = gpus
+        self.gpus = gpus
         self._broken = broken
         self.controller = Controller(
             Models(configs),
@@ -189,7 +191,7 @@ class World:
         return LONG_AGO + timedelta(seconds=asyncio.get_running_loop().time())
 
     def _make(self, config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
-        actor = self.actors[place.key] = Replica(place, self.memory, self._broken)
+        actor = self.actors[place.key] = self.kind(place, self.memory, self._broken)
         return actor
 
     async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
@@ -199,7 +201,7 @@ class World:
         return Measured(self.sizes[config.repo_id])
 
     async def _discover(self) -> list[Node]:
-        return [Node("here", "here", Resources.of([GPU] * self._gpus, CPU, 1.0))]
+        return [Node("here", "here", Resources.of([GPU] * self.gpus, CPU, 1.0))]
 
     async def __aenter__(self) -> World:
         await self.controller.discover()
@@ -336,6 +338,76 @@ def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) ->
             assert world.levels("a/a") == ["WARM"]
             with pytest.raises(OperationError, match="no model 'a/zzz'"):
                 await world.operations.evict("a/zzz", None, cold=False)
+
+    run(main())
+
+
+class Stubborn(Replica):
+    """Its process breaks down, and takes its time to end."""
+
+    def die(self) -> None:
+        self._end_run(ReplicaLostError("it does not answer"))
+
+    async def stop(self) -> None:
+        await asyncio.sleep(10)
+        await super().stop()
+
+
+def test_the_place_of_a_lost_replica_is_anothers_when_its_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "kind", Stubborn)
+
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            ids = [await world.send("a/a", 100.0)]
+            await asyncio.sleep(LOAD_S + 5)
+            next(iter(world.actors.values())).die()
+            await asyncio.sleep(0)
+            (told,) = await world.operations.deploy(
+                [DeploymentConfig("a/b", "a/b", dedicated=True, device="cuda")],
+                None,
+                wait=True,
+                sync=False,
+            )
+            assert told["problem"] is None, told
+            (response,) = await world.until_ended(*ids)  # on the CPU, then
+            assert response.status is Status.COMPLETED, response
+
+    run(main())
+
+
+def test_so_it_is_on_a_machine_that_was_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "kind", Stubborn)
+
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60}, gpus=2) as world:
+            for gpus in (1, 2):  # another machine each time
+                world.gpus = gpus
+                await world.controller.discover()
+                (response,) = await world.until_ended(await world.send("a/a"))
+                assert response.status is Status.COMPLETED, response
+            assert len(world.actors) == 2
+
+    run(main())
+
+
+def test_a_server_that_stops_waits_for_what_is_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "kind", Stubborn)
+
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60}) as world:
+            await world.send("a/a", 100.0)
+            await asyncio.sleep(LOAD_S + 5)
+            (actor,) = world.actors.values()
+            actor.die()
+            await asyncio.sleep(1)
+            assert world.of("a/a") == []
+        assert actor.ended.is_set()
 
     run(main())
 

@@ -67,6 +67,8 @@ class Controller:
         self._hosted: dict[ReplicaKey, Hosted] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+        """Those of them that nothing may cut short: a process would be left."""
         self._sizes: dict[Variant, int] = {}
         self._asked: list[Asked] = []
 
@@ -102,9 +104,7 @@ class Controller:
         for node_id in found.removed:
             logger.warning("node %s is gone, and what was on it", node_id)
         for key in found.lost:
-            if (hosted := self._hosted.get(key)) is not None:
-                self._spawn(hosted.actor.stop(), f"end of {hosted.deployment.name}")
-            self._forget(key, EvictedError("its node is gone"))
+            self._put_away(key, EvictedError("its node is gone"))
 
     async def deploy(self, asked: Sequence[Asked]) -> list[Provided]:
         """Have what is asked for, as far as there is room; in one decision, so that the largest goes first.
@@ -178,11 +178,13 @@ class Controller:
         self._take_over()
 
     async def stop(self) -> None:
-        """End every replica."""
-        for task in list(self._tasks):
+        """End every replica, and wait for those that are ending."""
+        self.cluster = Cluster()  # nothing that is asked for from now on has a place
+        work = self._tasks - self._ends
+        for task in work:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(hosted.actor.stop() for hosted in self._hosted.values()))
+        await asyncio.gather(*work, return_exceptions=True)
+        await _all(*(hosted.actor.stop() for hosted in self._hosted.values()), *self._ends)
         self._hosted.clear()
 
     async def _size(self, asked: Asked) -> int | str:
@@ -341,10 +343,22 @@ class Controller:
 
     def lost(self, hosted: Hosted) -> None:
         """A replica turned out to run nothing more: nothing is left of it, and its place is free."""
-        key = hosted.deployment.key
-        if self._hosted.get(key) is hosted:
-            self._spawn(hosted.actor.stop(), f"end of {hosted.deployment.name}")
-            self._forget(key, EvictedError("its process ended"))
+        if self._hosted.get(hosted.deployment.key) is hosted:
+            self._put_away(hosted.deployment.key, EvictedError("its process ended"))
+
+    def _put_away(self, key: ReplicaKey, why: DeploymentError) -> None:
+        """Have nothing left of a replica that is of no use; who gets its place waits for that."""
+        if (hosted := self._hosted.get(key)) is not None:
+            end = self._spawn(self._end(hosted), f"end of {hosted.deployment.name}")
+            self._ends.add(end)
+            node_id = hosted.deployment.node_id
+            self._spawn(self._wait_for(end, node_id), f"place of {hosted.deployment.name}")
+        self._forget(key, why)
+
+    async def _wait_for(self, end: asyncio.Task[None], node_id: str) -> None:
+        """Have what is asked of a node from now on done after this."""
+        async with self._turns[node_id]:
+            await asyncio.wait([end])
 
     def _forget(self, key: ReplicaKey, why: DeploymentError) -> None:
         hosted = self._hosted.pop(key, None)
@@ -368,6 +382,7 @@ class Controller:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._ends.discard(task)
         if not task.cancelled() and (defect := task.exception()) is not None:
             logger.error("%s failed", task.get_name(), exc_info=defect)
 
