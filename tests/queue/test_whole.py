@@ -135,6 +135,8 @@ class Replica:
 class World:
     """A server without its gateway."""
 
+    kind = Replica
+
     def __init__(
         self,
         folder: Path,
@@ -154,7 +156,7 @@ class World:
         self.broker = MemoryBroker()
         self.ended: dict[str, Response] = {}
         self._ended = asyncio.Event()
-        self._gpus = gpus
+        self.gpus = gpus
         self._broken = broken
         self.controller = Controller(
             Models(configs),
@@ -188,7 +190,7 @@ class World:
         return LONG_AGO + timedelta(seconds=asyncio.get_running_loop().time())
 
     def _make(self, config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
-        actor = self.actors[place.key] = Replica(place, self.memory, self._broken)
+        actor = self.actors[place.key] = self.kind(place, self.memory, self._broken)
         return actor
 
     async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
@@ -198,7 +200,7 @@ class World:
         return Measured(self.sizes[config.repo_id])
 
     async def _discover(self) -> list[Node]:
-        return [Node("here", "here", Resources.of([GPU] * self._gpus, CPU, 1.0))]
+        return [Node("here", "here", Resources.of([GPU] * self.gpus, CPU, 1.0))]
 
     async def __aenter__(self) -> World:
         await self.controller.discover()
@@ -340,6 +342,76 @@ def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) ->
     run(main())
 
 
+class Stubborn(Replica):
+    """Its process breaks down, and takes its time to end."""
+
+    def die(self) -> None:
+        self._end_run(ReplicaLostError("it does not answer"))
+
+    async def stop(self) -> None:
+        await asyncio.sleep(10)
+        await super().stop()
+
+
+def test_the_place_of_a_lost_replica_is_anothers_when_its_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "kind", Stubborn)
+
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            ids = [await world.send("a/a", 100.0)]
+            await asyncio.sleep(LOAD_S + 5)
+            next(iter(world.actors.values())).die()
+            await asyncio.sleep(0)
+            (told,) = await world.operations.deploy(
+                [DeploymentConfig("a/b", "a/b", dedicated=True, device="cuda")],
+                None,
+                wait=True,
+                sync=False,
+            )
+            assert told["problem"] is None, told
+            (response,) = await world.until_ended(*ids)  # on the CPU, then
+            assert response.status is Status.COMPLETED, response
+
+    run(main())
+
+
+def test_so_it_is_on_a_machine_that_was_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "kind", Stubborn)
+
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60}, gpus=2) as world:
+            for gpus in (1, 2):  # another machine each time
+                world.gpus = gpus
+                await world.controller.discover()
+                (response,) = await world.until_ended(await world.send("a/a"))
+                assert response.status is Status.COMPLETED, response
+            assert len(world.actors) == 2
+
+    run(main())
+
+
+def test_a_server_that_stops_waits_for_what_is_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "kind", Stubborn)
+
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60}) as world:
+            await world.send("a/a", 100.0)
+            await asyncio.sleep(LOAD_S + 5)
+            (actor,) = world.actors.values()
+            actor.die()
+            await asyncio.sleep(1)
+            assert world.of("a/a") == []
+        assert actor.ended.is_set()
+
+    run(main())
+
+
 def test_a_model_that_is_still_loading_is_evicted_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
@@ -349,6 +421,78 @@ def test_a_model_that_is_still_loading_is_evicted_at_once(tmp_path: Path) -> Non
             await asyncio.sleep(1)
             assert world.of("a/a") == []
             assert world.ended[waiting].status is Status.ERROR
+
+    run(main())
+
+
+def test_a_model_that_is_still_measured_is_evicted_and_does_not_come(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            waiting = await world.send("a/a")
+            await asyncio.sleep(0.5)
+            (gone,) = await world.operations.evict("a/a", None, cold=False)
+            assert gone["replica_id"] is None
+            assert "a/a" in gone["model_key"]
+            (told,) = await world.until_ended(waiting)
+            assert "taken 'a/a' off the server" in told.description
+            await asyncio.sleep(60)
+            assert world.actors == {}
+            assert world.operations.status()["problems"] == []
+            # It was no ban: who comes then is served.
+            (response,) = await world.until_ended(await world.send("a/a"))
+            assert response.status is Status.COMPLETED
+
+    run(main())
+
+
+def test_who_asks_again_after_an_eviction_does_not_hear_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            first = await world.send("a/a")
+            await asyncio.sleep(0.5)
+            await world.operations.evict("a/a", None, cold=False)
+            second = await world.send("a/a")
+            told, served = await world.until_ended(first, second)
+            assert told.status is Status.ERROR
+            assert served.status is Status.COMPLETED, served
+            assert len(world.actors) == 1
+
+    run(main())
+
+
+def test_a_model_that_waits_for_anothers_place_is_evicted_and_displaces_nobody(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            first = await world.send("a/a", 200.0)
+            await asyncio.sleep(LOAD_S + 5)
+            second = await world.send("a/b")
+            await asyncio.sleep(5)
+            assert len(await world.operations.evict("a/b", None, cold=False)) == 1
+            served, told = await world.until_ended(first, second)
+            assert served.status is Status.COMPLETED
+            assert told.status is Status.ERROR
+            await asyncio.sleep(60)
+            assert world.levels("a/a") == ["HOT"]
+            assert world.of("a/b") == []
+
+    run(main())
+
+
+def test_who_deploys_what_is_evicted_meanwhile_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            configs = [DeploymentConfig("a/a", "a/a", dedicated=True)]
+            deploying = asyncio.create_task(
+                world.operations.deploy(configs, None, wait=True, sync=False)
+            )
+            await asyncio.sleep(0.5)
+            assert len(await world.operations.evict("a/a", None, cold=False)) == 1
+            (told,) = await deploying
+            assert told["replicas"] == []
+            assert "evicted it" in told["problem"]
+            assert world.actors == {}
 
     run(main())
 

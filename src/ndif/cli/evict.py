@@ -22,4 +22,10 @@ def command(server: Server, as_json: bool, model: str, replica: str | None, cold
         show_json(answer)
         return
     for each in answer["evicted"]:
-        click.echo(f"{called(each['model_key'])}: replica {each['replica_id']} is evicted.")
+        name, replica_id = called(each["model_key"]), each["replica_id"]
+        what = (
+            f"replica {replica_id} is evicted"
+            if replica_id
+            else "what was being set up is not to come"
+        )
+        click.echo(f"{name}: {what}.")

@@ -125,7 +125,8 @@ def _say(model: Mapping[str, Any], state: str) -> None:
     from ndif.cli.output import called
 
     for each in model["evicted"]:
-        click.echo(f"Evicted for it: {called(each['model'])} (replica {each['replica_id']}).")
+        what = f"replica {each['replica_id']}" if each["replica_id"] else "it was being set up"
+        click.echo(f"Evicted for it: {called(each['model'])} ({what}).")
     count = len(model["replicas"])
     if count:
         click.echo(f"{model['repo_id']} {state}: {_replicas(count)}.")

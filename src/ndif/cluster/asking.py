@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ndif.cluster.deployment import Deployment, ReplicaKey
 from ndif.cluster.models import Model
 from ndif.cluster.node import Node
+from ndif.cluster.wanted import Device, Wanted
 from ndif.host.port import Actor
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.variant import Variant
@@ -43,11 +44,26 @@ class Asked:
     model: Model
     generation: str
     replicas: int
+    _withdrawals: int = field(init=False, repr=False)
+    """Of the model, until it was asked for."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_withdrawals", self.model.withdrawals)
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the model's operator has taken it away since."""
+        return self.model.withdrawals > self._withdrawals
 
     @property
     def variant(self) -> Variant:
         """What is asked for."""
         return Variant(self.model.key, self.generation)
+
+    def wanted(self, size_bytes: int) -> Wanted:
+        """It, where one replica needs so much."""
+        device = _device(self.model.wanted.device)
+        return Wanted(str(self.variant), size_bytes, self.replicas, self.model.dedicated, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +76,10 @@ class Provided:
     """Why there are not as many as were asked for."""
     evicted: tuple[ReplicaKey, ...] = ()
     """Whoever had to go for them, and for what else was asked for with them."""
+
+
+def _device(device: str | None) -> Device:
+    """What kind of device a torch device's name means."""
+    if device is None or device == "auto":
+        return Device.AUTO
+    return Device.CPU if device == "cpu" else Device.GPU

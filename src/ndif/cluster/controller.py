@@ -14,7 +14,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from ndif.cluster.asking import Asked, Discover, Evaluate, Leaving, MakeActor, Provided
 from ndif.cluster.cluster import Cluster, Decision
@@ -24,7 +23,6 @@ from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted, Lease
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model, Models
 from ndif.cluster.rules import DEFAULT_RULES, Rules
-from ndif.cluster.wanted import Device, Wanted
 from ndif.cluster.why import why_not
 from ndif.host.port import ActorError
 from ndif.schema.variant import Variant
@@ -33,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
 """A replica that takes longer to leave its device is ended: others wait for it."""
+
+
+_WITHDRAWN = "its operator evicted it before it had a place"
 
 
 class Controller:
@@ -66,7 +67,10 @@ class Controller:
         self._hosted: dict[ReplicaKey, Hosted] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+        """Those of them that nothing may cut short: a process would be left."""
         self._sizes: dict[Variant, int] = {}
+        self._asked: list[Asked] = []
 
     # What there is
 
@@ -82,6 +86,10 @@ class Controller:
         """The bytes of one replica, where they are known."""
         return self._sizes.get(variant)
 
+    def undecided(self, model: Model) -> set[Variant]:
+        """Those runtimes of a model that have been asked for, and have yet to be given a place."""
+        return {one.variant for one in self._asked if one.model is model and not one.withdrawn}
+
     @property
     def connected(self) -> bool:
         """Whether some replica can run a request."""
@@ -96,49 +104,49 @@ class Controller:
         for node_id in found.removed:
             logger.warning("node %s is gone, and what was on it", node_id)
         for key in found.lost:
-            if (hosted := self._hosted.get(key)) is not None:
-                self._spawn(hosted.actor.stop(), f"end of {hosted.deployment.name}")
-            self._forget(key, EvictedError("its node is gone"))
+            self._put_away(key, EvictedError("its node is gone"))
 
     async def deploy(self, asked: Sequence[Asked]) -> list[Provided]:
         """Have what is asked for, as far as there is room; in one decision, so that the largest goes first.
 
-        Whoever wants to run requests waits for `Hosted.up`.
+        Whoever wants to run requests waits for `Hosted.up`. Of what is withdrawn meanwhile nothing comes.
         """
         for one in asked:
             one.model.deploying += 1
+            self._asked.append(one)
         try:
             return await self._deploy(asked)
         finally:
             for one in asked:
                 one.model.deploying -= 1
+                self._asked.remove(one)
 
     async def _deploy(self, asked: Sequence[Asked]) -> list[Provided]:
         sizes = await asyncio.gather(*(self._size(one) for one in asked))
         problems = [size if isinstance(size, str) else None for size in sizes]
         decision = await self._decide(
-            [
-                _wanted(one, size)
-                for one, size in zip(asked, sizes, strict=True)
-                if isinstance(size, int)
-            ]
+            {one: size for one, size in zip(asked, sizes, strict=True) if isinstance(size, int)}
         )
         self._carry_out(decision, "another model needs its memory")
         refused = {refusal.model_key: why_not(refusal) for refusal in decision.refused}
         provided = []
         for one, problem in zip(asked, problems, strict=True):
+            if one.withdrawn:
+                provided.append(Provided(problem=_WITHDRAWN, evicted=decision.evictions))
+                continue
             variant = str(one.variant)
             one.model.problem = problem or refused.get(variant)
             ids = decision.replica_ids(variant)
             provided.append(Provided(ids, one.model.problem, decision.evictions))
         return provided
 
-    async def _decide(self, wanted: Sequence[Wanted]) -> Decision:
+    async def _decide(self, asked: Mapping[Asked, int]) -> Decision:
         """Who goes where; of those who have to leave for it, each has been of use before.
 
         Or else two models that displace each other would do nothing but that.
         """
         while True:
+            wanted = [one.wanted(size) for one, size in asked.items() if not one.withdrawn]
             decision = self.cluster.deploy(wanted, self._now(), self._rng, self._rules)
             leaving = [self._hosted[key] for key in decision.evictions if key in self._hosted]
             early = [hosted for hosted in leaving if hosted.is_early]
@@ -170,11 +178,13 @@ class Controller:
         self._take_over()
 
     async def stop(self) -> None:
-        """End every replica."""
-        for task in list(self._tasks):
+        """End every replica, and wait for those that are ending."""
+        self.cluster = Cluster()  # nothing that is asked for from now on has a place
+        work = self._tasks - self._ends
+        for task in work:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(hosted.actor.stop() for hosted in self._hosted.values()))
+        await asyncio.gather(*work, return_exceptions=True)
+        await _all(*(hosted.actor.stop() for hosted in self._hosted.values()), *self._ends)
         self._hosted.clear()
 
     async def _size(self, asked: Asked) -> int | str:
@@ -197,7 +207,8 @@ class Controller:
             )
             for deployment in delta.to_create
         }
-        _log(delta, why)
+        for said in delta.steps(why):
+            logger.info("%s", said)
         half = [d.key for d in delta.to_cache if not self._is_loaded(d.key)]
         # Half a model is nothing to keep warm, and nobody's to return.
         self.cluster = decision.cluster.without(half)
@@ -217,7 +228,7 @@ class Controller:
         for deployment in delta.from_cache:
             self._hosted[deployment.key].returns(deployment)
         self._take_over()
-        for node_id, part in _by_node(delta).items():
+        for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
 
     def _host(self, deployment: Deployment, model: Model) -> Hosted:
@@ -332,10 +343,22 @@ class Controller:
 
     def lost(self, hosted: Hosted) -> None:
         """A replica turned out to run nothing more: nothing is left of it, and its place is free."""
-        key = hosted.deployment.key
-        if self._hosted.get(key) is hosted:
-            self._spawn(hosted.actor.stop(), f"end of {hosted.deployment.name}")
-            self._forget(key, EvictedError("its process ended"))
+        if self._hosted.get(hosted.deployment.key) is hosted:
+            self._put_away(hosted.deployment.key, EvictedError("its process ended"))
+
+    def _put_away(self, key: ReplicaKey, why: DeploymentError) -> None:
+        """Have nothing left of a replica that is of no use; who gets its place waits for that."""
+        if (hosted := self._hosted.get(key)) is not None:
+            end = self._spawn(self._end(hosted), f"end of {hosted.deployment.name}")
+            self._ends.add(end)
+            node_id = hosted.deployment.node_id
+            self._spawn(self._wait_for(end, node_id), f"place of {hosted.deployment.name}")
+        self._forget(key, why)
+
+    async def _wait_for(self, end: asyncio.Task[None], node_id: str) -> None:
+        """Have what is asked of a node from now on done after this."""
+        async with self._turns[node_id]:
+            await asyncio.wait([end])
 
     def _forget(self, key: ReplicaKey, why: DeploymentError) -> None:
         hosted = self._hosted.pop(key, None)
@@ -359,6 +382,7 @@ class Controller:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._ends.discard(task)
         if not task.cancelled() and (defect := task.exception()) is not None:
             logger.error("%s failed", task.get_name(), exc_info=defect)
 
@@ -368,47 +392,6 @@ async def _all(*work: Awaitable[None]) -> None:
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             logger.error("a change of a replica failed", exc_info=outcome)
-
-
-def _wanted(asked: Asked, size_bytes: int) -> Wanted:
-    config = asked.model.wanted
-    return Wanted(
-        str(asked.variant),
-        size_bytes,
-        asked.replicas,
-        asked.model.dedicated,
-        _device(config.device),
-    )
-
-
-def _device(device: str | None) -> Device:
-    """What kind of device a torch device's name means."""
-    if device is None or device == "auto":
-        return Device.AUTO
-    return Device.CPU if device == "cpu" else Device.GPU
-
-
-def _by_node(delta: DeploymentDelta) -> Mapping[str, DeploymentDelta]:
-    """The part of the work that each node has."""
-    parts: defaultdict[str, DeploymentDelta] = defaultdict(DeploymentDelta)
-    for field in ("to_delete", "to_cache", "from_cache", "to_create"):
-        for deployment in getattr(delta, field):
-            part = parts[deployment.node_id]
-            parts[deployment.node_id] = replace(
-                part, **{field: (*getattr(part, field), deployment)}
-            )
-    return parts
-
-
-def _log(delta: DeploymentDelta, why: str) -> None:
-    for deployment in delta.to_delete:
-        logger.info("%s is ended: %s", deployment.name, why)
-    for deployment in delta.to_cache:
-        logger.info("%s becomes WARM: %s", deployment.name, why)
-    for deployment in delta.from_cache:
-        logger.info("%s returns to %s", deployment.name, deployment.node_id)
-    for deployment in delta.to_create:
-        logger.info("%s is loaded on %s", deployment.name, deployment.node_id)
 
 
 def _not_loaded(model: Model, generation: str, why: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ndif.cluster.cluster import Cluster
 from ndif.cluster.deployment import Deployment, ReplicaKey
@@ -29,6 +31,23 @@ class DeploymentDelta:
 
     def __bool__(self) -> bool:
         return bool(self.to_delete or self.to_cache or self.from_cache or self.to_create)
+
+    def by_node(self) -> Mapping[str, DeploymentDelta]:
+        """The part of the work that each node has."""
+        parts: defaultdict[str, DeploymentDelta] = defaultdict(DeploymentDelta)
+        for field in ("to_delete", "to_cache", "from_cache", "to_create"):
+            for deployment in getattr(self, field):
+                part = parts[deployment.node_id]
+                more = {field: (*getattr(part, field), deployment)}
+                parts[deployment.node_id] = replace(part, **more)
+        return parts
+
+    def steps(self, why: str) -> Iterator[str]:
+        """What is done to each replica, for the log; `why` some have to go."""
+        yield from (f"{each.name} is ended: {why}" for each in self.to_delete)
+        yield from (f"{each.name} becomes WARM: {why}" for each in self.to_cache)
+        yield from (f"{each.name} returns to {each.node_id}" for each in self.from_cache)
+        yield from (f"{each.name} is loaded on {each.node_id}" for each in self.to_create)
 
 
 def build(before: Cluster, after: Cluster) -> DeploymentDelta:

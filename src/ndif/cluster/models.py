@@ -33,6 +33,8 @@ class Model:
     """What the schedule has it dedicated as, now."""
     deploying: int = 0
     """How many are about to deploy it."""
+    withdrawals: int = 0
+    """How often its operator has taken it away: what was asked for before is not to come."""
     problem: str | None = None
     """Why it could not be deployed when that was last tried."""
 

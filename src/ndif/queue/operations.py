@@ -10,7 +10,6 @@ from typing import Any
 
 from ndif.cluster.asking import Asked, Provided
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import ReplicaKey
 from ndif.cluster.hosted import DeploymentError
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model
@@ -26,6 +25,9 @@ from ndif.schema.variant import Variant
 _EVICTED = "The server's operator has taken {} off the server."
 _HOT = DeploymentLevel.HOT
 _KILLED = "The server's operator has ended this job."
+
+_Gone = tuple[str, str | None]
+"""Model key and replica id of what was evicted; no id where it had yet to have a replica."""
 
 
 class Operations:
@@ -70,7 +72,9 @@ class Operations:
         ]
         models = [self._controller.models.put(config) for config in configs]
         others = [m for m in self._controller.models if m not in models and m.booked is None]
-        gone = [key for m in others if sync for key in await self._evict(m, cold=False)]
+        gone: list[_Gone] = []
+        for other in others if sync else ():
+            gone += await self._evict(other, cold=False)
         if stale := [h.deployment.key for h in self._controller.replicas() if h.model in changed]:
             why = "it is deployed with other settings"
             gone += self._controller.evict(replica_keys=stale, cold=True, why=why)
@@ -206,17 +210,22 @@ class Operations:
         """End the server as SIGTERM does."""
         self._stop()
 
-    async def _evict(self, model: Model, *, cold: bool) -> list[ReplicaKey]:
+    async def _evict(self, model: Model, *, cold: bool) -> list[_Gone]:
         """Take all of a model away, and tell those who wait for it."""
         model.config = replace(model.config, dedicated=False)
+        coming = set(map(str, self._controller.undecided(model)))
+        model.withdrawals += 1
         processors = [p for p in self._dispatcher.processors.values() if p.model is model]
         for processor in processors:
-            await processor.dismiss(_EVICTED.format(repr(model.config.repo_id)))
+            if await processor.dismiss(_EVICTED.format(repr(model.config.repo_id))):
+                coming.add(str(processor.variant))
         variants = [processor.variant for processor in processors]
-        return list(self._controller.evict(variants, cold=cold))
+        gone = self._controller.evict(variants, cold=cold)
+        without = coming - {model_key for model_key, _ in gone}
+        return [*gone, *((model_key, None) for model_key in sorted(without))]
 
     async def _provide(
-        self, asked: Sequence[Asked], *, wait: bool, gone: Sequence[ReplicaKey] = ()
+        self, asked: Sequence[Asked], *, wait: bool, gone: Sequence[_Gone] = ()
     ) -> list[dict[str, Any]]:
         """Have what is asked for; `gone` went before it."""
         provided = await self._controller.deploy(asked) if asked else []
@@ -277,16 +286,16 @@ def _loaded_as(config: DeploymentConfig) -> DeploymentConfig:
     )
 
 
-def _named(key: ReplicaKey) -> dict[str, Any]:
+def _named(key: _Gone) -> dict[str, Any]:
     return {"model_key": key[0], "replica_id": key[1]}
 
 
-def _told(asked: Asked, provided: Provided, gone: Sequence[ReplicaKey]) -> dict[str, Any]:
+def _told(asked: Asked, provided: Provided, gone: Sequence[_Gone]) -> dict[str, Any]:
     evicted = dict.fromkeys((*gone, *provided.evicted))
     return {
         "repo_id": asked.model.config.repo_id,
         "generation": asked.generation,
         "replicas": list(provided.replica_ids),
         "evicted": [{"model": model, "replica_id": replica} for model, replica in evicted],
-        "problem": asked.model.problem,
+        "problem": provided.problem if asked.withdrawn else asked.model.problem,
     }

@@ -200,10 +200,12 @@ class Processor:
                 return True
         return False
 
-    async def dismiss(self, reason: str) -> None:
-        """Tell everybody who waits that it is in vain."""
-        for waiting in self.line.remove_all(lambda _: True):
+    async def dismiss(self, reason: str) -> int:
+        """Tell everybody who waits that it is in vain; how many they were."""
+        dismissed = self.line.remove_all(lambda _: True)
+        for waiting in dismissed:
             await self._finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
+        return len(dismissed)
 
     # Replicas
 
@@ -232,17 +234,20 @@ class Processor:
         if not self.line:
             return
         alone = not len(self.replicas)
+        asked = Asked(self.model, self.variant.generation, self._needed)
         self._provisioning = True
         try:
             if alone:
                 await self._updates.everybody(
                     Status.PROVISIONING, "A replica is being set up for your model."
                 )
-            asked = Asked(self.model, self.variant.generation, self._needed)
             (provided,) = await self._controller.deploy([asked])
             self.adopt(provided.replica_ids)
         finally:
             self._provisioning = False
+        if asked.withdrawn:
+            self._short.set()  # who is in line now has come since
+            return
         if provided.problem is not None:
             logger.warning("%s", provided.problem)
             self._peak.refused = True
