@@ -1,4 +1,4 @@
-"""The fleet: where replicas can be, and what makes one there. This machine, or the nodes of a Ray cluster."""
+"""The fleet: where replicas can be, and what makes one there: this machine, or a Ray cluster's nodes."""
 
 from __future__ import annotations
 
