@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ndif.stores.objects import ObjectStoreError
+from ndif.stores.objects import ObjectStoreError, Upload
 from ndif.stores.objects.s3 import S3Store
 from ndif.stores.objects.s3_address import S3Address
 from tests.on_loop import on_loop
@@ -34,7 +34,7 @@ def address(s3: SwiftServer) -> S3Address:
     return S3Address(s3.url, s3.url, ACCESS_KEY, SECRET_KEY, f"test-{uuid.uuid4()}")
 
 
-def filled(store: S3Store, content: bytes):
+def filled(store: S3Store, content: bytes) -> Upload:
     upload = store.create()
     os.truncate(upload.fileno(), len(content))
     os.pwrite(upload.fileno(), content, 0)
@@ -109,9 +109,8 @@ async def test_a_large_result_is_sent_from_the_memory_it_lies_in(address: S3Addr
     store = S3Store(address, LONG_S)
     key, size = result_key(), 64 * MIB
     upload = store.create()
-    with open("/dev/urandom", "rb") as noise:  # noqa: ASYNC230
-        for _ in range(64):
-            os.write(upload.fileno(), noise.read(MIB))
+    for _ in range(64):
+        os.write(upload.fileno(), os.urandom(MIB))
     before = peak = own_memory()
     committing = asyncio.create_task(upload.commit(key))
     while not committing.done():
@@ -182,7 +181,7 @@ async def test_several_servers_sweep_one_bucket(
     address: S3Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brief, lasting = S3Store(address, 1.0), S3Store(address, LONG_S)
-    old = [result_key() for _ in range(25)] + [response_key() for _ in range(5)]
+    old = [result_key() for _ in range(8)] + [response_key() for _ in range(3)]
     waiting, foreign = request_key(), "results/thesis.pt"
     for key in (*old, waiting, foreign):
         await brief.put(key, b"1")
@@ -365,7 +364,9 @@ async def test_a_certificate_is_looked_at_unless_it_is_not_to_be(
             for verify in (True, False, certificate)
         ]
         key, content = result_key(), os.urandom(20 * MIB)
-        with pytest.raises(ObjectStoreError, match="cannot be reached: UnknownIssuer"):
+        with pytest.raises(
+            ObjectStoreError, match=r"not trusted .UnknownIssuer.; see NDIF_OBJECT_STORE_VERIFY"
+        ):
             await stores[0].put(key, b"1")
         for store in stores[1:]:
             await store.put(key, content)
@@ -377,5 +378,5 @@ def test_authorities_that_cannot_be_read_are_told(address: S3Address, tmp_path: 
     for file in (tmp_path / "missing.pem", tmp_path / "nonsense.pem"):
         if file.stem == "nonsense":
             file.write_text("no certificate")
-        with pytest.raises(ObjectStoreError, match="cannot be used"):
+        with pytest.raises(ObjectStoreError, match=r"cannot be used"):
             S3Store(dataclasses.replace(address, verify=file), LONG_S)

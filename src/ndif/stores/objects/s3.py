@@ -77,7 +77,7 @@ class S3Store:
         """`writing_s`, `reading_s`: how long a store that is away is tried again.
 
         Raises:
-            ObjectStoreError: if its file of authorities cannot be read.
+            ObjectStoreError: if its file of authorities cannot be read, or holds none.
         """
         self.ttl_s = ttl_s
         self._address = address
@@ -85,7 +85,7 @@ class S3Store:
             self._writing = address.bucket_at(address.url, writing_s)
             self._reading = address.bucket_at(address.url, reading_s, large_answers=True)
             self._public = address.bucket_at(address.public_url, 0)
-        except (BaseError, OSError) as error:
+        except (BaseError, OSError, ValueError) as error:
             raise ObjectStoreError(
                 f"the object store at {address.url} cannot be used: {error}"
             ) from error
