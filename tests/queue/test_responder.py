@@ -24,7 +24,7 @@ class FlakyStore(FileStore):
 
     away = False
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         if self.away:
             raise ObjectStoreError("the object store at http://10.0.0.1 cannot be reached: gone")
         await super().put(key, content)

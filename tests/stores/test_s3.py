@@ -204,7 +204,7 @@ async def test_a_sweeper_goes_on_when_the_store_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gone = f"http://127.0.0.1:{free_port()}"
-    store = S3Store(S3Address(gone, gone, "a", "b"), 1.0, reading_s=0.1)
+    store = S3Store(S3Address(gone, gone, "a", "b"), 1.0, hurried_s=0.1)
     with caplog.at_level(logging.WARNING):
         await store.start()
         while len(caplog.messages) < 2:  # noqa: ASYNC110 - nothing tells of a message
@@ -238,13 +238,14 @@ async def test_what_is_stored_waits_for_a_store_that_is_away(
 async def test_a_store_that_stays_away_is_an_error_that_says_so(
     s3: SwiftServer, address: S3Address
 ) -> None:
-    store = S3Store(address, LONG_S, writing_s=1, reading_s=0.5)
+    store = S3Store(address, LONG_S, patience_s=1, hurried_s=0.5)
     away = rf"^the object store at {re.escape(s3.url)} cannot be reached: "
     with s3.away():
         upload = filled(store, bytes(20 * MIB))
         for failing in (
             store.get(result_key()),
             store.put(result_key(), b"1"),
+            store.put(result_key(), b"1", soon=True),
             upload.commit(result_key()),
             store.delete(result_key()),
             store.sweep(),
@@ -255,14 +256,15 @@ async def test_a_store_that_stays_away_is_an_error_that_says_so(
 
 
 @on_loop
-async def test_reading_does_not_wait_for_a_store_that_is_silent(
+async def test_what_is_hurried_does_not_wait_for_a_store_that_is_silent(
     s3: SwiftServer, address: S3Address
 ) -> None:
-    store = S3Store(address, LONG_S, reading_s=0.5)
+    store = S3Store(address, LONG_S, hurried_s=0.5)
     s3.pause()
     try:
-        with pytest.raises(ObjectStoreError, match="does not answer in time"):
-            await store.get(result_key())
+        for failing in (store.get(result_key()), store.put(result_key(), b"1", soon=True)):
+            with pytest.raises(ObjectStoreError, match="does not answer in time"):
+                await failing
     finally:
         s3.resume()
 
@@ -287,7 +289,7 @@ async def test_what_is_wrong_is_said_in_a_sentence(
     s3: SwiftServer, address: S3Address, wrong: dict[str, str], said: str
 ) -> None:
     wrong = {name: value.format(port=s3.port) for name, value in wrong.items()}
-    store = S3Store(dataclasses.replace(address, **wrong), LONG_S, writing_s=0.5, reading_s=0.5)
+    store = S3Store(dataclasses.replace(address, **wrong), LONG_S, patience_s=0.5, hurried_s=0.5)
     with pytest.raises(ObjectStoreError, match=said) as told:
         await store.put(result_key(), b"1")
     text = str(told.value)
@@ -359,7 +361,7 @@ async def test_a_certificate_is_looked_at_unless_it_is_not_to_be(
             S3Store(
                 dataclasses.replace(address, url=url, public_url=url, verify=verify),
                 LONG_S,
-                writing_s=0.5,
+                patience_s=0.5,
             )
             for verify in (True, False, certificate)
         ]
