@@ -39,7 +39,12 @@ class RayNode:
 
     def start(self) -> None:
         """Start it, and return once it is part of its cluster."""
+        self._log.unlink(missing_ok=True)  # it says there when that is so
         self._process.start()
+
+    def log(self) -> str:
+        """The end of what it said."""
+        return self._process.log()
 
     def stop(self) -> None:
         """End it in good order; nothing if it has ended."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import ray
 from ray.exceptions import RayError
@@ -77,7 +78,9 @@ class RayCluster:
         self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
 
     async def _connect(self) -> None:
+        logging.getLogger("ray").setLevel(logging.ERROR)
         try:
+            await self._knock()
             await aside(
                 lambda: ray.init(
                     self._address,
@@ -98,8 +101,21 @@ class RayCluster:
             with contextlib.suppress(Exception):
                 await aside(ray.shutdown)
             raise ClusterError(
-                f"the Ray cluster at {self._address} cannot be reached: {error}"
+                f"the Ray cluster at {self._address} cannot be reached: {error or 'no answer'}"
             ) from error
+
+    async def _knock(self) -> None:
+        """See that somebody listens: where nobody does, Ray says so after half a minute.
+
+        Raises:
+            OSError: if nobody does.
+        """
+        parts = urlsplit(self._address if "//" in self._address else f"//{self._address}")
+        if parts.hostname is None or parts.port is None:  # `auto`
+            return
+        connecting = asyncio.open_connection(parts.hostname, parts.port)
+        _, writer = await asyncio.wait_for(connecting, _PATIENCE_S)
+        writer.close()
 
     async def close(self) -> None:
         """Leave the cluster; its replicas stay."""

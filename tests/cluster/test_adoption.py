@@ -1,0 +1,246 @@
+"""Which replicas a controller takes over that another left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ndif.cluster.adoption import adopt
+from ndif.cluster.asking import Asked, Living, Measured
+from ndif.cluster.cluster import Cluster
+from ndif.cluster.controller import Controller
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.hosted import State
+from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.models import Models
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.host.port import ActorError, Progress, Respond
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.variant import Variant
+from tests.on_loop import on_loop
+
+HOT, WARM = DeploymentLevel.HOT, DeploymentLevel.WARM
+MINE = DeploymentConfig("a/mine", "a/mine", dedicated=True)
+THEIRS = DeploymentConfig("a/theirs", "a/theirs")
+
+
+class Quiet:
+    """A replica that is where it is."""
+
+    def __init__(self, *, starts: bool = True) -> None:
+        self.ended = asyncio.Event()
+        self.model: Mapping[str, Any] = {"repo_id": "A/Theirs"}
+        self.began = asyncio.Event()
+        self._starts = starts
+
+    async def start(self, progress: Progress) -> None:
+        self.began.set()
+        if not self._starts:
+            raise ActorError("it is broken")
+
+    async def to_cache(self) -> None: ...
+
+    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None: ...
+
+    async def stop(self) -> None:
+        self.ended.set()
+
+    async def __call__(self, request: Request, respond: Respond) -> Response:
+        raise NotImplementedError
+
+    def cancel(self, reason: str) -> None: ...
+
+
+def node(name: str = "n", gpus: tuple[int, ...] = (100, 100), cpu: int = 200) -> Node:
+    return Node(name, name, Resources.of(gpus, cpu, 1.0))
+
+
+def living(
+    config: DeploymentConfig = THEIRS,
+    replica_id: str = "r",
+    level: DeploymentLevel = HOT,
+    *,
+    is_loaded: bool = True,
+    actor: Quiet | None = None,
+    **more: Any,
+) -> Living:
+    gpus = {"gpu_mem_bytes_by_id": {0: 100} if level is HOT else {}}
+    deployment = Deployment(
+        **{
+            "model_key": str(Variant(config.key, "0.8")),
+            "replica_id": replica_id,
+            "node_id": "n",
+            "level": level,
+            "size_bytes": 60,
+            "deployed": 7.0,
+            **gpus,
+            **more,
+        }
+    )
+    return Living(deployment, config, actor or Quiet(), is_loaded)
+
+
+def test_it_is_in_the_books_as_it_was() -> None:
+    models = Models([MINE])
+    found = [
+        living(THEIRS, level=WARM),
+        living(MINE, gpu_mem_bytes_by_id={1: 60}),
+        living(THEIRS, "s", on_cpu=True, gpu_mem_bytes_by_id={}),
+    ]
+    adoption = adopt(Cluster.of(node()), models, found)
+    assert not adoption.dropped
+    books = {(d.model_key, d.replica_id): d for d in adoption.cluster.replicas()}
+    mine = books[str(Variant(MINE.key, "0.8")), "r"]
+    assert (mine.dedicated, mine.deployed, mine.gpu_memory_fraction) == (True, 7.0, 0.6)
+    assert {d.level for d in books.values() if d is not mine} == {HOT, WARM}
+    resources = adoption.cluster.nodes["n"].resources
+    assert (resources.free_gpu_bytes, resources.free_cpu_bytes) == ((100, 40), 80)
+
+
+def test_a_whole_gpu_is_no_share_of_one() -> None:
+    adoption = adopt(Cluster.of(node()), Models(), [living()])
+    assert next(adoption.cluster.replicas()).gpu_memory_fraction is None
+
+
+def test_a_model_that_nobody_knew_is_one_that_a_user_asked_for() -> None:
+    models = Models()
+    config = replace(THEIRS, dedicated=True)
+    adopt(Cluster.of(node()), models, [living(config)])
+    (model,) = models
+    assert (model.key, model.on_demand, model.dedicated) == (THEIRS.key, True, False)
+    assert models.admit(THEIRS.key, hotswapping=True) is model
+
+
+def test_what_has_no_place() -> None:
+    models = Models([MINE, replace(THEIRS, dtype="float16")])
+    without = living(DeploymentConfig("a/b", "a/b"), "without", node_id="gone")
+    other_gpus = living(DeploymentConfig("a/c", "a/c"), "gpus", gpu_mem_bytes_by_id={5: 1})
+    too_large = living(DeploymentConfig("a/d", "a/d"), "large", WARM, size_bytes=1000)
+    changed = living(THEIRS, "changed")
+    another_name = living(replace(MINE, task="fill-mask"), "named")
+    kept = living(MINE, "kept")
+    twice = living(MINE, "kept", gpu_mem_bytes_by_id={1: 1})
+    found = [without, other_gpus, too_large, changed, another_name, kept, twice]
+    adoption = adopt(Cluster.of(node()), models, found)
+    assert [one.deployment.replica_id for one, *_ in adoption.kept] == ["kept"]
+    assert len(adoption.dropped) == len(found) - 1
+    assert [d.replica_id for d in adoption.cluster.replicas()] == ["kept"]
+    # Nobody remembers a model for what was dropped.
+    assert len(list(models)) == 2
+
+
+def test_those_that_serve_come_first() -> None:
+    cached = living(MINE, "warm", WARM, size_bytes=150)
+    serving = living(THEIRS, "hot", on_cpu=True, gpu_mem_bytes_by_id={}, size_bytes=100)
+    adoption = adopt(Cluster.of(node()), Models([MINE]), [cached, serving])
+    assert adoption.dropped == (cached,)
+
+
+# Carried out
+
+
+class Fleet:
+    """Nodes that come and go."""
+
+    def __init__(self) -> None:
+        self.nodes = [node("n"), node("m")]
+        self.made: list[Quiet] = []
+        self.broken_on: set[str] = set()
+
+    async def discover(self) -> list[Node]:
+        return self.nodes
+
+    def make_actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> Quiet:
+        gone = place.node_id in self.broken_on
+        if gone:
+            self.nodes = [one for one in self.nodes if one.id not in self.broken_on]
+        self.made.append(Quiet(starts=not gone))
+        return self.made[-1]
+
+
+@contextlib.asynccontextmanager
+async def controlling(fleet: Fleet, *configs: DeploymentConfig) -> AsyncIterator[Controller]:
+    async def measure(config: DeploymentConfig, generation: str) -> Measured:
+        return Measured(60)
+
+    controller = Controller(Models(configs), fleet.make_actor, measure, fleet.discover)
+    await controller.discover()
+    yield controller
+    await controller.stop()
+
+
+@on_loop
+async def test_they_serve_at_once_and_are_watched() -> None:
+    async with controlling(Fleet()) as controller:
+        actor, other = Quiet(), Quiet()
+        found = [
+            living(actor=actor),
+            living(MINE, level=WARM),
+            living(THEIRS, "gone", node_id="gone", actor=other),
+        ]
+        hot, warm = controller.adopt(found)
+        assert (hot.state, warm.state) == (State.RUNNING, State.NOT_STARTED)
+        assert warm.is_loaded
+        assert hot.model.config.repo_id == "A/Theirs"
+        assert not hot.is_early
+        await hot.up()
+        await asyncio.wait_for(other.ended.wait(), 5)
+        left: list[str] = []
+        controller.on_leave = lambda key, why: left.append(why)
+        actor.ended.set()
+        while controller.replicas() != [warm]:
+            await asyncio.sleep(0)
+        assert left == ["its process ended"]
+        assert [d.level for d in controller.cluster.replicas()] == [WARM]
+
+
+@on_loop
+async def test_one_that_is_being_loaded_goes_on() -> None:
+    async with controlling(Fleet()) as controller:
+        actor, broken = Quiet(), Quiet(starts=False)
+        loading, failing = controller.adopt(
+            [
+                living(actor=actor, is_loaded=False),
+                living(MINE, actor=broken, is_loaded=False, gpu_mem_bytes_by_id={1: 60}),
+            ]
+        )
+        assert loading.state is State.DEPLOYING
+        await loading.up()
+        assert loading.serving
+        await asyncio.wait_for(broken.ended.wait(), 5)
+        assert failing not in controller.replicas()
+
+
+@on_loop
+async def test_who_leaves_lets_them_live() -> None:
+    async with controlling(Fleet()) as controller:
+        actor = Quiet()
+        controller.adopt([living(actor=actor)])
+        await controller.leave()
+        assert not actor.ended.is_set()
+        assert controller.replicas() == []
+
+
+@on_loop
+async def test_a_model_does_not_answer_for_a_node_that_is_gone() -> None:
+    fleet = Fleet()
+    fleet.broken_on = {"n", "m"}
+    async with controlling(fleet, THEIRS) as controller:
+        (model,) = controller.models
+        fleet.broken_on = {"n"}
+        fleet.nodes = [node("n"), node("m", gpus=(), cpu=10)]  # it has to go where nothing will be
+        await controller.discover()
+        (provided,) = await controller.deploy([Asked(model, "0.8", 1)])
+        hosted = controller.hosted(Variant(model.key, "0.8"), provided.replica_ids[0])
+        assert hosted is not None
+        with contextlib.suppress(Exception):
+            await hosted.up()
+        assert model.problem is None
+        assert list(controller.cluster.nodes) == ["m"]
+        assert controller.replicas() == []

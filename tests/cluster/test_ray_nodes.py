@@ -1,0 +1,64 @@
+"""What a node declares to Ray, and what is read of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ndif.cluster.ray_nodes import HEAD, declaration, nodes_of, resources_of
+from ndif.cluster.resources import Resources
+
+GIB = 1 << 30
+
+
+def entry(name: str, resources: dict[str, float], *, alive: bool = True) -> dict[str, Any]:
+    """As `ray.nodes()` has it."""
+    own = {"CPU": 8.0, "memory": 1e9, "object_store_memory": 1e8, "node:10.0.0.1": 1.0}
+    return {
+        "NodeID": f"id-of-{name}",
+        "NodeName": name,
+        "NodeManagerAddress": "10.0.0.1",
+        "Alive": alive,
+        "Resources": own | resources,
+    }
+
+
+@given(
+    st.lists(st.integers(1, 1 << 40), max_size=16),
+    st.integers(0, 1 << 44),
+)
+def test_what_is_declared_is_what_is_read(gpus: list[int], cpu: int) -> None:
+    resources = Resources.of(gpus, cpu, 1.0)
+    # Ray keeps numbers as floats, and no nothings.
+    kept = {name: float(size) for name, size in declaration(resources).items() if size}
+    read = resources_of(kept)
+    assert read == (resources if gpus or cpu else None)
+
+
+def test_a_part_of_the_memory_is_left_to_the_machine_by_the_machine() -> None:
+    declared = declaration(Resources.of([80 * GIB], 100 * GIB, 0.5))
+    assert declared == {"ndif_cpu_memory": 50 * GIB, "ndif_gpu_0": 80 * GIB}
+
+
+def test_nodes_that_live_and_offer_something() -> None:
+    offered = declaration(Resources.of([GIB, 2 * GIB], 3 * GIB, 1.0))
+    table = [
+        entry("head", dict(HEAD)),
+        entry("one", offered),
+        entry("gone", offered, alive=False),
+        entry("a head that serves", {**HEAD, "ndif_cpu_memory": 5.0}),
+        entry("", {"ndif_gpu_0": 7.0}),
+    ]
+    one, serving, nameless = nodes_of(table)
+    assert (one.id, one.name) == ("id-of-one", "one")
+    assert (one.resources.gpu_bytes, one.resources.cpu_bytes) == ((GIB, 2 * GIB), 3 * GIB)
+    assert serving.resources.cpu_bytes == 5
+    assert (nameless.name, nameless.resources.gpu_bytes) == ("10.0.0.1", (7,))
+
+
+@pytest.mark.parametrize("declared", [{}, {"CPU": 4.0}, {"head": 1.0}, {"ndif_gpu_1": 5.0}])
+def test_a_node_of_others(declared: dict[str, float]) -> None:
+    assert resources_of(declared) is None
