@@ -18,7 +18,6 @@ from ndif.stores.objects import ObjectStore, ObjectStoreError
 logger = logging.getLogger(__name__)
 
 _CALLBACK_TIMEOUT_S = 10.0
-_UPDATE_PATIENCE_S = 5.0
 
 
 class Responder:
@@ -57,17 +56,14 @@ class Responder:
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Have the client's next poll find this."""
+        key = f"responses/{request.id}.json"
         content = json.dumps(wires.fields(request, response)).encode()
-        keeping = self._objects.put(f"responses/{request.id}.json", content)
-        if response.status.terminal:
-            await keeping
-            return
         try:
-            await asyncio.wait_for(keeping, _UPDATE_PATIENCE_S)
-        except (ObjectStoreError, asyncio.TimeoutError) as error:
-            if response.status is Status.RECEIVED:  # without it a job could not be asked for
-                raise ObjectStoreError(str(error) or "the object store is slow") from error
-            # The job goes on; its next update says more than this one.
+            await self._objects.put(key, content, soon=not response.status.terminal)
+        except ObjectStoreError as error:
+            # Without its first response a job cannot be asked for, without its last it has no end.
+            if response.status.terminal or response.status is Status.RECEIVED:
+                raise
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
 
 

@@ -44,6 +44,7 @@ class S3Address:
 
         Raises:
             OSError: if the file of authorities cannot be read.
+            ValueError: if it holds none.
             obstore.exceptions.BaseError: if the address is none.
         """
         return Bucket(
