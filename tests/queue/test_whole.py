@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -632,6 +633,64 @@ def test_a_store_that_fails_costs_nobody_else_anything(tmp_path: Path) -> None:
             for model in ("a/a", "no/such"):
                 (response,) = await world.until_ended(await world.send(model))
                 assert response.status is (Status.COMPLETED if model == "a/a" else Status.ERROR)
+
+    run(main())
+
+
+class SlowStore(FileStore):
+    """A store that takes its time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 3600)
+        self.stored: list[dict[str, Any]] = []
+
+    async def put(self, key: str, content: bytes) -> None:
+        await asyncio.sleep(5)
+        self.stored.append(json.loads(content))
+
+
+def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SlowStore(tmp_path)
+        async with World(tmp_path, {"a/a": 40}, store=store) as world:
+            await world.until_ended(await world.send("a/a"))
+            job = await world.send("a/a", 10.0, polled=True)
+            await asyncio.sleep(22)  # told its place in the line, sent to a replica, run
+            assert world.operations.queue()["models"][0]["running"][0]["request_id"] == job
+            assert not await world.operations.kill(job)
+            await asyncio.sleep(10)
+            assert [told["status"] for told in store.stored][-1] == "COMPLETED"
+
+    run(main())
+
+
+def test_a_job_that_is_killed_before_its_replica_has_it_does_not_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SlowStore(tmp_path)
+        async with World(tmp_path, {"a/a": 40}, store=store) as world:
+            await world.until_ended(await world.send("a/a"))
+            job = await world.send("a/a", 1000.0, polled=True)
+            await asyncio.sleep(8)  # it is told that it is sent to a replica
+            assert world.operations.queue()["models"][0]["running"][0]["request_id"] == job
+            assert await world.operations.kill(job)
+            await asyncio.sleep(10)
+            assert [told["status"] for told in store.stored] == ["QUEUED", "DISPATCHED", "ERROR"]
+            assert "operator has ended this job" in store.stored[-1]["description"]
+
+    run(main())
+
+
+def test_a_job_that_is_killed_does_not_run_again_when_its_replica_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            await world.until_ended(await world.send("a/a"))
+            job = await world.send("a/a", 1000.0)
+            await asyncio.sleep(5)
+            (actor,) = world.actors.values()
+            actor.cancel = lambda _: actor.die()  # type: ignore[method-assign]
+            assert await world.operations.kill(job)
+            (response,) = await world.until_ended(job)
+            assert "operator has ended this job" in response.description
 
     run(main())
 

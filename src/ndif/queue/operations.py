@@ -174,7 +174,7 @@ class Operations:
         return [_named(key) for key in keys]
 
     async def kill(self, request_id: str) -> bool:
-        """End a request that waits or runs; False if there is none of that id."""
+        """End a request that waits or runs; False if none of that id does."""
         return await self._dispatcher.cancel(request_id, _KILLED)
 
     def status(self) -> dict[str, Any]:
