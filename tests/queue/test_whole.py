@@ -22,6 +22,7 @@ from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources
 from ndif.cluster.rules import Rules
 from ndif.cluster.schedule_source import ScheduleSource
+from ndif.cluster.status import for_clients
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.queue.autoscale import Bounds
 from ndif.queue.dispatcher import Dispatcher
@@ -137,6 +138,8 @@ class World:
     """A server without its gateway."""
 
     kind = Replica
+    missing = ""
+    """A generation for which nothing can be loaded."""
 
     def __init__(
         self,
@@ -199,6 +202,8 @@ class World:
         await asyncio.sleep(1)
         if config.repo_id not in self.sizes:
             raise ActorError("there is no such repository")
+        if generation == self.missing:
+            raise ActorError("that is not installed")
         return Measured(self.sizes[config.repo_id])
 
     async def _discover(self) -> list[Node]:
@@ -557,6 +562,30 @@ def test_a_dedicated_model_that_is_broken_is_tried_less_and_less(tmp_path: Path)
             await asyncio.sleep(3600)
             assert 3 <= len(world.actors) <= 12
             assert "could not be loaded" in world.operations.status()["problems"][0]
+
+    run(main())
+
+
+def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            world.missing = "0.7"
+            (older,) = await world.until_ended(await world.send("a/a", generation="0.7"))
+            (newer,) = await world.until_ended(await world.send("a/a"))
+            assert older.status is Status.ERROR
+            assert newer.status is Status.COMPLETED
+            status = world.operations.status()
+            problems = {each["generation"]: each["problem"] for each in status["models"]}
+            assert problems == {"0.8": None, "0.7": older.description}
+            assert status["problems"] == [older.description]
+            (entry,) = for_clients(world.controller.models, world.of("a/a"))["deployments"].values()
+            assert entry["runtimes"] == {"0.7": "UNHEALTHY", "0.8": "RUNNING"}
+            assert entry["application_state"] == "RUNNING"
+
+            world.missing = ""
+            (older,) = await world.until_ended(await world.send("a/a", generation="0.7"))
+            assert older.status is Status.COMPLETED
+            assert world.operations.status()["problems"] == []
 
     run(main())
 

@@ -297,5 +297,7 @@ def _told(asked: Asked, provided: Provided, gone: Sequence[_Gone]) -> dict[str, 
         "generation": asked.generation,
         "replicas": list(provided.replica_ids),
         "evicted": [{"model": model, "replica_id": replica} for model, replica in evicted],
-        "problem": provided.problem if asked.withdrawn else asked.model.problem,
+        "problem": provided.problem
+        if asked.withdrawn
+        else asked.model.problems.get(asked.generation),
     }
