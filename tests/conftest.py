@@ -16,6 +16,8 @@ from tests.clients.harness import NDIF, Client, LocalServer
 from tests.serving import serving
 from tests.tiny_models import make_adapter, make_gpt2
 
+pytest_plugins = ["tests.services.fixtures"]
+
 CACHE = Path(__file__).parent.parent / ".cache"
 NAME = "test-org/tiny-gpt2"
 ADAPTER = "test-org/tiny-adapter"

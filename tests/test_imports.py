@@ -17,6 +17,8 @@ from tests.clients.harness import NDIF
 
 SOURCE = Path(ndif.__file__).parent
 
+# An engine of several machines is imported by the one room that speaks to it, where it is asked for.
+ENGINES = {"stores/objects/s3": "obstore", "stores/broker/redis": "redis", "cluster/ray": "ray"}
 HEAVY = ("torch", "transformers", "nnsight", "ray", "redis", "obstore")
 SERVING = ("starlette", "pydantic", "uvicorn", "socketio")
 DANGEROUS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch", "joblib")
@@ -201,6 +203,8 @@ def test_the_control_plane_unpickles_nothing() -> None:
             continue  # it is entered in runners alone
         checked += 1
         roots = {name.partition(".")[0] for name in imports_of(file)}
+        room = file.relative_to(SOURCE).as_posix()
+        roots -= {engine for path, engine in ENGINES.items() if room.startswith(path)}
         assert roots.isdisjoint(HEAVY), file
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ndif.cluster.resources import parse_gpus
@@ -40,6 +41,23 @@ class Settings(BaseSettings):
     )
     result_ttl_s: float = Field(
         default=7200, gt=0, description="Seconds that results and their signed URLs live."
+    )
+    object_store_url: str = Field(
+        default="",
+        description="An S3 server for results, like https://s3.example.org. Empty: files of this machine.",
+    )
+    object_store_public_url: str = Field(
+        default="", description="The same server as clients reach it, where that is elsewhere."
+    )
+    object_store_access_key: str = Field(default="", description="Its access key.")
+    object_store_secret_key: SecretStr = Field(default=SecretStr(""), description="Its secret key.")
+    object_store_bucket: str = Field(
+        default="ndif", min_length=3, description="Its bucket, which is made if it is not there."
+    )
+    object_store_region: str = Field(default="us-east-1", description="Its region.")
+    object_store_verify: bool | FilePath = Field(
+        default=True,
+        description="Of its certificate: true, false, or a file of the authorities that may sign it.",
     )
     execution_timeout_seconds: float = Field(
         default=3600, gt=0, description="A request that runs longer is ended."
@@ -187,6 +205,25 @@ class Settings(BaseSettings):
         if text:
             size(text)
         return text
+
+    @field_validator("object_store_url", "object_store_public_url")
+    @classmethod
+    def _names_a_server(cls, text: str) -> str:
+        parts = urlsplit(text)
+        if text and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError(f"{text!r} is not like http://host:port or https://host")
+        if parts.username or parts.query:
+            raise ValueError("keys do not belong into an address")
+        return text.rstrip("/")
+
+    @model_validator(mode="after")
+    def _keys_of_the_store(self) -> Settings:
+        keys = (self.object_store_access_key, self.object_store_secret_key.get_secret_value())
+        if self.object_store_url and not all(keys):
+            raise ValueError(
+                "NDIF_OBJECT_STORE_URL needs NDIF_OBJECT_STORE_ACCESS_KEY and NDIF_OBJECT_STORE_SECRET_KEY"
+            )
+        return self
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Settings:

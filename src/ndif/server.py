@@ -29,6 +29,7 @@ from ndif.gateway.admin import Admin
 from ndif.gateway.app import gateway
 from ndif.gateway.health import Health
 from ndif.gateway.hub import Hub, HubModel
+from ndif.gateway.responses import Responses
 from ndif.gateway.results import Results
 from ndif.gateway.socket_io import SocketIo
 from ndif.gateway.submit import Submit
@@ -51,7 +52,7 @@ from ndif.schema.operation import OperationError
 from ndif.schema.quantities import size
 from ndif.stores.accounts import Accounts, FileAccounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
-from ndif.stores.objects import FileStore
+from ndif.stores.objects import FileStore, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Server:
         self._places = places
         self._node: Node | None = None
         self._has_gpus = False
-        self._objects = FileStore(results, settings.result_ttl_s)
+        self._objects = open_store(settings, results)
         self._broker = MemoryBroker()
         self._runtimes = runtimes or Runtimes(settings.runtimes)
         self._weights = Weights()
@@ -123,7 +124,9 @@ class Server:
         routes = [
             *submit.routes(),
             *Subscribe(self._broker).routes(),
-            *Results(self._objects).routes(),
+            *Responses(self._objects).routes(),
+            # From another store clients fetch their results themselves.
+            *(Results(self._objects).routes() if isinstance(self._objects, FileStore) else ()),
             *health.routes(),
             *(Admin(self.operations, token, settings).routes() if token else ()),
         ]

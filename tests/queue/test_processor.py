@@ -95,7 +95,7 @@ class Line:
 
     async def join(self, user: str = "", *, polled: bool = False) -> Client:
         """A client that sends one request and waits for it."""
-        channel = None if polled else self.broker.subscribe()
+        channel = None if polled else await self.broker.subscribe()
         request = Request(
             model=MODEL,
             generation="0.8",
@@ -133,9 +133,9 @@ class Client:
                 return response
             assert not response.status.terminal, response
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         assert self.channel is not None
-        self.channel.close()
+        await self.channel.close()
 
     async def polls(self) -> dict[str, Any]:
         content = await self.store.get(f"responses/{self.request.id}.json")
@@ -684,7 +684,7 @@ async def test_a_client_that_left_while_it_waited_is_skipped(tmp_path: Path) -> 
     async with a_line(tmp_path, gate) as line:
         first, gone, third = [await line.join() for _ in range(3)]
         await gate.began.get()
-        gone.leave()
+        await gone.leave()
         gate.let_end(3)
         await first.hears(Status.COMPLETED)
         await third.hears(Status.COMPLETED)
@@ -704,7 +704,7 @@ async def test_a_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None
     async with a_line(tmp_path, act) as line:
         gone, waiting = await line.join(), await line.join()
         await began.wait()
-        gone.leave()
+        await gone.leave()
         await waiting.hears(Status.COMPLETED)
         assert line.ran == [gone.request.id, waiting.request.id]
 
@@ -718,7 +718,7 @@ async def test_leaving_after_the_end_cancels_nobody_elses_job(tmp_path: Path) ->
         await first.hears(Status.COMPLETED)
         await gate.began.get()
         await gate.began.get()
-        first.leave()
+        await first.leave()
         await asyncio.sleep(OFTEN_S)
         assert line.replicas[0].cancelled.empty()
         gate.let_end()
@@ -818,7 +818,7 @@ async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
     dispatcher = Dispatcher(controller, broker, Responder(broker, store))
     dispatcher.start()
     try:
-        channel = broker.subscribe()
+        channel = await broker.subscribe()
         requests = [
             Request(MODEL, generation, Wire.ENVELOPE, b"", False, "", session=channel.session)
             for generation in ("0.8", "0.7", "0.8")

@@ -188,7 +188,6 @@ class World:
         self.operations = Operations(
             self.controller, self.dispatcher, self.upkeep, lambda: ["0.8", "0.7"], lambda: None
         )
-        self._channel = self.broker.subscribe()
         self._tasks: list[asyncio.Task[None]] = []
 
     def now(self) -> datetime:
@@ -212,6 +211,7 @@ class World:
     async def __aenter__(self) -> World:
         await self.controller.discover()
         self.dispatcher.start()
+        self._channel = await self.broker.subscribe()
         self._tasks = [asyncio.create_task(self._listen())]
         return self
 
@@ -674,7 +674,7 @@ class SlowStore(FileStore):
         self.stored: list[dict[str, Any]] = []
 
     async def put(self, key: str, content: bytes) -> None:
-        await asyncio.sleep(5)
+        await asyncio.sleep(4)
         self.stored.append(json.loads(content))
 
 
@@ -684,7 +684,7 @@ def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
         async with World(tmp_path, {"a/a": 40}, store=store) as world:
             await world.until_ended(await world.send("a/a"))
             job = await world.send("a/a", 10.0, polled=True)
-            await asyncio.sleep(22)  # told its place in the line, sent to a replica, run
+            await asyncio.sleep(20)  # told its place in the line, sent to a replica, run
             assert world.operations.queue()["models"][0]["running"][0]["request_id"] == job
             assert not await world.operations.kill(job)
             await asyncio.sleep(10)
@@ -699,7 +699,7 @@ def test_a_job_that_is_killed_before_its_replica_has_it_does_not_run(tmp_path: P
         async with World(tmp_path, {"a/a": 40}, store=store) as world:
             await world.until_ended(await world.send("a/a"))
             job = await world.send("a/a", 1000.0, polled=True)
-            await asyncio.sleep(8)  # it is told that it is sent to a replica
+            await asyncio.sleep(6)  # it is told that it is sent to a replica
             assert world.operations.queue()["models"][0]["running"][0]["request_id"] == job
             assert await world.operations.kill(job)
             await asyncio.sleep(10)
@@ -845,9 +845,9 @@ def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
 def test_nothing_is_loaded_for_a_client_that_has_left(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 145}) as world:
-            channel = world.broker.subscribe()
+            channel = await world.broker.subscribe()
             await world.send("a/a", session=channel.session)
-            channel.close()
+            await channel.close()
             await asyncio.sleep(60)
             assert world.actors == {}
 

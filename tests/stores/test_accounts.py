@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tests.on_loop import on_loop
 
 from ndif.stores.accounts import FileAccounts, KeysError, NoSuchKeyError, OpenAccounts
+from tests.on_loop import on_loop
 
 KEY = "a-key-of-ada"
 

@@ -12,8 +12,15 @@ from starlette.types import Lifespan
 
 from ndif.gateway.hub import Hub
 from ndif.gateway.origin import SameOrigin
-from ndif.gateway.refusal import Refusal, answer, answer_failure, answer_unknown
+from ndif.gateway.refusal import (
+    Refusal,
+    answer,
+    answer_failure,
+    answer_store_away,
+    answer_unknown,
+)
 from ndif.gateway.socket_io import SocketIo
+from ndif.stores.objects import ObjectStoreError
 
 
 def gateway(
@@ -34,6 +41,7 @@ def gateway(
         middleware=[Middleware(SameOrigin, loopback=loopback)],
         exception_handlers={
             Refusal: answer,
+            ObjectStoreError: answer_store_away,
             HTTPException: answer_unknown,
             Exception: answer_failure,
         },

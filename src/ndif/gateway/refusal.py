@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+logger = logging.getLogger(__name__)
+
+_STORE_RETRY_S = 5
 _SHOWN = 200
 """How much of a path is repeated to who asked for it."""
 
@@ -13,19 +18,32 @@ _SHOWN = 200
 class Refusal(Exception):  # noqa: N818 - it is what it is called
     """An HTTP answer of 4xx or 5xx in the form clients read: `{"detail": …}`."""
 
-    def __init__(self, status: int, detail: str, *, close: bool = False) -> None:
+    def __init__(
+        self, status: int, detail: str, *, close: bool = False, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.close = close
         """Whether the rest of the request's body is not worth reading."""
+        self.retry_after_s = retry_after_s
+        """When the same request may be answered otherwise."""
 
 
 async def answer(_: Request, error: Exception) -> Response:
     """A `Refusal` as a response."""
     assert isinstance(error, Refusal)  # noqa: S101 - registered for nothing else
-    headers = {"Connection": "close"} if error.close else None
+    headers = {"Connection": "close"} if error.close else {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
     return JSONResponse({"detail": error.detail}, error.status, headers)
+
+
+async def answer_store_away(request: Request, error: Exception) -> Response:
+    """An object store that cannot be reached: the log says why, and the client when to try again."""
+    logger.warning("%s", error)
+    detail = "This server cannot reach its store of results and responses. Try again in a moment."
+    return await answer(request, Refusal(503, detail, retry_after_s=_STORE_RETRY_S))
 
 
 async def answer_unknown(request: Request, error: Exception) -> Response:

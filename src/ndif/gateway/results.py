@@ -1,8 +1,7 @@
-"""`GET /results/{id}` and `GET /response/{id}`: what the object store keeps for a client."""
+"""`GET /results/{id}`: a result's bytes, where the object store is files of this server."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ndif.gateway.refusal import Refusal
+from ndif.gateway.responses import job_id
 from ndif.stores.objects import FileStore
 
 _BYTES = "application/octet-stream"
 _OK = 200
-_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class _ResultFile(FileResponse):
@@ -49,21 +48,18 @@ class _ResultFileOnce(_ResultFile):
 
 
 class Results:
-    """Results by signed address, and the last response of a polled job by its id."""
+    """Results by signed address."""
 
     def __init__(self, store: FileStore) -> None:
         self._store = store
 
     def routes(self) -> list[BaseRoute]:
         """Where it answers."""
-        return [
-            Route("/results/{id}", self.result, methods=["GET"]),
-            Route("/response/{id}", self.response, methods=["GET"]),
-        ]
+        return [Route("/results/{id}", self.result, methods=["GET"])]
 
     async def result(self, http: Request) -> Response:
         """A result's bytes; ranges are answered."""
-        key = f"results/{_checked(http)}.pt"
+        key = f"results/{job_id(http)}.pt"
         query = http.query_params
         once = "once" in query
         expires, signature = query.get("expires", ""), query.get("signature", "")
@@ -83,22 +79,3 @@ class Results:
         if once:
             return _ResultFileOnce(path, lambda: self._store.fetched(key))
         return _ResultFile(path, media_type=_BYTES)
-
-    async def response(self, http: Request) -> Response:
-        """The last response of a job that nobody waits for on a live channel."""
-        request_id = _checked(http)
-        content = await self._store.get(f"responses/{request_id}.json")
-        if content is None:
-            raise Refusal(
-                404,
-                f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
-                f"{self._store.ttl_s:g} seconds.",
-            )
-        return Response(content, media_type="application/json")
-
-
-def _checked(http: Request) -> str:
-    request_id: str = http.path_params["id"]
-    if not _ID.fullmatch(request_id):
-        raise Refusal(404, f"{request_id[:64]!r} is not the id of a job.")
-    return request_id

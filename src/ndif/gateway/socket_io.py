@@ -31,14 +31,14 @@ class SocketIo:
         self.app = socketio.ASGIApp(self._server, socketio_path="/ws/socket.io")
 
     async def _connect(self, sid: str, _environ: Any, _auth: Any = None) -> None:
-        subscription = self._broker.subscribe(sid)
+        subscription = await self._broker.subscribe(sid)
         self._channels[sid] = subscription, asyncio.create_task(self._forward(subscription))
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
         if channel := self._channels.pop(sid, None):
             subscription, forwarding = channel
-            subscription.close()
             forwarding.cancel()
+            await subscription.close()
 
     async def _upload(self, sid: str, *said: Any) -> None:
         """What a hybrid job's client computed for it: the bytes, and the job's id."""

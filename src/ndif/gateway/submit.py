@@ -93,7 +93,7 @@ class Submit:
                 )
         except ClientDisconnect:
             return Response(status_code=400)
-        self._check(request)
+        await self._check(request)
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.session is None:
             # A poll that comes at once must find it.
@@ -235,7 +235,7 @@ class Submit:
             f"`pip install '{SUPPORTED[_NEWEST]}'`{here if generation in SUPPORTED else ''}.",
         )
 
-    def _check(self, request: Request) -> None:
+    async def _check(self, request: Request) -> None:
         if not request.payload:
             raise Refusal(400, "The request has no payload.")
         if request.compress and not request.payload.startswith(_ZSTD_MAGIC):
@@ -244,7 +244,7 @@ class Submit:
                 "The payload is not zstd data though the request says it is compressed: it was damaged "
                 "on its way. Send it again.",
             )
-        if request.session is not None and not self._broker.present(request.session):
+        if request.session is not None and await self._broker.absent([request.session]):
             raise Refusal(
                 409,
                 "The live channel that this request names is not open (any more). Run the trace again; "

@@ -30,7 +30,7 @@ class Subscribe:
     async def subscribe(self, websocket: WebSocket) -> None:
         """Name a session, then forward its updates until the client leaves."""
         await websocket.accept()
-        subscription = self._broker.subscribe()
+        subscription = await self._broker.subscribe()
         forwarding = None
         try:
             await websocket.send_text(json.dumps({"session_id": subscription.session}))
@@ -41,7 +41,7 @@ class Subscribe:
                     await websocket.close(_TOO_BIG)
                     break
         finally:
-            subscription.close()
+            await subscription.close()
             if forwarding is not None:
                 forwarding.cancel()
                 with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):

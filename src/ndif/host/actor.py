@@ -27,7 +27,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
-from ndif.stores.objects import ObjectStore
+from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 __all__ = ["ModelActor", "ReplicaLostError"]
 
@@ -220,6 +220,14 @@ class ModelActor:
             runner.kill()
             return Response(
                 request.id, Status.ERROR, f"The runner broke its protocol and was ended: {error}."
+            )
+        except ObjectStoreError as error:
+            logger.warning("request %s: its result is lost: %s", request.id, error)
+            return Response(
+                request.id,
+                Status.ERROR,
+                "The job ran, and its result could not be stored: this server cannot reach its object "
+                "store. Send it again in a moment.",
             )
         except (AdapterError, LimitError) as error:
             runner.kill()

@@ -47,8 +47,9 @@ class Execution:
         upload: Upload | None = None
         dialogue = Dialogue(self._limits, converses=request.wire is Wire.HEADERS)
         try:
+            payload = await self._broker.payload(request)
             with contextlib.suppress(OSError):  # a runner that died idle: its frames end at once
-                await runner.send(self._instructions(request), request.payload)
+                await runner.send(self._instructions(request), payload)
             async for header, body in runner.frames(dialogue.room):
                 match dialogue.hear(header, body):
                     case "running":

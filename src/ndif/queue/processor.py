@@ -263,12 +263,14 @@ class Processor:
 
     async def _let_go_of_those_who_left(self) -> None:
         """Nothing is loaded for those who do not wait for it any more."""
-        for gone in self.line.remove_all(lambda entry: not self._is_present(entry.what)):
-            logger.info("request %s: its client left while it waited", gone.id)
-            await self._release(gone.what)
+        sessions = {entry.what.session for entry in self.line} - {None}
+        absent = await self._broker.absent(s for s in sessions if s is not None)
+        for gone in self.line.remove_all(lambda entry: entry.what.session in absent):
+            await self._let_go(gone.what)
 
-    def _is_present(self, request: Request) -> bool:
-        return request.session is None or self._broker.present(request.session)
+    async def _let_go(self, request: Request) -> None:
+        logger.info("request %s: its client left while it waited", request.id)
+        await self._release(request)
 
     async def _refuse_without_access(self) -> None:
         """Nobody's model is loaded on demand who may not have that."""
@@ -345,15 +347,14 @@ class Processor:
     # One request
 
     async def _serve(self, replica_: Replica, actor: Actor, entry: Entry[Request]) -> None:
-        request = entry.what
-        if not self._is_present(request):
-            logger.info("request %s: its client left while it waited", request.id)
-            await self._release(request)
-            return
+        session = entry.what.session
         replica_.status = ProcessorStatus.BUSY
         replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
-        self._peak.running = max(self._peak.running, len(self.replicas.runs))
         try:
+            if session is not None and await self._broker.absent([session]):
+                await self._let_go(entry.what)
+                return
+            self._peak.running = max(self._peak.running, len(self.replicas.runs))
             await self._execute(replica_.run)
         finally:
             replica_.run, replica_.status = None, ProcessorStatus.READY
@@ -413,7 +414,8 @@ class Processor:
     async def _finish(self, request: Request, response: Response) -> None:
         """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
         try:
-            await self._responder.respond(request, response)
+            if not response.delivered:
+                await self._responder.respond(request, response)
         except Exception:
             # A store that fails must cost this answer and no more.
             logger.exception("request %s could not be told its end", request.id)

@@ -13,11 +13,12 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
-from ndif.stores.objects import ObjectStore
+from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 logger = logging.getLogger(__name__)
 
 _CALLBACK_TIMEOUT_S = 10.0
+_UPDATE_PATIENCE_S = 5.0
 
 
 class Responder:
@@ -35,6 +36,9 @@ class Responder:
         """Deliver one update, in the order of calls, unless `unless` when its turn comes.
 
         After a terminal one nothing may follow.
+
+        Raises:
+            ObjectStoreError: if the first or the last response of a polled job cannot be kept.
         """
         # A store is slow: two updates under way at once might land the wrong way round.
         turn = self._turns.setdefault(request.id, asyncio.Lock())
@@ -44,13 +48,27 @@ class Responder:
             if request.session is not None:
                 await self._broker.publish(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
-                content = json.dumps(wires.fields(request, response)).encode()
-                await self._objects.put(f"responses/{request.id}.json", content)
+                await self._keep(request, response)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
             task = asyncio.create_task(_call_back(request, response))
             self._callbacks.add(task)
             task.add_done_callback(self._callbacks.discard)
+
+    async def _keep(self, request: Request, response: Response) -> None:
+        """Have the client's next poll find this."""
+        content = json.dumps(wires.fields(request, response)).encode()
+        keeping = self._objects.put(f"responses/{request.id}.json", content)
+        if response.status.terminal:
+            await keeping
+            return
+        try:
+            await asyncio.wait_for(keeping, _UPDATE_PATIENCE_S)
+        except (ObjectStoreError, asyncio.TimeoutError) as error:
+            if response.status is Status.RECEIVED:  # without it a job could not be asked for
+                raise ObjectStoreError(str(error) or "the object store is slow") from error
+            # The job goes on; its next update says more than this one.
+            logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
 
 
 async def _call_back(request: Request, response: Response) -> None:

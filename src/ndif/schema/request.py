@@ -54,3 +54,5 @@ class Request:
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     received: float = field(default_factory=time.time)
     """Unix seconds."""
+    receipt: str = field(default="", compare=False)
+    """By which a broker knows whoever claimed it."""

@@ -37,3 +37,5 @@ class Response:
     """A result on COMPLETED, the streamed function's bytes on STREAM."""
     meta: Mapping[str, Any] | None = None
     """What the run cost: `execution_time` in seconds, `peak_memory` in bytes."""
+    delivered: bool = False
+    """Whether its client was told where it was made, so that nobody has to."""

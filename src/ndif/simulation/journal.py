@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ndif.schema.request import Request
@@ -109,9 +109,9 @@ class JournalBroker(MemoryBroker):
         """See `Broker.publish`."""
         self._journal.told(request, response, asyncio.get_running_loop().time())
 
-    def present(self, session: str) -> bool:
-        """See `Broker.present`."""
-        return True
+    async def absent(self, sessions: Iterable[str]) -> set[str]:
+        """See `Broker.absent`."""
+        return set()
 
     async def departed(self, session: str) -> None:
         """See `Broker.departed`."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import defaultdict
+from collections.abc import Iterable
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -36,7 +37,7 @@ class MemorySubscription:
         """See `Subscription.next`."""
         return await self._updates.get()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See `Subscription.close`."""
         self.closed.set()
         self._broker.forget(self)
@@ -54,6 +55,12 @@ class MemoryBroker:
             lambda: asyncio.Queue(_UNREAD)
         )
 
+    async def start(self) -> None:
+        """See `Broker.start`."""
+
+    async def stop(self) -> None:
+        """See `Broker.stop`."""
+
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
         self._open[request.id] = request
@@ -63,12 +70,16 @@ class MemoryBroker:
         """See `Broker.claim`."""
         return await self._line.get()
 
+    async def payload(self, request: Request) -> bytes | bytearray:
+        """See `Broker.payload`."""
+        return request.payload
+
     async def release(self, request: Request) -> None:
         """See `Broker.release`."""
         self._open.pop(request.id, None)
         self._uploads.pop(request.id, None)
 
-    def subscribe(self, session: str | None = None) -> MemorySubscription:
+    async def subscribe(self, session: str | None = None) -> MemorySubscription:
         """See `Broker.subscribe`."""
         subscription = MemorySubscription(self, session or uuid.uuid4().hex)
         self._subscriptions[subscription.session] = subscription
@@ -84,9 +95,9 @@ class MemoryBroker:
         if request.session and (subscription := self._subscriptions.get(request.session)):
             subscription.put(request, response)
 
-    def present(self, session: str) -> bool:
-        """See `Broker.present`."""
-        return session in self._subscriptions
+    async def absent(self, sessions: Iterable[str]) -> set[str]:
+        """See `Broker.absent`."""
+        return {session for session in sessions if session not in self._subscriptions}
 
     async def departed(self, session: str) -> None:
         """See `Broker.departed`."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+
+
+class BrokerError(Exception):
+    """The broker does not do its work now; the message says why, in a sentence."""
 
 
 class Subscription(Protocol):
@@ -17,10 +22,10 @@ class Subscription(Protocol):
         ...
 
     async def next(self) -> tuple[Request, Response]:
-        """The next update of any request of this session, in order."""
+        """The next update of any request of this session, in order; the request without its payload."""
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """The client is gone: nothing more will be read."""
         ...
 
@@ -28,28 +33,63 @@ class Subscription(Protocol):
 class Broker(Protocol):
     """Requests one way, updates the other, and what a hybrid job's client sends back."""
 
+    async def start(self) -> None:
+        """Be ready for everything below.
+
+        Raises:
+            BrokerError: if it cannot be.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Let go of everything that is only this process's."""
+        ...
+
     async def submit(self, request: Request) -> None:
-        """Accept a request: once this returns it is stored."""
+        """Accept a request: once this returns it is stored.
+
+        Raises:
+            BrokerError: if it is not.
+        """
         ...
 
     async def claim(self) -> Request:
-        """The oldest request nobody has claimed."""
+        """The oldest request nobody has claimed, for this process to bring to its end.
+
+        It may come without its payload.
+        """
+        ...
+
+    async def payload(self, request: Request) -> bytes | bytearray:
+        """What the user of a request that has not been released sent.
+
+        Raises:
+            BrokerError: if it cannot be had.
+        """
         ...
 
     async def release(self, request: Request) -> None:
         """Forget a claimed request: its terminal response is stored."""
         ...
 
-    def subscribe(self, session: str | None = None) -> Subscription:
-        """Open a live channel, under an id of its own unless the channel brings one."""
+    async def subscribe(self, session: str | None = None) -> Subscription:
+        """Open a live channel, under an id of its own unless the channel brings one.
+
+        Raises:
+            BrokerError: if nothing would come through it.
+        """
         ...
 
     async def publish(self, request: Request, response: Response) -> None:
-        """Tell the session that waits for `request`. Nobody there: nothing happens."""
+        """Tell the session that waits for `request`. Nobody there: nothing happens.
+
+        Raises:
+            BrokerError: if it cannot be told.
+        """
         ...
 
-    def present(self, session: str) -> bool:
-        """Whether a client listens at `session`."""
+    async def absent(self, sessions: Iterable[str]) -> set[str]:
+        """Those of the sessions at which no client listens."""
         ...
 
     async def departed(self, session: str) -> None:

@@ -7,18 +7,15 @@ import contextlib
 import hashlib
 import hmac
 import os
-import re
 import secrets
 import time
 from pathlib import Path
 from tempfile import mkstemp
 
+from ndif.stores.objects.keys import FOLDERS, check, is_key, is_ours, lifetime_s
+
 _SWEEPS_PER_LIFETIME = 10
-_KEY = re.compile(r"(results|responses)/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_UUID = "[0-9a-f]" * 8 + ("-" + "[0-9a-f]" * 4) * 3 + "-" + "[0-9a-f]" * 12
 _PART = ".ndif-part-"
-_OURS = (f"results/{_UUID}.pt", f"responses/{_UUID}.json", f"{_PART}*")
-"""What a sweep may delete: the folder may be one that its owner keeps other things in."""
 _MAX_DIGITS = 12
 _REGRET_S = 2.0
 """How long what was fetched can be fetched again, by a proxy that lost its connection, say."""
@@ -38,8 +35,7 @@ class FileUpload:
     async def commit(self, key: str) -> int:
         """See `Upload.commit`."""
         size = os.fstat(self._fd).st_size
-        if not _KEY.fullmatch(key):
-            raise ValueError(f"{key[:100]!r} is no key of an object")
+        check(key)
         target = self._root / key
         target.parent.mkdir(exist_ok=True)
         os.replace(self._part, target)  # noqa: PTH105 - one system call, no blocking to speak of
@@ -98,6 +94,11 @@ class FileStore:
         except FileNotFoundError:
             return None
 
+    async def delete(self, key: str) -> None:
+        """See `ObjectStore.delete`."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path(key).unlink()
+
     def path(self, key: str) -> Path:
         """Where `key` lies.
 
@@ -105,7 +106,7 @@ class FileStore:
             FileNotFoundError: for what is no key, and for what leads outside the store.
         """
         path = self.root / key
-        if not _KEY.fullmatch(key) or not path.resolve().is_relative_to(self.root):
+        if not is_key(key) or not path.resolve().is_relative_to(self.root):
             raise FileNotFoundError(key[:100])
         return path
 
@@ -146,9 +147,15 @@ class FileStore:
 
     def sweep(self) -> None:
         """Delete every object older than its time, and uploads that nobody finished."""
-        oldest = time.time() - self.ttl_s
-        for pattern in _OURS:
-            for path in self.root.glob(pattern):
-                with contextlib.suppress(FileNotFoundError):
-                    if path.lstat().st_mtime < oldest:
-                        path.unlink()
+        for path in self.root.glob(f"{_PART}*"):
+            _delete_old(path, self.ttl_s)
+        for folder in FOLDERS:
+            for path in (self.root / folder).glob("*"):
+                if is_ours(f"{folder}/{path.name}"):
+                    _delete_old(path, lifetime_s(folder, self.ttl_s))
+
+
+def _delete_old(path: Path, age_s: float) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_mtime < time.time() - age_s:
+            path.unlink()

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 
+class ObjectStoreError(Exception):
+    """The store cannot be reached, or refuses; the message is a sentence for who runs the server."""
+
+
 class Upload(Protocol):
     """An object in the making: a file descriptor that a runner writes to."""
 
@@ -13,7 +17,11 @@ class Upload(Protocol):
         ...
 
     async def commit(self, key: str) -> int:
-        """Make what was written the object `key`; returns its size in bytes."""
+        """Make what was written the object `key`; returns its size in bytes.
+
+        Raises:
+            ObjectStoreError: if the store is away, and stays away for long.
+        """
         ...
 
     def discard(self) -> None:
@@ -22,7 +30,12 @@ class Upload(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects by key: `results/{id}.pt` and `responses/{id}.json` (specification, section 8.4)."""
+    """Objects by key: `results/{id}.pt`, `responses/{id}.json` (specification, section 8.4), and
+    `requests/{id}`, what is too large for the queue.
+    """
+
+    ttl_s: float
+    """Seconds that results and responses are kept."""
 
     async def start(self) -> None:
         """Begin to delete what is past its time."""
@@ -37,11 +50,27 @@ class ObjectStore(Protocol):
         ...
 
     async def put(self, key: str, content: bytes) -> None:
-        """Store `content` as `key`, at once and whole."""
+        """Store `content` as `key`, at once and whole.
+
+        Raises:
+            ObjectStoreError: if the store is away, and stays away for long.
+        """
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """The content of `key`, or None where there is none."""
+        """The content of `key`, or None where there is none.
+
+        Raises:
+            ObjectStoreError: if nobody can say, since the store is away.
+        """
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Have nothing at `key`.
+
+        Raises:
+            ObjectStoreError: if the store is away.
+        """
         ...
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:

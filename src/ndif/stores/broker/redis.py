@@ -1,0 +1,301 @@
+"""The broker of many processes: a stream of Redis (6.2 or newer) or Valkey, and its channels.
+
+`queue` is a stream with one group of consumers. Whoever leads claims: what it has claimed and not
+released is what the stream calls pending, and goes to whoever leads after it. The lead is the lease of
+all claims at once (see `ndif.stores.leadership`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.stores.broker.encoding import decode_request, encode_request, encode_update
+from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.redis_channels import (
+    Channels,
+    RedisSubscription,
+    channel_of,
+    mailbox_of,
+)
+from ndif.stores.objects import ObjectStore
+from ndif.stores.redis_client import check, connect, end, persist, speaking
+
+logger = logging.getLogger(__name__)
+
+_QUEUE = "queue"
+_GROUP = "dispatchers"
+_BATCH = 64
+_BLOCK_MS = 2000
+_LOOK_S = 1.0
+"""How often those who run jobs look whether their clients are there."""
+_MAILBOX_S = 300
+_ABSENT_AT_ONCE = 1000
+_FORWARD_S = 5.0
+"""How long an update may take: more is on its way soon."""
+_PERSIST_S = 600.0
+"""How long what must not be lost is tried again."""
+
+# A hybrid job's client hands over what it was asked for, one answer at a time, and nobody else does.
+_UPLOAD = """
+if redis.call('HGET', KEYS[1], 'session') == ARGV[1] and redis.call('LLEN', KEYS[2]) == 0 then
+  redis.call('RPUSH', KEYS[2], ARGV[2])
+  redis.call('EXPIRE', KEYS[2], ARGV[3])
+end
+"""
+_UPLOAD_S = 3600
+
+
+class RedisBroker:
+    """The production form of `Broker`."""
+
+    def __init__(self, url: str, objects: ObjectStore, *, inline_bytes: int) -> None:
+        """`inline_bytes`: a larger payload is kept with the objects."""
+        self.client = connect(url)
+        self._objects = objects
+        self._inline_bytes = inline_bytes
+        self._channels = Channels(self.client)
+        self._upload = self.client.register_script(_UPLOAD)
+        self._consumer = uuid.uuid4().hex
+        self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
+        self._claiming: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._watched: dict[str, asyncio.Event] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """See `Broker.start`."""
+        await check(self.client)
+        with speaking():
+            await self._have_group()
+
+    async def stop(self) -> None:
+        """See `Broker.stop`."""
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=_FORWARD_S)
+        tasks = [*self._releases, *filter(None, (self._claiming, self._looking))]
+        await end(tasks)
+        await self._channels.stop()
+        await self.client.aclose()
+
+    # Requests
+
+    async def submit(self, request: Request) -> None:
+        """See `Broker.submit`."""
+        kept: dict[Any, Any] = {"session": request.session or ""}
+        if len(request.payload) > self._inline_bytes:
+            await self._objects.put(_object_of(request.id), bytes(request.payload))
+        else:
+            kept["payload"] = bytes(request.payload)
+        with speaking():
+            async with self.client.pipeline(transaction=True) as commands:
+                commands.hset(_record_of(request.id), mapping=kept)
+                commands.xadd(_QUEUE, {"request": encode_request(request)})
+                await commands.execute()
+
+    async def claim(self) -> Request:
+        """See `Broker.claim`."""
+        if self._claiming is None:
+            self._claiming = asyncio.create_task(self._claim_forever(), name="claims")
+        return await self._claimed.get()
+
+    async def payload(self, request: Request) -> bytes | bytearray:
+        """See `Broker.payload`."""
+        kept = await persist(
+            lambda: self.client.hmget(_record_of(request.id), "payload", "session"), _FORWARD_S
+        )
+        if kept[0] is not None:
+            return bytes(kept[0])  # type: ignore[arg-type]
+        content = None
+        if kept[1] is not None:
+            content = await self._objects.get(_object_of(request.id))
+        if content is None:
+            raise BrokerError("what was sent with this request is there no longer; send it again")
+        return content
+
+    async def release(self, request: Request) -> None:
+        """See `Broker.release`. It goes on in the background if the broker is away."""
+        task = asyncio.create_task(self._release(request), name=f"release of {request.id}")
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        await asyncio.wait([task], timeout=_FORWARD_S)
+
+    async def _release(self, request: Request) -> None:
+        async def forget() -> None:
+            async with self.client.pipeline(transaction=True) as commands:
+                commands.hexists(_record_of(request.id), "payload")
+                commands.delete(_record_of(request.id), _uploads_of(request.id))
+                if request.receipt:
+                    commands.xack(_QUEUE, _GROUP, request.receipt)
+                    commands.xdel(_QUEUE, request.receipt)
+                inline, existed, *_ = await commands.execute()
+            if existed and not inline:
+                await self._objects.delete(_object_of(request.id))
+
+        try:
+            await persist(forget, _PERSIST_S)
+        except BrokerError as error:
+            logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
+
+    async def _claim_forever(self) -> None:
+        """Take over what others had claimed, then claim what comes."""
+        inherited = False
+        while True:
+            try:
+                with speaking():
+                    if not inherited:
+                        await self._inherit()
+                        inherited = True
+                    async for request in self._arrivals():
+                        await self._claimed.put(request)
+            except BrokerError as error:
+                logger.warning("no requests can be claimed: %s", error)
+                await asyncio.sleep(_LOOK_S)
+            except Exception:
+                logger.exception("no requests can be claimed")
+                await asyncio.sleep(_LOOK_S)
+
+    async def _inherit(self) -> None:
+        """Have everything that was claimed by whoever led before."""
+        await self._have_group()
+        start: str | bytes = "0-0"
+        while True:
+            start, entries, *_ = await self.client.xautoclaim(
+                _QUEUE, _GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
+            )
+            for request in self._read(entries):
+                await self._claimed.put(request)
+            if start in ("0-0", b"0-0"):
+                break
+        for consumer in await self.client.xinfo_consumers(_QUEUE, _GROUP):
+            if consumer["name"].decode() != self._consumer and not consumer["pending"]:
+                await self.client.xgroup_delconsumer(_QUEUE, _GROUP, consumer["name"])
+
+    async def _arrivals(self) -> AsyncIterator[Request]:
+        while True:
+            try:
+                streams = await self.client.xreadgroup(
+                    _GROUP, self._consumer, {_QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
+                )
+            except ResponseError as error:
+                if not str(error).startswith("NOGROUP"):
+                    raise
+                # A Redis that was started without what it had.
+                await self._have_group()
+                continue
+            found = streams.items() if isinstance(streams, dict) else streams
+            for _, batches in found:
+                # RESP3 nests once more than RESP2.
+                entries = batches[0] if batches and isinstance(batches[0], list) else batches
+                for request in self._read(entries):
+                    yield request
+
+    def _read(self, entries: Iterable[Any]) -> Iterable[Request]:
+        for entry_id, fields in entries:
+            if fields is None:  # deleted while it was pending
+                continue
+            try:
+                yield decode_request(fields[b"request"], entry_id.decode())
+            except (ValueError, KeyError, TypeError):
+                logger.exception("entry %s of the queue is no request of ours", entry_id)
+
+    async def _have_group(self) -> None:
+        try:
+            await self.client.xgroup_create(_QUEUE, _GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    # Live channels
+
+    async def subscribe(self, session: str | None = None) -> RedisSubscription:
+        """See `Broker.subscribe`."""
+        return await self._channels.subscribe(session)
+
+    async def publish(self, request: Request, response: Response) -> None:
+        """See `Broker.publish`."""
+        if request.session is None:
+            return
+        update, session = encode_update(request, response), request.session
+        if not response.status.terminal:
+            await persist(lambda: self.client.publish(channel_of(session), update), _FORWARD_S)
+            return
+
+        async def last() -> None:
+            async with self.client.pipeline(transaction=True) as commands:
+                commands.rpush(mailbox_of(session), update)
+                commands.expire(mailbox_of(session), _MAILBOX_S)
+                commands.publish(channel_of(session), update)
+                await commands.execute()
+
+        await persist(last, _PERSIST_S)
+
+    async def absent(self, sessions: Iterable[str]) -> set[str]:
+        """See `Broker.absent`. Of a broker that is away nothing is known: nobody counts as gone."""
+        names = list(sessions)
+        absent: set[str] = set()
+        for start in range(0, len(names), _ABSENT_AT_ONCE):
+            part = names[start : start + _ABSENT_AT_ONCE]
+            with contextlib.suppress(BrokerError), speaking():
+                counts = await self.client.pubsub_numsub(*map(channel_of, part))
+                absent |= {n for n, (_, count) in zip(part, counts, strict=True) if not count}
+        return absent
+
+    async def departed(self, session: str) -> None:
+        """See `Broker.departed`."""
+        if await self.absent([session]):
+            return
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_forever(), name="departures")
+        await self._watched.setdefault(session, asyncio.Event()).wait()
+
+    async def _look_forever(self) -> None:
+        """Look after all clients of running jobs at once. Who was away twice has left.
+
+        A gateway that lost its connection has it again by the second look.
+        """
+        missing: set[str] = set()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            absent = await self.absent(list(self._watched))
+            for session in absent & missing:
+                self._watched.pop(session).set()
+            missing = absent
+
+    # Uploads
+
+    async def upload(self, request_id: str, session: str, content: bytes) -> None:
+        """See `Broker.upload`."""
+        if not session:
+            return
+        keys = [_record_of(request_id), _uploads_of(request_id)]
+        with contextlib.suppress(BrokerError), speaking():
+            await self._upload(keys=keys, args=[session, content, _UPLOAD_S])
+
+    async def uploaded(self, request: Request) -> bytes:
+        """See `Broker.uploaded`."""
+        while True:
+            with contextlib.suppress(BrokerError), speaking():
+                found = await self.client.blpop([_uploads_of(request.id)], timeout=_LOOK_S)
+                if found is not None:
+                    return bytes(found[1])  # type: ignore[arg-type]
+
+
+def _record_of(request_id: str) -> str:
+    return f"request:{request_id}"
+
+
+def _uploads_of(request_id: str) -> str:
+    return f"uploads:{request_id}"
+
+
+def _object_of(request_id: str) -> str:
+    return f"requests/{request_id}"

@@ -1,0 +1,211 @@
+"""The live channels of one gateway, on one connection to Redis.
+
+A client is present while its session has a subscriber: a gateway that dies takes its clients with it,
+and leaves nothing behind. What is terminal also waits in a mailbox, for a gateway whose connection was
+lost when it was published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import uuid
+from typing import Any
+
+from redis.asyncio.client import PubSub
+
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.stores.broker.encoding import decode_update
+from ndif.stores.broker.port import BrokerError
+from ndif.stores.redis_client import Redis, end, speaking
+
+logger = logging.getLogger(__name__)
+
+_CONFIRM_S = 5.0
+_PAUSE_S = 0.2
+_NOBODY = "nobody"
+"""A connection with no channel at all cannot be waited on."""
+
+
+def channel_of(session: str) -> str:
+    """Where the updates of a session are published."""
+    return f"session:{session}"
+
+
+def mailbox_of(session: str) -> str:
+    """The list of what a session must not miss."""
+    return f"mailbox:{session}"
+
+
+class RedisSubscription:
+    """A live channel that this process holds open."""
+
+    def __init__(self, channels: Channels, session: str) -> None:
+        self._channels = channels
+        self._session = session
+        self._updates: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ended: set[int] = set()
+
+    @property
+    def session(self) -> str:
+        """See `Subscription.session`."""
+        return self._session
+
+    def put(self, update: bytes) -> None:
+        """Deliver one update."""
+        self._updates.put_nowait(update)
+
+    async def next(self) -> tuple[Request, Response]:
+        """See `Subscription.next`."""
+        while True:
+            update = await self._updates.get()
+            if hash(update) in self._ended:  # it came, and was found in the mailbox as well
+                continue
+            request, response = decode_update(update)
+            if response.status.terminal:
+                self._ended.add(hash(update))
+                self._channels.received(self._session, update)
+            return request, response
+
+    async def close(self) -> None:
+        """See `Subscription.close`."""
+        await self._channels.close(self)
+
+
+class Channels:
+    """Opens channels and reads what comes through them."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._open: dict[str, RedisSubscription] = {}
+        self._confirmations: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._pubsub: PubSub | None = None
+        self._turn = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._tidying: set[asyncio.Task[Any]] = set()
+
+    async def stop(self) -> None:
+        """Close everything."""
+        await end([*self._tidying, *([self._reading] if self._reading else [])])
+        await self._disconnect()
+
+    async def subscribe(self, session: str | None) -> RedisSubscription:
+        """See `Broker.subscribe`."""
+        subscription = RedisSubscription(self, session or uuid.uuid4().hex)
+        replaced = self._open.get(subscription.session)
+        self._open[subscription.session] = subscription
+        if replaced is None:
+            try:
+                await self._say("subscribe", channel_of(subscription.session))
+            except BaseException:
+                self._open.pop(subscription.session, None)
+                raise
+        return subscription
+
+    async def close(self, subscription: RedisSubscription) -> None:
+        """Let go of one, unless there is a newer of its name."""
+        if self._open.get(subscription.session) is subscription:
+            del self._open[subscription.session]
+            with contextlib.suppress(BrokerError):  # then nobody counts it any more
+                await self._say("unsubscribe", channel_of(subscription.session))
+
+    def received(self, session: str, update: bytes) -> None:
+        """Nobody has to find this in the mailbox any more."""
+        task = asyncio.ensure_future(self._tidy(session, update))
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    async def _tidy(self, session: str, update: bytes) -> None:
+        with contextlib.suppress(BrokerError), speaking():  # it ends by itself in time
+            await self._client.lrem(mailbox_of(session), 1, update)  # type: ignore[arg-type]
+
+    async def _say(self, command: str, channel: str) -> None:
+        """Subscribe to one or no longer, and return when that is so."""
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._confirmations[command, channel] = confirmed
+        try:
+            async with self._turn:
+                pubsub = await self._connected()
+                with speaking():
+                    await getattr(pubsub, command)(channel)
+            await asyncio.wait_for(confirmed, _CONFIRM_S)
+        except asyncio.TimeoutError as error:
+            raise BrokerError("the broker does not answer") from error
+        finally:
+            if self._confirmations.get((command, channel)) is confirmed:
+                del self._confirmations[command, channel]
+
+    async def _connected(self) -> PubSub:
+        if self._pubsub is None:
+            await self._connect()
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_forever(), name="live channels")
+        assert self._pubsub is not None  # noqa: S101
+        return self._pubsub
+
+    async def _connect(self) -> None:
+        pubsub = self._client.pubsub()
+        try:
+            with speaking():
+                await pubsub.subscribe(_NOBODY, *map(channel_of, self._open))
+        except BaseException:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+            raise
+        self._pubsub = pubsub
+
+    async def _disconnect(self) -> None:
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            with contextlib.suppress(Exception):
+                await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    async def _read_forever(self) -> None:
+        while True:
+            try:
+                await self._read()
+            except BrokerError as error:
+                logger.warning("the live channels are interrupted: %s", error)
+            except Exception:
+                logger.exception("the live channels are interrupted")
+            await self._disconnect()
+            await self._come_back()
+
+    async def _read(self) -> None:
+        while self._pubsub is not None:
+            with speaking():
+                message = await self._pubsub.get_message(timeout=math.inf)
+            if message is not None:
+                self._hear(message)
+
+    async def _come_back(self) -> None:
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            try:
+                async with self._turn:
+                    if self._pubsub is None:
+                        await self._connect()
+                await self._look_into_mailboxes()
+            except BrokerError:
+                continue
+            return
+
+    async def _look_into_mailboxes(self) -> None:
+        for session in list(self._open):
+            with speaking():
+                kept = await self._client.lrange(mailbox_of(session), 0, -1)
+            for update in kept:
+                if (subscription := self._open.get(session)) is not None:
+                    subscription.put(bytes(update))  # type: ignore[arg-type]
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        channel = message["channel"].decode()
+        if message["type"] == "message":
+            if (subscription := self._open.get(channel.partition(":")[2])) is not None:
+                subscription.put(message["data"])
+            return
+        confirmed = self._confirmations.get((message["type"], channel))
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_result(None)

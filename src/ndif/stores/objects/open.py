@@ -1,0 +1,35 @@
+"""Which form of `ObjectStore` a server has: its settings say where the objects are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ndif.config import Settings
+from ndif.stores.objects.files import FileStore
+from ndif.stores.objects.port import ObjectStore
+
+
+def open_store(settings: Settings, folder: Path) -> ObjectStore:
+    """S3 where `NDIF_OBJECT_STORE_URL` names a server, else files below `folder`.
+
+    Raises:
+        ObjectStoreError: if what the settings say of the server cannot be used.
+    """
+    if not settings.object_store_url:
+        return FileStore(folder, settings.result_ttl_s)
+    # What one machine does not need it does not import.
+    from ndif.stores.objects.s3 import S3Store
+    from ndif.stores.objects.s3_address import S3Address
+
+    return S3Store(
+        S3Address(
+            url=settings.object_store_url,
+            public_url=settings.object_store_public_url or settings.object_store_url,
+            access_key=settings.object_store_access_key,
+            secret_key=settings.object_store_secret_key.get_secret_value(),
+            bucket=settings.object_store_bucket,
+            region=settings.object_store_region,
+            verify=settings.object_store_verify,
+        ),
+        settings.result_ttl_s,
+    )

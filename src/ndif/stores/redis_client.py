@@ -1,0 +1,97 @@
+"""The connection to Redis or Valkey that every store on it uses; imported only where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from ndif.stores.broker.port import BrokerError
+
+T = TypeVar("T")
+
+_ANSWER_S = 5.0
+"""A Redis that does not answer for so long counts as away: nobody is to hang on it."""
+_CONNECT_S = 2.0
+_PAUSE_S = 0.2
+_RETRIES = 2
+_OLDEST = (6, 2)
+
+
+def connect(url: str) -> Redis:
+    """A client of the server at `url`, which connects when it is first used."""
+    client: Redis = Redis.from_url(
+        url,
+        socket_timeout=_ANSWER_S,
+        socket_connect_timeout=_CONNECT_S,
+        # What is waited for with a blocking command has a connection to itself.
+        max_connections=1 << 20,
+        retry=Retry(ExponentialBackoff(cap=_PAUSE_S, base=0.02), _RETRIES),
+        retry_on_error=[RedisConnectionError],
+    )
+    return client
+
+
+@contextlib.contextmanager
+def speaking() -> Iterator[None]:
+    """Turn what the client raises into a `BrokerError`."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise BrokerError(
+            "the broker takes nothing more: its memory is full (maxmemory of Redis)"
+        ) from error
+    except (RedisError, OSError) as error:
+        raise BrokerError(f"the broker cannot be reached: {error}") from error
+
+
+async def persist(work: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Do it again until it works: a broker that is restarted comes back.
+
+    Raises:
+        BrokerError: if it has not worked for so many seconds.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while True:
+        try:
+            with speaking():
+                return await work()
+        except BrokerError:
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def check(client: Redis) -> None:
+    """See that the server answers and is new enough.
+
+    Raises:
+        BrokerError: if not.
+    """
+    with speaking():
+        version = str((await client.info("server"))["redis_version"])
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        needed = ".".join(map(str, _OLDEST))
+        raise BrokerError(f"the broker is Redis {version}; {needed} or newer is needed")
+
+
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """End tasks that use the client, however often they have to be told.
+
+    `asyncio.wait_for`, which it waits with, may lose a cancellation until Python 3.12.
+    """
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_PAUSE_S)
+
+
+__all__ = ["Redis", "check", "connect", "end", "persist", "speaking"]

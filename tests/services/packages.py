@@ -1,0 +1,82 @@
+"""The Debian packages that services come from: installed where they are missing and we may."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_REQUIRE = "NDIF_TEST_SERVICES"
+_LOCK = Path(tempfile.gettempdir()) / "ndif-test-packages.lock"
+_POLICY = Path("/usr/sbin/policy-rc.d")
+_REFUSE = "#!/bin/sh\n# A package's own service is not started.\nexit 101\n"
+_APT = ("apt-get", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
+
+
+def need(program: str, *packages: str) -> str:
+    """Where `program` is, after its packages were installed if they had to be.
+
+    Skips the test where that cannot be, or fails it where services are required.
+    """
+    if found := shutil.which(program, path=_path()):
+        return found
+    refused = _install(program, packages)
+    if found := shutil.which(program, path=_path()):
+        return found
+    reason = f"{program} is missing: apt-get install {' '.join(packages)} ({refused})"
+    if os.environ.get(_REQUIRE) == "require":
+        pytest.fail(f"{reason}; {_REQUIRE}=require", pytrace=False)
+    warnings.warn(f"tests were skipped: {reason}", stacklevel=2)
+    pytest.skip(reason)
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+
+
+def _install(program: str, packages: tuple[str, ...]) -> str:
+    """Install `packages`; why that was not done, or what it said."""
+    if shutil.which("apt-get") is None:
+        return "this is no Debian"
+    if os.geteuid() != 0:
+        return "only root installs packages"
+    with _LOCK.open("w") as lock:
+        # Test processes run side by side, and all of them find it missing at once.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if shutil.which(program, path=_path()):
+            return ""
+        command = (*_APT, "install", "-y", "--no-install-recommends", *packages)
+        with _no_daemons():
+            done = _run(*command)
+            if done.returncode != 0:  # where no list of packages was ever fetched, say
+                _run(*_APT, "update")
+                done = _run(*command)
+    return done.stderr.strip()[-500:]
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(command, env=quiet, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def _no_daemons() -> Iterator[None]:
+    """Keep packages from starting services of their own."""
+    if _POLICY.exists():
+        # Someone's own policy: it decides.
+        yield
+        return
+    _POLICY.write_text(_REFUSE)
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink()

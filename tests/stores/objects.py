@@ -1,0 +1,27 @@
+"""Keys and folders as the tests of stores use them."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+
+def result_key() -> str:
+    return f"results/{uuid.uuid4()}.pt"
+
+
+def response_key() -> str:
+    return f"responses/{uuid.uuid4()}.json"
+
+
+def request_key() -> str:
+    return f"requests/{uuid.uuid4()}"
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, with what is in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }

@@ -1,0 +1,192 @@
+"""What is the file store's alone: a folder of its owner's, addresses that it signs and answers itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from ndif.gateway.refusal import Refusal, answer
+from ndif.gateway.results import Results
+from ndif.stores.objects import FileStore
+from tests.on_loop import on_loop
+from tests.stores.objects import files_in, response_key, result_key
+
+LONG_S = 3600.0
+HERE = "http://here"
+
+OUTSIDE = (
+    "../outside",
+    "results/../../outside",
+    "results/./.././../outside",
+    "results/link/outside",
+    "results/nul\0",
+    "results/" + "x" * 300,
+    "results/" + "x/" * 3000,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    """A store with a link that leads out of it, and a secret where it leads."""
+    (tmp_path / "outside").write_bytes(b"secret")
+    (tmp_path / "store" / "results").mkdir(parents=True)
+    (tmp_path / "store" / "results" / "link").symlink_to(tmp_path)
+    return FileStore(tmp_path / "store", LONG_S)
+
+
+@pytest.mark.parametrize("key", OUTSIDE, ids=lambda key: ascii(key[:30]))
+@on_loop
+async def test_no_key_reads_outside_the_folder(store: FileStore, key: str) -> None:
+    assert await store.get(key) is None
+
+
+@on_loop
+async def test_no_absolute_key_reads_outside_the_folder(store: FileStore, tmp_path: Path) -> None:
+    assert await store.get(str(tmp_path / "outside")) is None
+    assert await store.get("/etc/passwd") is None
+
+
+@pytest.mark.parametrize("key", OUTSIDE, ids=lambda key: ascii(key[:30]))
+@on_loop
+async def test_no_key_writes_outside_the_folder(store: FileStore, tmp_path: Path, key: str) -> None:
+    before = files_in(tmp_path)
+    with pytest.raises((OSError, ValueError)):
+        await store.put(key, b"overwritten")
+    # Nothing is overwritten, and what was refused is not left lying about.
+    assert files_in(tmp_path) == before
+
+
+@on_loop
+async def test_no_absolute_key_writes_outside_the_folder(store: FileStore, tmp_path: Path) -> None:
+    with pytest.raises((OSError, ValueError)):
+        await store.put(str(tmp_path / "outside"), b"overwritten")
+    assert (tmp_path / "outside").read_bytes() == b"secret"
+
+
+def test_a_signature_is_verified_by_the_store_that_signed_it(tmp_path: Path) -> None:
+    store, other = FileStore(tmp_path, LONG_S), FileStore(tmp_path, LONG_S)
+    query = httpx.URL(store.url("results/x.pt", HERE)).params
+    expires, signature = query["expires"], query["signature"]
+    assert store.verify("results/x.pt", expires, signature)
+    assert not store.verify("results/y.pt", expires, signature)
+    assert not store.verify("results/x.pt", str(int(expires) + 1), signature)
+    # A restarted server signs anew.
+    assert not other.verify("results/x.pt", expires, signature)
+    for hostile in ("", "\0", "é", "\udcff", "-1", "9" * 5000, "0x10", "1_000"):
+        assert not store.verify("results/x.pt", hostile, signature)
+        assert not store.verify("results/x.pt", expires, hostile)
+
+
+@contextlib.asynccontextmanager
+async def serving(store: FileStore) -> AsyncIterator[str]:
+    app = Starlette(routes=Results(store).routes(), exception_handlers={Refusal: answer})
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    task = asyncio.create_task(server.serve([listening]))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def gone(store: FileStore, key: str) -> None:
+    while await store.get(key) is not None:  # noqa: ASYNC110 - nothing tells of a file's end
+        await asyncio.sleep(0.05)
+
+
+@on_loop
+async def test_what_is_fetched_once_goes_when_it_has_been(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, LONG_S)
+    key, content = result_key(), os.urandom(16 << 20)
+    await store.put(key, content)
+    async with serving(store) as base, httpx.AsyncClient() as http:
+        url = store.url(key, base, once=True)
+        part = await http.get(url, headers={"Range": "bytes=0-9"})
+        assert part.content == content[:10]
+        async with http.stream("GET", url) as leaving:
+            await anext(leaving.aiter_raw(1000))
+        # Longer than a fetched one is kept: neither a part nor a broken download counts.
+        await asyncio.sleep(2.5)
+        assert (await http.get(url)).content == content
+        await asyncio.wait_for(gone(store, key), 10)
+        assert (await http.get(url)).status_code == 404
+
+
+@on_loop
+async def test_what_may_be_fetched_again_stays(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, LONG_S)
+    key = result_key()
+    await store.put(key, b"content")
+    async with serving(store) as base, httpx.AsyncClient() as http:
+        once, often = store.url(key, base, once=True), store.url(key, base)
+        # Neither address can be made into the other.
+        assert (await http.get(once.removesuffix("&once=1"))).status_code == 403
+        assert (await http.get(f"{often}&once=1")).status_code == 403
+        assert (await http.get(often)).content == b"content"
+        await asyncio.sleep(2.5)
+        assert (await http.get(often)).content == b"content"
+
+
+def test_results_are_their_users_own(tmp_path: Path) -> None:
+    asyncio.run(FileStore(tmp_path, LONG_S).put("results/x.pt", b"1"))
+    assert (tmp_path / "results" / "x.pt").stat().st_mode & 0o077 == 0
+
+
+def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, LONG_S)
+    old_result, new_result, old_response = result_key(), result_key(), response_key()
+    for key in (old_result, new_result, old_response):
+        asyncio.run(store.put(key, b"1"))
+    abandoned, running = store.create(), store.create()
+    assert len(files_in(tmp_path)) == 5
+    old = time.time() - LONG_S - 1
+    for path in (tmp_path / old_result, tmp_path / old_response):
+        os.utime(path, (old, old))
+    os.utime(abandoned.fileno(), (old, old))
+    store.sweep()
+    left = files_in(tmp_path)
+    assert len(left) == 2
+    assert new_result in left
+    running.discard()
+    abandoned.discard()
+
+
+def test_a_sweep_leaves_what_may_still_wait_for_its_turn(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, 60)
+    waiting, forgotten = request_key(), request_key()
+    for key, age_s in ((waiting, 3600), (forgotten, 25 * 3600)):
+        asyncio.run(store.put(key, b"1"))
+        os.utime(tmp_path / key, (time.time() - age_s,) * 2)
+    store.sweep()
+    assert set(files_in(tmp_path)) == {waiting}
+
+
+def test_a_sweep_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
+    """`--results-dir` may name a folder that has something else in it."""
+    foreign = [
+        tmp_path / "thesis.tex",
+        tmp_path / "data" / "results" / "table.csv",
+        tmp_path / "results" / "probe.pt",
+    ]
+    for path in foreign:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"years of work")
+    asyncio.run(FileStore(tmp_path, LONG_S).put(f"results/{uuid.UUID(int=7)}.pt", b"1"))
+    old = time.time() - 100 * LONG_S
+    for path in (*foreign, tmp_path / "results" / f"{uuid.UUID(int=7)}.pt"):
+        os.utime(path, (old, old))
+    FileStore(tmp_path, LONG_S).sweep()
+    assert not (tmp_path / "results" / f"{uuid.UUID(int=7)}.pt").exists()
+    assert all(path.read_bytes() == b"years of work" for path in foreign)

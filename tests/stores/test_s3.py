@@ -1,0 +1,381 @@
+"""What is the S3 store's alone, against a real server: addresses, the bucket, and a server that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import re
+import socket
+import ssl
+import subprocess
+import uuid
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ndif.stores.objects import ObjectStoreError
+from ndif.stores.objects.s3 import S3Store
+from ndif.stores.objects.s3_address import S3Address
+from tests.on_loop import on_loop
+from tests.services.process import free_port
+from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+from tests.stores.objects import request_key, response_key, result_key
+
+LONG_S = 3600.0
+MIB = 1 << 20
+
+
+@pytest.fixture
+def address(s3: SwiftServer) -> S3Address:
+    """A bucket that is not there yet."""
+    return S3Address(s3.url, s3.url, ACCESS_KEY, SECRET_KEY, f"test-{uuid.uuid4()}")
+
+
+def filled(store: S3Store, content: bytes):
+    upload = store.create()
+    os.truncate(upload.fileno(), len(content))
+    os.pwrite(upload.fileno(), content, 0)
+    return upload
+
+
+# Addresses
+
+
+@on_loop
+async def test_an_address_is_for_the_host_that_clients_reach(address: S3Address) -> None:
+    public = address.url.replace("127.0.0.1", "localhost")
+    store = S3Store(dataclasses.replace(address, public_url=public), LONG_S)
+    key = result_key()
+    await store.put(key, b"secret")
+    url = httpx.URL(store.url(key, "http://gateway"))
+    assert str(url).startswith(f"{public}/{address.bucket}/{key}?")
+    async with httpx.AsyncClient() as http:
+        assert (await http.get(url)).content == b"secret"
+        # The host is signed too: what is asked of another is another request.
+        refused = await http.get(url.copy_with(host="127.0.0.1"))
+    assert refused.status_code == 403
+    assert b"secret" not in refused.content
+
+
+@on_loop
+async def test_an_address_allows_reading_alone(address: S3Address) -> None:
+    store = S3Store(address, LONG_S)
+    key = result_key()
+    await store.put(key, b"content")
+    url = store.url(key, "")
+    async with httpx.AsyncClient() as http:
+        for answer in (await http.put(url, content=b"other"), await http.delete(url)):
+            assert answer.status_code == 403
+    assert await store.get(key) == b"content"
+
+
+def test_an_address_lives_as_long_as_what_it_leads_to() -> None:
+    address = S3Address("http://h:1", "https://public", "a", "b")
+    for ttl_s, seconds in ((7200, "7200"), (0.5, "1"), (1e9, str(7 * 24 * 3600))):
+        url = httpx.URL(S3Store(address, ttl_s).url("results/x.pt", ""))
+        assert url.params["X-Amz-Expires"] == seconds
+
+
+def test_what_the_environment_says_of_amazon_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = S3Store(S3Address("http://h:1", "http://h:1", "ours", "b"), LONG_S)
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "theirs",
+        "AWS_SESSION_TOKEN": "theirs",
+        "AWS_ENDPOINT_URL_S3": "http://theirs",
+        "AWS_REGION": "eu-theirs-1",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+        "AWS_SKIP_SIGNATURE": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    url = S3Store(S3Address("http://h:1", "http://h:1", "ours", "b"), LONG_S).url(
+        "results/x.pt", ""
+    )
+    assert "theirs" not in url
+    assert httpx.URL(url).params.keys() == httpx.URL(plain.url("results/x.pt", "")).params.keys()
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "hush" not in repr(S3Address("http://h", "http://h", "key", "hush"))
+
+
+# Uploads
+
+
+@on_loop
+async def test_a_large_result_is_sent_from_the_memory_it_lies_in(address: S3Address) -> None:
+    store = S3Store(address, LONG_S)
+    key, size = result_key(), 64 * MIB
+    upload = store.create()
+    with open("/dev/urandom", "rb") as noise:  # noqa: ASYNC230
+        for _ in range(64):
+            os.write(upload.fileno(), noise.read(MIB))
+    before = peak = own_memory()
+    committing = asyncio.create_task(upload.commit(key))
+    while not committing.done():
+        await asyncio.sleep(0.01)
+        peak = max(peak, own_memory())
+    assert committing.result() == size
+    assert peak - before < size // 2
+    content = await store.get(key)
+    assert content is not None
+    assert len(content) == size
+
+
+def own_memory() -> int:
+    """Anonymous memory of this process: what was handed over to be sent is not among it."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+@pytest.mark.parametrize("size", [0, 1, 16 * MIB, 16 * MIB + 1, 40 * MIB])
+@on_loop
+async def test_every_byte_of_an_upload_arrives(address: S3Address, size: int) -> None:
+    store = S3Store(address, LONG_S)
+    key, content = result_key(), os.urandom(size)
+    assert await filled(store, content).commit(key) == size
+    async with httpx.AsyncClient() as http:
+        assert (await http.get(store.url(key, ""))).content == content
+
+
+def test_an_upload_cannot_be_made_shorter() -> None:
+    """It is read as memory, and memory that goes away under its reader ends the process."""
+    upload = filled(S3Store(S3Address("http://h:1", "http://h:1", "a", "b"), LONG_S), b"content")
+    with pytest.raises(PermissionError):
+        os.truncate(upload.fileno(), 1)
+    upload.discard()
+
+
+# The bucket
+
+
+@on_loop
+async def test_the_bucket_is_made_when_it_is_needed(address: S3Address) -> None:
+    store, other = S3Store(address, LONG_S), S3Store(address, LONG_S)
+    assert await store.get(result_key()) is None
+    await store.delete(result_key())
+    await store.sweep()
+    keys = [result_key() for _ in range(6)]
+    stores = (store, other) * 3
+    # All of them find that there is none, and all make it.
+    await asyncio.gather(*(s.put(k, b"1") for s, k in zip(stores, keys, strict=True)))
+    for key in keys:
+        assert await store.get(key) == b"1"
+
+
+@on_loop
+async def test_an_upload_makes_the_bucket_too(address: S3Address) -> None:
+    store, content = S3Store(address, LONG_S), os.urandom(20 * MIB)
+    key = result_key()
+    await filled(store, content).commit(key)
+    assert await store.get(key) == content
+
+
+# What is past its time
+
+
+@on_loop
+async def test_several_servers_sweep_one_bucket(
+    address: S3Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief, lasting = S3Store(address, 1.0), S3Store(address, LONG_S)
+    old = [result_key() for _ in range(25)] + [response_key() for _ in range(5)]
+    waiting, foreign = request_key(), "results/thesis.pt"
+    for key in (*old, waiting, foreign):
+        await brief.put(key, b"1")
+    await lasting.sweep()
+    for key in (old[0], old[-1]):
+        assert await brief.get(key) == b"1"
+    await asyncio.sleep(3)
+    young = result_key()
+    await brief.put(young, b"2")
+    await asyncio.gather(brief.sweep(), S3Store(address, 1.0).sweep(), brief.sweep())
+    for key in old:
+        assert await brief.get(key) is None
+    for key in (waiting, foreign):
+        assert await brief.get(key) == b"1"
+    assert await brief.get(young) == b"2"
+
+
+@on_loop
+async def test_a_sweeper_goes_on_when_the_store_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    store = S3Store(S3Address(gone, gone, "a", "b"), 1.0, reading_s=0.1)
+    with caplog.at_level(logging.WARNING):
+        await store.start()
+        while len(caplog.messages) < 2:  # noqa: ASYNC110 - nothing tells of a message
+            await asyncio.sleep(0.05)
+        await store.stop()
+    assert gone in caplog.text
+
+
+# A server that is away, or refuses
+
+
+@on_loop
+async def test_what_is_stored_waits_for_a_store_that_is_away(
+    s3: SwiftServer, address: S3Address
+) -> None:
+    store = S3Store(address, LONG_S)
+    await store.put(response_key(), b"{}")
+    keys, content = [response_key(), result_key()], os.urandom(20 * MIB)
+    with s3.away():
+        storing = [
+            asyncio.create_task(store.put(keys[0], b"{}")),
+            asyncio.create_task(filled(store, content).commit(keys[1])),
+        ]
+        await asyncio.sleep(20)
+        assert not any(task.done() for task in storing)
+    await asyncio.gather(*storing)
+    assert [await store.get(key) for key in keys] == [b"{}", content]
+
+
+@on_loop
+async def test_a_store_that_stays_away_is_an_error_that_says_so(
+    s3: SwiftServer, address: S3Address
+) -> None:
+    store = S3Store(address, LONG_S, writing_s=1, reading_s=0.5)
+    away = rf"^the object store at {re.escape(s3.url)} cannot be reached: "
+    with s3.away():
+        upload = filled(store, bytes(20 * MIB))
+        for failing in (
+            store.get(result_key()),
+            store.put(result_key(), b"1"),
+            upload.commit(result_key()),
+            store.delete(result_key()),
+            store.sweep(),
+        ):
+            with pytest.raises(ObjectStoreError, match=away):
+                await failing
+        upload.discard()
+
+
+@on_loop
+async def test_reading_does_not_wait_for_a_store_that_is_silent(
+    s3: SwiftServer, address: S3Address
+) -> None:
+    store = S3Store(address, LONG_S, reading_s=0.5)
+    s3.pause()
+    try:
+        with pytest.raises(ObjectStoreError, match="does not answer in time"):
+            await store.get(result_key())
+    finally:
+        s3.resume()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"secret_key": "wrong"}, "refuses .SignatureDoesNotMatch: .*NDIF_OBJECT_STORE_SECRET_KEY"),
+        (
+            {"access_key": "nobody"},
+            "refuses .(InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied)",
+        ),
+        ({"region": "mars-1"}, "refuses .AuthorizationHeaderMalformed: .*region"),
+        ({"bucket": "Not_A_Bucket"}, "refuses .InvalidBucketName"),
+        ({"url": "http://no.such.host.invalid"}, "cannot be reached: .*not known"),
+        ({"url": "https://127.0.0.1:{port}"}, "cannot be reached: "),
+    ],
+    ids=["secret", "access", "region", "bucket", "host", "tls"],
+)
+@on_loop
+async def test_what_is_wrong_is_said_in_a_sentence(
+    s3: SwiftServer, address: S3Address, wrong: dict[str, str], said: str
+) -> None:
+    wrong = {name: value.format(port=s3.port) for name, value in wrong.items()}
+    store = S3Store(dataclasses.replace(address, **wrong), LONG_S, writing_s=0.5, reading_s=0.5)
+    with pytest.raises(ObjectStoreError, match=said) as told:
+        await store.put(result_key(), b"1")
+    text = str(told.value)
+    assert text.startswith("the object store at http")
+    assert "\n" not in text
+    assert "<" not in text
+    assert len(text) < 400
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate for localhost that no authority has signed."""
+    file = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt"),
+            *("ec_paramgen_curve:prime256v1", "-subj", "/CN=localhost", "-days", "2"),
+            *("-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=CA:FALSE"),
+            *("-keyout", str(file.with_suffix(".key")), "-out", str(file)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return file
+
+
+class TlsInFront:
+    """What operators put in front of a store: it ends TLS and passes on what is said."""
+
+    def __init__(self, certificate: Path, port: int) -> None:
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        self._behind = port
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(
+            self._pass, "localhost", 0, ssl=self._context, family=socket.AF_INET
+        )
+        return f"https://localhost:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self._behind)
+        await asyncio.gather(pump(reader, behind_writer), pump(behind_reader, writer))
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+
+
+@on_loop
+async def test_a_certificate_is_looked_at_unless_it_is_not_to_be(
+    s3: SwiftServer, address: S3Address, certificate: Path
+) -> None:
+    async with TlsInFront(certificate, s3.port) as url:
+        stores = [
+            S3Store(
+                dataclasses.replace(address, url=url, public_url=url, verify=verify),
+                LONG_S,
+                writing_s=0.5,
+            )
+            for verify in (True, False, certificate)
+        ]
+        key, content = result_key(), os.urandom(20 * MIB)
+        with pytest.raises(ObjectStoreError, match="cannot be reached: UnknownIssuer"):
+            await stores[0].put(key, b"1")
+        for store in stores[1:]:
+            await store.put(key, content)
+            assert await store.get(key) == content
+            await store.delete(key)
+
+
+def test_authorities_that_cannot_be_read_are_told(address: S3Address, tmp_path: Path) -> None:
+    for file in (tmp_path / "missing.pem", tmp_path / "nonsense.pem"):
+        if file.stem == "nonsense":
+            file.write_text("no certificate")
+        with pytest.raises(ObjectStoreError, match="cannot be used"):
+            S3Store(dataclasses.replace(address, verify=file), LONG_S)
