@@ -42,6 +42,28 @@ class Settings(BaseSettings):
     result_ttl_s: float = Field(
         default=7200, gt=0, description="Seconds that results and their signed URLs live."
     )
+    broker_url: str = Field(
+        default="",
+        description="Redis (6.2 or newer) or Valkey, as redis://HOST:PORT, through which several processes "
+        "and machines are one server. Empty: this process is all there is.",
+    )
+    broker_inline_bytes: int = Field(
+        default=1 * MiB,
+        ge=0,
+        description="With NDIF_BROKER_URL: larger payloads and results go by way of the object store.",
+    )
+    status_cache_freq_s: float = Field(
+        default=120,
+        gt=0,
+        validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S",
+        description="With NDIF_BROKER_URL: how long the status is told of a leader that is gone.",
+    )
+    api_workers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="With NDIF_BROKER_URL: processes that answer clients, on one port.",
+    )
     object_store_url: str = Field(
         default="",
         description="An S3 server for results, like https://s3.example.org. Empty: files of this machine.",

@@ -10,7 +10,7 @@ import sys
 import time
 
 from ndif.run import Run
-from ndif.serving import StartError, local_url
+from ndif.serving import StartError, answers
 from ndif.session_record import Record
 
 _COMES_UP_WITHIN_S = 60
@@ -65,9 +65,9 @@ def _be_it(run: Run) -> None:
 
 
 def _record(run: Run, child: int) -> Record:
-    answers = _answers(run, child)
+    is_up = _answers(run, child)
     record = run.session.record()
-    if answers and record is not None:
+    if is_up and record is not None:
         return record
     said = _last_lines(run)
     if said:
@@ -76,16 +76,12 @@ def _record(run: Run, child: int) -> Record:
 
 
 def _answers(run: Run, child: int) -> bool:
-    import httpx
-
     deadline = time.monotonic() + _COMES_UP_WITHIN_S
-    url = f"{local_url(run.wanted.host, run.wanted.port)}/ping"
     while time.monotonic() < deadline:
         if os.waitpid(child, os.WNOHANG)[0]:
             return False
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=1, trust_env=False).status_code == httpx.codes.OK:
-                return True
+        if answers(run.wanted.host, run.wanted.port):
+            return True
         time.sleep(_POLL_S)
     return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import uvloop
 from ndif import __version__
 from ndif.config import Settings
 from ndif.gateway.origin import is_loopback
+from ndif.part import Part
 from ndif.preflight import Ready, Wanted
 from ndif.server import Server
-from ndif.serving import Http, StartError, for_url
+from ndif.serving import Http, StartError, answers, for_url
 from ndif.session import Own
 from ndif.session_record import Record, record_of
+from ndif.supervisor import Supervisor, Task
 from ndif.variables import changed
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -51,13 +54,13 @@ class Run:
         record = self._record()
         self.session.publish(record)
 
-        def answers() -> None:
+        def is_up() -> None:
             self.is_up = True
             _logger.info("Serving at %s", record.url)
             up(record)
 
         try:
-            uvloop.run(self._serve(answers))
+            uvloop.run(self._serve(is_up))
         except Exception as error:
             if self.is_up:
                 raise
@@ -76,6 +79,31 @@ class Run:
             self.session.discard()
 
     async def _serve(self, up: Callable[[], None]) -> None:
+        if self.options.broker_url:
+            await self._supervise(up)
+        else:
+            await self._serve_alone(up)
+
+    async def _supervise(self, up: Callable[[], None]) -> None:
+        """Be many processes, and this one only looks after them."""
+        session, listening = self.session, self.listening
+        part = Part(
+            listening.fileno(),
+            session.results,
+            secrets.token_hex(32),
+            session.token() or "",
+            is_loopback(self.wanted.host),
+            self._deployments,
+        )
+        gateways = [
+            Task(f"gateway {number}", "ndif.worker", session.log(), gives_up=True)
+            for number in range(self.options.api_workers)
+        ]
+        leader = Task("dispatcher", "ndif.lead", session.log("dispatcher"), gives_up=False)
+        supervisor = Supervisor([leader, *gateways], part, session.folder)
+        await supervisor.run(lambda: answers(self.wanted.host, listening.getsockname()[1]), up)
+
+    async def _serve_alone(self, up: Callable[[], None]) -> None:
         http: Http
         server = Server.many(
             self.options,
@@ -85,7 +113,7 @@ class Run:
             loopback=is_loopback(self.wanted.host),
             stop=lambda: http.stop(),
         )
-        http = Http(server.http(self.listening).config, up)
+        http = Http(server.http(self.listening), up)
         await http.serve(sockets=[self.listening])
 
     def _record(self) -> Record:

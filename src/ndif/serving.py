@@ -86,6 +86,17 @@ def _bind(host: str, port: int) -> socket.socket:
     return listening
 
 
+def answers(host: str, port: int) -> bool:
+    """Whether a server of ours answers there."""
+    import httpx
+
+    try:
+        found = httpx.get(f"{local_url(host, port)}/ping", timeout=1, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return found.status_code == httpx.codes.OK
+
+
 def is_everywhere(host: str) -> bool:
     """Whether a server that listens on `host` is reached by every address of its machine."""
     return host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound

@@ -6,7 +6,7 @@
 └── session_20250121_143052/
     ├── config.json                     what it was started with
     ├── token                           for /admin/*
-    ├── logs/api/output.log
+    ├── logs/api/output.log, logs/dispatcher/output.log
     └── results/                        large results, until they are fetched or expire
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from ndif.session_record import Record
 
-SERVICES = ("api",)
+SERVICES = ("api", "dispatcher")
 """What has a log of its own."""
 
 _PREFIX = "session_"

@@ -9,9 +9,11 @@ from typing import Any
 
 from starlette.applications import Starlette
 
+from ndif.cluster.models import Models
 from ndif.config import Settings
 from ndif.gateway.admin import Admin
 from ndif.gateway.app import gateway
+from ndif.gateway.catalogue import OwnCatalogue
 from ndif.gateway.health import Health
 from ndif.gateway.hub import Hub
 from ndif.gateway.socket_io import SocketIo
@@ -120,7 +122,7 @@ class Table:
                 return True
         return False
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         memory = {"bytes": 24 * GIB, "free_bytes": 10 * GIB}
         return {
             "nodes": [{"id": "n1", "name": "this-machine", "gpus": [memory], "cpu": memory}],
@@ -159,7 +161,7 @@ class Table:
                 ],
             }
 
-    def queue(self) -> dict[str, Any]:
+    async def queue(self) -> dict[str, Any]:
         return {
             "models": [
                 {
@@ -190,13 +192,13 @@ class Table:
             ]
         }
 
-    def export(self) -> list[dict[str, Any]]:
+    async def export(self) -> list[dict[str, Any]]:
         return [
             {**entry_of(each.config), "replicas": len(each.replicas)}
             for each in self.deployed.values()
         ]
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         self.stopped = True
 
 
@@ -205,7 +207,9 @@ def application(operations: Table, options: Settings | None = None) -> Starlette
     options = options or Settings()
     routes = [
         *Admin(operations, TOKEN, options).routes(),
-        *Health(dict, lambda: True, OpenAccounts(hotswapping=True)).routes(),
+        *Health(
+            OwnCatalogue(Models(), dict, lambda: True), OpenAccounts(hotswapping=True)
+        ).routes(),
     ]
     return gateway(
         routes,

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
 from ndif.config import Settings
+from ndif.gateway.catalogue import OwnCatalogue
 from ndif.gateway.submit import Submit
 from ndif.host.runtimes import Runtimes
 from ndif.queue.responder import Responder
@@ -32,12 +33,13 @@ def accepted(folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7")
 
     async def run() -> Request:
         broker = MemoryBroker()
+        models = Models([DeploymentConfig("org/name", "org/name", dedicated=True)])
         submit = Submit(
             Settings(),
             broker,
             Responder(broker, FileStore(folder, 60)),
             Runtimes(folder / "runtimes"),
-            Models([DeploymentConfig("org/name", "org/name", dedicated=True)]),
+            OwnCatalogue(models, dict, lambda: True),
             OpenAccounts(hotswapping=False, trusted=True),
         )
         transport = httpx.ASGITransport(Starlette(routes=submit.routes()), client=(client, 123))

@@ -443,7 +443,7 @@ def test_a_model_that_is_still_measured_is_evicted_and_does_not_come(tmp_path: P
             assert "taken 'a/a' off the server" in told.description
             await asyncio.sleep(60)
             assert world.actors == {}
-            assert world.operations.status()["problems"] == []
+            assert (await world.operations.status())["problems"] == []
             # It was no ban: who comes then is served.
             (response,) = await world.until_ended(await world.send("a/a"))
             assert response.status is Status.COMPLETED
@@ -561,7 +561,7 @@ def test_a_dedicated_model_that_is_broken_is_tried_less_and_less(tmp_path: Path)
             world.keep_up()
             await asyncio.sleep(3600)
             assert 3 <= len(world.actors) <= 12
-            assert "could not be loaded" in world.operations.status()["problems"][0]
+            assert "could not be loaded" in (await world.operations.status())["problems"][0]
 
     run(main())
 
@@ -621,11 +621,11 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 (held,) = world.of("a/a")
                 assert held.deployment.dedicated
                 assert not held.deployment.on_cpu
-                assert world.operations.status()["schedule"]["windows"][0]["model"] == "a/a"
+                assert (await world.operations.status())["schedule"]["windows"][0]["model"] == "a/a"
                 await asyncio.sleep(3600)
                 (held,) = world.of("a/a")
                 assert not held.deployment.dedicated
-                assert world.operations.status()["schedule"]["windows"] == []
+                assert (await world.operations.status())["schedule"]["windows"] == []
 
     run(main())
 
@@ -796,7 +796,7 @@ def test_what_is_scaled_stays_so(tmp_path: Path) -> None:
                     actor.die()
             await asyncio.sleep(300)
             assert world.levels("a/a") == ["HOT"] * 3
-            assert world.operations.export()[0]["replicas"] == 3
+            assert (await world.operations.export())[0]["replicas"] == 3
 
     run(main())
 

@@ -75,12 +75,16 @@ class Models:
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
 
+    def add(self, model: Model) -> None:
+        """A model that is not among these yet."""
+        self._models.append(model)
+
     def put(self, config: DeploymentConfig) -> Model:
         """What an operator wants served, in the place of what the same model was before."""
         model = self.find(config.key)
         if model is None:
             model = Model(config.key, config)
-            self._models.append(model)
+            self.add(model)
         else:
             model.config, model.on_demand = config, False
         return model

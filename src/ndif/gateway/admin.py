@@ -67,19 +67,19 @@ class Operations(Protocol):
         """End a request that waits or runs; False if there is none of that id."""
         ...
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """Nodes, models, replicas, schedule."""
         ...
 
-    def queue(self) -> dict[str, Any]:
+    async def queue(self) -> dict[str, Any]:
         """What runs and waits, model by model."""
         ...
 
-    def export(self) -> list[dict[str, Any]]:
+    async def export(self) -> list[dict[str, Any]]:
         """Entries of a deployment file that brings up what is deployed now."""
         ...
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End the server as SIGTERM does."""
         ...
 
@@ -163,11 +163,11 @@ class Admin:
 
     async def status(self, _: Request) -> dict[str, Any]:
         """See `Operations.status`."""
-        return self._operations.status()
+        return await self._operations.status()
 
     async def queue(self, _: Request) -> dict[str, Any]:
         """See `Operations.queue`."""
-        return self._operations.queue()
+        return await self._operations.queue()
 
     async def config(self, _: Request) -> dict[str, Any]:
         """The server's variables, and where each value came from."""
@@ -175,7 +175,7 @@ class Admin:
 
     async def export(self, _: Request) -> dict[str, Any]:
         """See `Operations.export`."""
-        return {"version": _EXPORT_VERSION, "deployments": self._operations.export()}
+        return {"version": _EXPORT_VERSION, "deployments": await self._operations.export()}
 
     async def deploy(self, http: Request) -> dict[str, Any]:
         """See `Operations.deploy`."""
@@ -222,7 +222,7 @@ class Admin:
 
     async def stop(self, _: Request) -> dict[str, Any]:
         """See `Operations.stop`."""
-        self._operations.stop()
+        await self._operations.stop()
         return {"stopping": True}
 
     def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -15,11 +15,13 @@ from ndif.gateway.origin import SameOrigin
 from ndif.gateway.refusal import (
     Refusal,
     answer,
+    answer_broker_away,
     answer_failure,
     answer_store_away,
     answer_unknown,
 )
 from ndif.gateway.socket_io import SocketIo
+from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStoreError
 
 
@@ -41,6 +43,7 @@ def gateway(
         middleware=[Middleware(SameOrigin, loopback=loopback)],
         exception_handlers={
             Refusal: answer,
+            BrokerError: answer_broker_away,
             ObjectStoreError: answer_store_away,
             HTTPException: answer_unknown,
             Exception: answer_failure,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 from importlib.metadata import Distribution, distributions
 from typing import Any
 
@@ -12,8 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.refusal import Refusal
 from ndif.stores.accounts import Accounts, NoSuchKeyError
+
+_NOT_YET = "No model is ready yet; /status says how far it is."
+_RETRY_S = 5
 
 
 class Health:
@@ -21,12 +24,10 @@ class Health:
 
     def __init__(
         self,
-        status: Callable[[], dict[str, Any]],
-        connected: Callable[[], bool],
+        catalogue: Catalogue,
         accounts: Accounts,
     ) -> None:
-        self._status = status
-        self._connected = connected
+        self._catalogue = catalogue
         self._accounts = accounts
         self._environment: dict[str, Any] | None = None
 
@@ -46,13 +47,13 @@ class Health:
 
     async def connected(self, _: Request) -> Response:
         """A model is ready to run jobs."""
-        if not self._connected():
-            raise Refusal(503, "No model is ready yet; /status says how far it is.")
+        if not await self._catalogue.connected():
+            raise Refusal(503, _NOT_YET, retry_after_s=_RETRY_S)
         return JSONResponse(True)
 
     async def status(self, _: Request) -> Response:
         """The models and their state."""
-        return JSONResponse(self._status())
+        return JSONResponse(await self._catalogue.status())
 
     async def env(self, _: Request) -> Response:
         """Python and the installed packages, by the names they are imported by."""

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 logger = logging.getLogger(__name__)
 
-_STORE_RETRY_S = 5
+_RETRY_S = 5
 _SHOWN = 200
 """How much of a path is repeated to who asked for it."""
 
@@ -39,11 +39,18 @@ async def answer(_: Request, error: Exception) -> Response:
     return JSONResponse({"detail": error.detail}, error.status, headers)
 
 
+async def answer_broker_away(request: Request, error: Exception) -> Response:
+    """A broker that takes no request: the log says why, and the client when to try again."""
+    logger.warning("%s", error)
+    detail = f"This server cannot take requests now: {error}. Try again in a moment."
+    return await answer(request, Refusal(503, detail, retry_after_s=_RETRY_S))
+
+
 async def answer_store_away(request: Request, error: Exception) -> Response:
     """An object store that cannot be reached: the log says why, and the client when to try again."""
     logger.warning("%s", error)
     detail = "This server cannot reach its store of results and responses. Try again in a moment."
-    return await answer(request, Refusal(503, detail, retry_after_s=_STORE_RETRY_S))
+    return await answer(request, Refusal(503, detail, retry_after_s=_RETRY_S))
 
 
 async def answer_unknown(request: Request, error: Exception) -> Response:

@@ -11,8 +11,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ndif.cluster.models import Models, NotServedError
+from ndif.cluster.models import NotServedError
 from ndif.config import Settings
+from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.multipart import Malformed, Parts
 from ndif.gateway.origin import is_loopback
 from ndif.gateway.refusal import Refusal
@@ -53,7 +54,7 @@ class Submit:
         broker: Broker,
         responder: Responder,
         runtimes: Runtimes,
-        models: Models,
+        catalogue: Catalogue,
         accounts: Accounts,
     ) -> None:
         self._settings = settings
@@ -61,7 +62,7 @@ class Submit:
         self._responder = responder
         self._runtimes = runtimes
         self._installed = runtimes.installed()
-        self._models = models
+        self._catalogue = catalogue
         self._accounts = accounts
 
     def routes(self) -> list[BaseRoute]:
@@ -122,7 +123,7 @@ class Submit:
                 400, f"The request's envelope is not valid: {where}: {first['msg']}."
             ) from error
         return Request(
-            model=self._model(envelope.model_key, generation, account),
+            model=await self._model(envelope.model_key, generation, account),
             generation=generation,
             wire=Wire.ENVELOPE,
             payload=parts["blob"],
@@ -151,7 +152,7 @@ class Submit:
             raise Refusal(
                 400, f"The callback must be an http or https URL, not {_shown(callback)}."
             )
-        model = self._model(headers["nnsight-model-key"], generation, account)
+        model = await self._model(headers["nnsight-model-key"], generation, account)
         payload = bytearray()
         async for chunk in self._body(http):
             payload += chunk
@@ -192,11 +193,12 @@ class Submit:
                 raise too_large
             yield chunk
 
-    def _model(self, text: str, generation: str, account: Account) -> ModelKey:
+    async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
         """The name under which the model that a client means is known here."""
         try:
             key = ModelKey.parse(text)
-            model = self._models.admit(key, hotswapping=account.hotswapping, keep=False)
+            known = await self._catalogue.models()
+            model = known.admit(key, hotswapping=account.hotswapping, keep=False)
         except (ValueError, NotServedError) as error:
             raise Refusal(400, str(error)) from error
         only = model.wanted.runtime

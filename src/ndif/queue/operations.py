@@ -177,18 +177,18 @@ class Operations:
         """End a request that waits or runs; False if none of that id does."""
         return await self._dispatcher.cancel(request_id, _KILLED)
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """Nodes, models, replicas, schedule."""
         return {
             **status_of(self._controller, self._dispatcher),
             "schedule": self._upkeep.describe_schedule(),
         }
 
-    def queue(self) -> dict[str, Any]:
+    async def queue(self) -> dict[str, Any]:
         """What runs and waits, model by model."""
         return queue_of(self._dispatcher)
 
-    def export(self) -> list[dict[str, Any]]:
+    async def export(self) -> list[dict[str, Any]]:
         """Entries of a deployment file that brings up what is deployed now."""
         hot = {
             id(hosted.model)
@@ -206,7 +206,7 @@ class Operations:
             if id(model) in hot or model.config.dedicated
         ]
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End the server as SIGTERM does."""
         self._stop()
 

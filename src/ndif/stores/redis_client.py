@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from ndif.stores.broker.port import BrokerError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -46,10 +49,11 @@ def speaking() -> Iterator[None]:
         yield
     except OutOfMemoryError as error:
         raise BrokerError(
-            "the broker takes nothing more: its memory is full (maxmemory of Redis)"
+            "its broker takes nothing more, as its memory is full (maxmemory of Redis)"
         ) from error
     except (RedisError, OSError) as error:
-        raise BrokerError(f"the broker cannot be reached: {error}") from error
+        logger.warning("Redis: %s", error)
+        raise BrokerError("its broker does not answer") from error
 
 
 async def persist(work: Callable[[], Awaitable[T]], patience_s: float) -> T:
@@ -80,7 +84,7 @@ async def check(client: Redis) -> None:
         version = str((await client.info("server"))["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         needed = ".".join(map(str, _OLDEST))
-        raise BrokerError(f"the broker is Redis {version}; {needed} or newer is needed")
+        raise BrokerError(f"its broker is Redis {version}; {needed} or newer is needed")
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:

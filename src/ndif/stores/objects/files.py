@@ -54,12 +54,12 @@ class FileUpload:
 class FileStore:
     """The embedded form of `ObjectStore`."""
 
-    def __init__(self, root: Path, ttl_s: float) -> None:
+    def __init__(self, root: Path, ttl_s: float, secret: str | None = None) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root.resolve()
         self.ttl_s = ttl_s
         # Addresses signed before a restart are void after it: the results of a session are its own.
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret.encode() if secret else secrets.token_bytes(32)
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

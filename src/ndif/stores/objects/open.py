@@ -9,14 +9,16 @@ from ndif.stores.objects.files import FileStore
 from ndif.stores.objects.port import ObjectStore
 
 
-def open_store(settings: Settings, folder: Path) -> ObjectStore:
+def open_store(settings: Settings, folder: Path, secret: str | None = None) -> ObjectStore:
     """S3 where `NDIF_OBJECT_STORE_URL` names a server, else files below `folder`.
+
+    `secret`: with which the processes that share the folder sign its addresses.
 
     Raises:
         ObjectStoreError: if what the settings say of the server cannot be used.
     """
     if not settings.object_store_url:
-        return FileStore(folder, settings.result_ttl_s)
+        return FileStore(folder, settings.result_ttl_s, secret)
     # What one machine does not need it does not import.
     from ndif.stores.objects.s3 import S3Store
     from ndif.stores.objects.s3_address import S3Address

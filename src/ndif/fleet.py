@@ -1,0 +1,103 @@
+"""The fleet: where replicas can be, and what makes one there. This machine, or the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources, parse_gpus
+from ndif.config import Settings
+from ndif.host import machine
+from ndif.host.actor import ModelActor
+from ndif.host.port import Actor
+from ndif.host.runtimes import Runtimes
+from ndif.host.weights import Weights
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.quantities import size
+from ndif.stores.broker import Broker
+from ndif.stores.objects import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+class Fleet(Protocol):
+    """Machines, and the making of replicas on them."""
+
+    async def discover(self) -> Sequence[Node]:
+        """The machines as they are now, each without replicas."""
+        ...
+
+    def make_actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> Actor:
+        """A replica's actor, yet to be started."""
+        ...
+
+
+class ThisMachine:
+    """A fleet of one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        objects: ObjectStore,
+        runtimes: Runtimes,
+        *,
+        trusted: bool,
+        places: bool,
+    ) -> None:
+        """`places`: whether replicas are told where to be, or are where their options say."""
+        self._settings = settings
+        self._broker = broker
+        self._objects = objects
+        self._runtimes = runtimes
+        self._trusted = trusted
+        self._places = places
+        self._weights = Weights()
+        self._node: Node | None = None
+        self._has_gpus = False
+
+    async def discover(self) -> list[Node]:
+        """See `Fleet.discover`: as it is declared or was found to be, once.
+
+        A look that fails must not empty it.
+        """
+        if self._node is None:
+            self._node = await self._look()
+        return [self._node]
+
+    def make_actor(
+        self, config: DeploymentConfig, generation: str, place: Deployment
+    ) -> ModelActor:
+        """See `Fleet.make_actor`."""
+        on_cpu = self._places and (place.on_cpu or not self._has_gpus)
+        return ModelActor(
+            config,
+            self._runtimes.installed()[generation],
+            self._settings,
+            self._broker,
+            self._objects,
+            self._weights,
+            untrusted=not self._trusted,
+            gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
+            device="cpu" if on_cpu else None,
+        )
+
+    async def _look(self) -> Node:
+        found = await machine.gpus() if self._places else ()
+        declared = self._settings.node_gpus
+        gpus = parse_gpus(declared) if declared else found
+        self._has_gpus = len(found) >= len(gpus) > 0
+        if len(gpus) > len(found):
+            logger.warning(
+                "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
+                "the CPU",
+                len(gpus),
+                len(found),
+            )
+        memory = self._settings.node_cpu_memory
+        cpu = size(memory) if memory else machine.cpu_memory()
+        resources = Resources.of(gpus, cpu, self._settings.model_cache_percentage)
+        return Node("local", machine.name(), resources)

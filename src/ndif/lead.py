@@ -1,0 +1,129 @@
+"""The coordinator of a server of many processes: `python -m ndif.lead FILE LIFELINE`.
+
+One leads, the others stand by.
+
+Who has lost the lead ends: the process that started it starts another, which stands by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from ndif.config import Settings
+from ndif.coordinator import Coordinator
+from ndif.fleet import ThisMachine
+from ndif.host.runtimes import Runtimes
+from ndif.part import Part, log_to_stderr, on_hang_up
+from ndif.queue.publishing import Publishing
+from ndif.queue.remote import carry_out
+from ndif.queue.responder import Responder
+from ndif.stores.broker import BrokerError
+from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.coordination.events import Events
+from ndif.stores.coordination.lead import Lead
+from ndif.stores.coordination.notes import Notes
+from ndif.stores.objects import open_store
+from ndif.stores.redis_client import end
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+
+
+class Leader:
+    """Stands by until it leads, and leads until it is told to stop or another does."""
+
+    def __init__(self, settings: Settings, part: Part) -> None:
+        self._settings = settings
+        self._part = part
+        self._objects = open_store(settings, part.results, part.secret)
+        self._broker = RedisBroker(
+            settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
+        )
+        self._lead = Lead(self._broker.client)
+        self.told_to_stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stand by, lead, end."""
+        stopping = asyncio.create_task(self.told_to_stop.wait())
+        standing_by = asyncio.create_task(self._stand_by())
+        await asyncio.wait({stopping, standing_by}, return_when=asyncio.FIRST_COMPLETED)
+        if standing_by.done():
+            standing_by.result()
+            lost = asyncio.create_task(self._lead.lost.wait())
+            async with self._leading():
+                await asyncio.wait({stopping, lost}, return_when=asyncio.FIRST_COMPLETED)
+            lost.cancel()
+        else:
+            await end([standing_by])
+        stopping.cancel()
+        await self._lead.leave()
+        await self._broker.stop()
+
+    async def _stand_by(self) -> None:
+        while True:
+            try:
+                await self._broker.start()
+                break
+            except BrokerError as error:
+                logger.warning("this process cannot stand by: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+        logger.info("Standing by")
+        await self._lead.taken()
+        logger.info("Leading")
+
+    @contextlib.asynccontextmanager
+    async def _leading(self) -> AsyncIterator[None]:
+        settings, client = self._settings, self._broker.client
+        runtimes = Runtimes(settings.runtimes)
+        responder = Responder(self._broker, self._objects)
+        fleet = ThisMachine(
+            settings, self._broker, self._objects, runtimes, trusted=False, places=True
+        )
+        coordinator = Coordinator(
+            settings, self._part.deployments, self._broker, responder, fleet, runtimes, places=True
+        )
+        await self._objects.start()
+        await coordinator.start()
+        publishing = Publishing(coordinator.controller, Notes(client), settings.status_cache_freq_s)
+        tasks = [
+            asyncio.create_task(publishing.run(), name="publishing"),
+            asyncio.create_task(
+                Events(client).serve(partial(carry_out, coordinator.operations)), name="events"
+            ),
+        ]
+        try:
+            yield
+        finally:
+            await end(tasks)
+            await coordinator.stop()
+            await self._objects.stop()
+
+
+async def _run(settings: Settings, part: Part, lifeline: int) -> None:
+    leader = Leader(settings, part)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, leader.told_to_stop.set)
+    on_hang_up(lifeline, leader.told_to_stop.set)
+    await leader.run()
+
+
+def main() -> None:
+    """Stand by or lead until told to stop."""
+    part = Part.read(Path(sys.argv[1]))
+    log_to_stderr()
+    uvloop.run(_run(Settings(), part, lifeline=int(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""One gateway of a server of many processes: `python -m ndif.worker FILE LIFELINE`.
+
+It answers on a socket that it shares with others, and ends when its lifeline does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvloop
+from starlette.applications import Starlette
+
+from ndif.config import Settings
+from ndif.gateway.door import door, http
+from ndif.gateway.hub import Hub
+from ndif.gateway.published_catalogue import PublishedCatalogue
+from ndif.host.runtimes import Runtimes
+from ndif.part import Part, log_to_stderr, on_hang_up
+from ndif.queue.remote import RemoteOperations
+from ndif.queue.responder import Responder
+from ndif.serving import Http
+from ndif.stores.accounts import open_accounts
+from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.coordination.events import Events
+from ndif.stores.coordination.notes import Notes
+from ndif.stores.objects import open_store
+
+
+class Gateway:
+    """Answers clients, and knows of models and jobs what Redis and the object store tell it."""
+
+    def __init__(self, settings: Settings, part: Part) -> None:
+        self._objects = open_store(settings, part.results, part.secret)
+        self._broker = RedisBroker(
+            settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
+        )
+        client = self._broker.client
+        self.app = door(
+            settings,
+            self._broker,
+            self._objects,
+            Responder(self._broker, self._objects),
+            PublishedCatalogue(client, Notes(client)),
+            Runtimes(settings.runtimes),
+            open_accounts(settings),
+            Hub(share_weights=False),
+            self._lifespan,
+            loopback=part.loopback,
+            operations=RemoteOperations(Events(client), _stop),
+            token=part.token,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        await self._objects.start()
+        await self._broker.start()
+        try:
+            yield
+        finally:
+            await self._broker.stop()
+            await self._objects.stop()
+
+
+def _stop() -> None:
+    """End the server that started this process, which ends it in its turn."""
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    part = Part.read(Path(sys.argv[1]))
+    log_to_stderr()
+    settings = Settings()
+    listening = socket.socket(fileno=part.listening)
+    uvloop.run(_serve(settings, part, listening, lifeline=int(sys.argv[2])))
+
+
+async def _serve(settings: Settings, part: Part, listening: socket.socket, lifeline: int) -> None:
+    serving = Http(http(Gateway(settings, part).app, settings, listening))
+    on_hang_up(lifeline, serving.stop)
+    await serving.serve(sockets=[listening])
+
+
+if __name__ == "__main__":
+    main()
