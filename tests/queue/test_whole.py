@@ -574,7 +574,7 @@ def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> N
             (newer,) = await world.until_ended(await world.send("a/a"))
             assert older.status is Status.ERROR
             assert newer.status is Status.COMPLETED
-            status = world.operations.status()
+            status = await world.operations.status()
             problems = {each["generation"]: each["problem"] for each in status["models"]}
             assert problems == {"0.8": None, "0.7": older.description}
             assert status["problems"] == [older.description]
@@ -585,7 +585,7 @@ def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> N
             world.missing = ""
             (older,) = await world.until_ended(await world.send("a/a", generation="0.7"))
             assert older.status is Status.COMPLETED
-            assert world.operations.status()["problems"] == []
+            assert (await world.operations.status())["problems"] == []
 
     run(main())
 
@@ -685,7 +685,8 @@ def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
             await world.until_ended(await world.send("a/a"))
             job = await world.send("a/a", 10.0, polled=True)
             await asyncio.sleep(20)  # told its place in the line, sent to a replica, run
-            assert world.operations.queue()["models"][0]["running"][0]["request_id"] == job
+            (line,) = (await world.operations.queue())["models"]
+            assert line["running"][0]["request_id"] == job
             assert not await world.operations.kill(job)
             await asyncio.sleep(10)
             assert [told["status"] for told in store.stored][-1] == "COMPLETED"
@@ -700,7 +701,8 @@ def test_a_job_that_is_killed_before_its_replica_has_it_does_not_run(tmp_path: P
             await world.until_ended(await world.send("a/a"))
             job = await world.send("a/a", 1000.0, polled=True)
             await asyncio.sleep(6)  # it is told that it is sent to a replica
-            assert world.operations.queue()["models"][0]["running"][0]["request_id"] == job
+            (line,) = (await world.operations.queue())["models"]
+            assert line["running"][0]["request_id"] == job
             assert await world.operations.kill(job)
             await asyncio.sleep(10)
             assert [told["status"] for told in store.stored] == ["QUEUED", "DISPATCHED", "ERROR"]

@@ -62,13 +62,20 @@ class Responder:
         if response.status.terminal:
             await keeping
             return
+        put = asyncio.ensure_future(keeping)
         try:
-            await asyncio.wait_for(keeping, _UPDATE_PATIENCE_S)
-        except (ObjectStoreError, asyncio.TimeoutError) as error:
+            # `wait_for` of Python 3.11 swallows a cancellation that comes as the work is done.
+            await asyncio.wait([put], timeout=_UPDATE_PATIENCE_S)
+            if not put.done():
+                raise ObjectStoreError("the object store is slow")
+            await put
+        except ObjectStoreError as error:
             if response.status is Status.RECEIVED:  # without it a job could not be asked for
-                raise ObjectStoreError(str(error) or "the object store is slow") from error
+                raise
             # The job goes on; its next update says more than this one.
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
+        finally:
+            put.cancel()
 
 
 async def _call_back(request: Request, response: Response) -> None:
