@@ -213,6 +213,8 @@ class ModelActor:
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
             response = await self._execution.run(request, runner, respond)
+            if self._cancelled:  # while its result was stored, it may be
+                response = None
             return response or await self._ended(request, runner)
         except ProtocolError as error:
             runner.kill()

@@ -174,7 +174,7 @@ class Operations:
         return [_named(key) for key in keys]
 
     async def kill(self, request_id: str) -> bool:
-        """End a request that waits or runs; False if there is none of that id."""
+        """End a request that waits or runs; False if none of that id does."""
         return await self._dispatcher.cancel(request_id, _KILLED)
 
     async def status(self) -> dict[str, Any]:
@@ -297,5 +297,7 @@ def _told(asked: Asked, provided: Provided, gone: Sequence[_Gone]) -> dict[str, 
         "generation": asked.generation,
         "replicas": list(provided.replica_ids),
         "evicted": [{"model": model, "replica_id": replica} for model, replica in evicted],
-        "problem": provided.problem if asked.withdrawn else asked.model.problem,
+        "problem": provided.problem
+        if asked.withdrawn
+        else asked.model.problems.get(asked.generation),
     }
