@@ -58,6 +58,11 @@ class Settings(BaseSettings):
         validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S",
         description="With NDIF_BROKER_URL: how long the status is told of a leader that is gone.",
     )
+    ray_address: str = Field(
+        default="",
+        description="With NDIF_BROKER_URL: the Ray cluster whose nodes carry replicas, as HOST:PORT of its "
+        "head, or auto for the one that this machine belongs to. Empty: replicas are on this machine.",
+    )
     api_workers: int = Field(
         default=1,
         ge=1,
