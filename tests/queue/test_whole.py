@@ -803,6 +803,20 @@ def test_what_is_scaled_stays_so(tmp_path: Path) -> None:
     run(main())
 
 
+def test_what_is_scaled_to_nothing_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 30}) as world:
+            await world.until_ended(await world.send("a/a"))
+            (there,) = world.of("a/a")
+            (told,) = await world.operations.scale("a/a", 0, None)
+            assert (told["repo_id"], told["generation"]) == ("a/a", "0.8")
+            assert told["replicas"] == []
+            assert [e["replica_id"] for e in told["evicted"]] == [there.deployment.replica_id]
+            assert told["problem"] is None
+
+    run(main())
+
+
 def test_two_names_of_one_model_are_one_deployment(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 30}) as world:

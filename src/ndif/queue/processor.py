@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ndif.cluster.asking import Asked
 from ndif.cluster.controller import Controller
+from ndif.cluster.deployment import ReplicaKey
 from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted
 from ndif.cluster.models import Model
 from ndif.host.port import Actor, ReplicaEvictedError, ReplicaLostError
@@ -164,14 +165,18 @@ class Processor:
         self.desired_replicas = replicas
         self._short.set()
 
-    def scale(self, replicas: int) -> None:
-        """Have no more replicas than that: who is idle goes first. More are asked for by `provision`."""
+    def scale(self, replicas: int) -> tuple[ReplicaKey, ...]:
+        """Have no more replicas than that, and tell which had to go: who is idle goes first.
+
+        More are asked for by `provision`.
+        """
         self.desired_replicas = replicas
         staying = [replica_ for replica_ in self.replicas if not replica_.leaving]
         staying.sort(key=lambda replica_: (replica_.run is None, not replica_.serving))
         keys = [(str(self.variant), replica_.id) for replica_ in staying[replicas:]]
-        if keys:
-            self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
+        if not keys:
+            return ()
+        return self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
 
     @property
     def _needed(self) -> int:
