@@ -12,11 +12,12 @@ from ndif.cluster.deployment import Deployment
 from ndif.cluster.level import DeploymentLevel
 from ndif.config import Settings
 from ndif.fleet import ThisMachine
-from ndif.host.port import Actor, ActorError
-from ndif.host.replica import Deliver, Replica
+from ndif.host.port import ActorError
+from ndif.host.replica import Equipment, Replica
 from ndif.host.runtimes import Runtimes
 from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import open_store
 
@@ -29,7 +30,7 @@ class NodeReplica(Replica):
         # It has a process of its own, whose output its cluster keeps.
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
-    async def prepare(self) -> tuple[Actor, Deliver]:
+    async def prepare(self) -> Equipment:
         """See `Replica.prepare`."""
         settings = _settings()
         said: dict[str, Any] = self._said
@@ -49,7 +50,11 @@ class NodeReplica(Replica):
         await fleet.discover()
         place = Deployment(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
-        return actor, Responder(broker, objects).respond
+
+        async def has_left(request: Request) -> bool:
+            return request.session is not None and bool(await broker.absent([request.session]))
+
+        return Equipment(actor, Responder(broker, objects).respond, has_left)
 
 
 def _settings() -> Settings:
@@ -64,13 +69,9 @@ def _settings() -> Settings:
         raise ActorError(
             f"the node's settings are not valid: {error.errors()[0]['msg']}"
         ) from error
-    needed = {
-        "NDIF_BROKER_URL": settings.broker_url,
-        "NDIF_OBJECT_STORE_URL": settings.object_store_url,
-    }
-    if missing := [name for name, url in needed.items() if not url]:
+    if not settings.broker_url or not settings.object_store_url:
         raise ActorError(
-            f"the node where it was to be was started without {' and '.join(missing)}, which its replicas "
-            "need to deliver their results"
+            "the node where it was to be was started without NDIF_BROKER_URL or without "
+            "NDIF_OBJECT_STORE_URL, and its replicas deliver their results to both"
         )
     return settings

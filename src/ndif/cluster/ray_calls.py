@@ -27,7 +27,7 @@ def aside(work: Callable[[], T]) -> asyncio.Future[T]:
         result, error = None, None
         try:
             result = work()
-        except BaseException as raised:  # noqa: BLE001 - it is raised where it is awaited
+        except BaseException as raised:
             error = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)

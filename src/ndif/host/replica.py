@@ -7,27 +7,39 @@ replica delivers them itself, and answers in a few words that can be lost withou
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ndif.host.port import Actor, ActorError, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.port import BrokerError
 from ndif.stores.broker.encoding import decode_request
+from ndif.stores.broker.port import BrokerError
 from ndif.stores.objects import ObjectStoreError
 
 logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
-Deliver = Callable[[Request, Response], Awaitable[None]]
 
 _REMEMBERED = 1000
 """How many jobs it knows to have ended: whoever leads next may not have heard of the last ones."""
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a replica works with on its node."""
+
+    actor: Actor
+    """Not started."""
+    deliver: Callable[[Request, Response], Awaitable[None]]
+    """An update, to its client."""
+    has_left: Callable[[Request], Awaitable[bool]]
+    """Whether its client has."""
 
 
 class Replica:
@@ -37,21 +49,22 @@ class Replica:
         """`said`: what whoever made it says of it, for whoever leads next; of that its `place` changes."""
         self._said = {**said, "place": dict(said["place"])}
         self._actor: Actor | None = None
-        self._deliver: Deliver
+        self._equipment: Equipment
         self._starting: asyncio.Task[Answer] | None = None
         self._progress = (0, 0)
         self._progressed = asyncio.Event()
-        self._stopped = asyncio.Event()
+        self._over = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
         self._level: str | None = None
         self._moving = False
         self._turn = asyncio.Lock()
-        self._current: str | None = None
+        self._current: Request | None = None
         self._runs: dict[str, asyncio.Task[Answer]] = {}
         self._cancelled: dict[str, str] = {}
-        self._ended: dict[str, Answer] = {}
+        self._ended: dict[str, tuple[Answer, Response]] = {}
 
-    async def prepare(self) -> tuple[Actor, Deliver]:
-        """The actor, not started, and what delivers its updates.
+    async def prepare(self) -> Equipment:
+        """What it needs.
 
         Raises:
             ActorError: if this node is not set up for it.
@@ -64,14 +77,10 @@ class Replica:
             **self._said,
             "level": self._level,
             "moving": self._moving,
-            "ended": self._stopped.is_set() or (self._actor is not None and self._has_ended),
+            "ended": self._over.is_set(),
             "model": dict(self._actor.model) if self._actor is not None else {},
             "requests": [*self._runs, *self._ended],
         }
-
-    @property
-    def _has_ended(self) -> bool:
-        return self._actor is not None and self._actor.ended.is_set()
 
     # Its life
 
@@ -83,12 +92,14 @@ class Replica:
 
     async def _start(self) -> Answer:
         try:
-            self._actor, self._deliver = await self.prepare()
-            if self._stopped.is_set():
+            self._equipment = await self.prepare()
+            self._actor = self._equipment.actor
+            self._watching = asyncio.create_task(self._watch(self._actor), name="end")
+            if self._over.is_set():
                 raise ActorError("the replica was ended before it was loaded")  # noqa: TRY301
             await self._actor.start(self._note)
         except (ActorError, BrokerError, ObjectStoreError) as error:
-            self._stopped.set()
+            self._over.set()
             return {"error": str(error)}
         finally:
             self._progressed.set()
@@ -138,21 +149,17 @@ class Replica:
 
     async def stop(self) -> None:
         """End it. A request that runs is evicted."""
-        self._stopped.set()
+        self._over.set()
         if self._actor is not None:
             await self._actor.stop()
 
+    async def _watch(self, actor: Actor) -> None:
+        await actor.ended.wait()
+        self._over.set()
+
     async def until_ended(self) -> None:
         """Return once it is good for nothing any more."""
-        ends = [asyncio.create_task(self._stopped.wait())]
-        if self._starting is not None:
-            with contextlib.suppress(Exception):
-                await asyncio.wait([self._starting, *ends], return_when=asyncio.FIRST_COMPLETED)
-        if self._actor is not None:
-            ends.append(asyncio.create_task(self._actor.ended.wait()))
-        _, left = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in left:
-            task.cancel()
+        await self._over.wait()
 
     # Its requests
 
@@ -163,30 +170,42 @@ class Replica:
         """
         request = decode_request(content)
         if (known := self._ended.get(request.id)) is not None:
-            return known
+            await self._tell_again(request, known[1])
+            return known[0]
         if request.id not in self._runs:
             self._runs[request.id] = asyncio.create_task(self._run(request), name=request.id)
         return await asyncio.shield(self._runs[request.id])
 
     async def cancel(self, request_id: str, reason: str) -> None:
         """End a request that runs or waits; it becomes an ERROR with `reason`."""
-        if request_id == self._current and self._actor is not None:
+        if self._actor is not None and self._current and self._current.id == request_id:
             self._actor.cancel(reason)
         elif request_id in self._runs:
             self._cancelled[request_id] = reason
 
+    async def _tell_again(self, request: Request, response: Response) -> None:
+        """Have the client that polls find its result: it was put in a line again meanwhile, and told so."""
+        if request.session is None:
+            await self._equipment.deliver(request, response)
+
     async def _run(self, request: Request) -> Answer:
+        seeing_off = asyncio.create_task(self._see_off(), name="jobs without a client")
         try:
             async with self._turn:
-                answer = await self._execute(request)
+                seeing_off.cancel()
+                return await self._execute(request)
         finally:
+            seeing_off.cancel()
             del self._runs[request.id]
             self._cancelled.pop(request.id, None)
-        if answer.get("delivered"):
-            self._ended[request.id] = answer
-            if len(self._ended) > _REMEMBERED:
-                del self._ended[next(iter(self._ended))]
-        return answer
+
+    async def _see_off(self) -> None:
+        """While one waits, see that what runs has a client: whoever led when it began may be gone."""
+        while True:
+            current = self._current
+            if current is not None and await self._equipment.has_left(current):
+                await self.cancel(current.id, "The client left.")
+            await asyncio.sleep(_LOOK_S)
 
     async def _execute(self, request: Request) -> Answer:
         try:
@@ -196,12 +215,18 @@ class Replica:
         except ReplicaLostError as error:
             return {"lost": str(error)}
         try:
-            await self._deliver(request, response)
+            await self._equipment.deliver(request, response)
         except Exception:
             logger.exception("request %s could not be told its end", request.id)
             said = "The job ended, and its result could not be delivered."
             return _answer(Response(request.id, Status.ERROR, said), delivered=False)
-        return _answer(response, delivered=True)
+        answer = _answer(response, delivered=True)
+        # What rode on a live channel nobody waits for any more.
+        kept = response if request.session is None else Response(request.id, response.status)
+        self._ended[request.id] = answer, kept
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return answer
 
     async def _respond(self, request: Request) -> Response:
         """The last response.
@@ -215,9 +240,9 @@ class Replica:
             return Response(request.id, Status.ERROR, reason)
 
         async def respond(response: Response) -> None:
-            await self._deliver(request, response)
+            await self._equipment.deliver(request, response)
 
-        self._current = request.id
+        self._current = request
         try:
             return await self._actor(request, respond)
         except ReplicaLostError:
