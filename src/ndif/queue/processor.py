@@ -206,6 +206,10 @@ class Processor:
                 return True
         return False
 
+    async def tell_everybody(self, text: str) -> None:
+        """Tell all those who wait, who go on waiting."""
+        await self._updates.everybody(Status.QUEUED, text)
+
     async def dismiss(self, reason: str) -> int:
         """Tell everybody who waits that it is in vain; how many they were."""
         dismissed = self.line.remove_all(lambda _: True)
