@@ -58,6 +58,11 @@ class Settings(BaseSettings):
         validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S",
         description="With NDIF_BROKER_URL: how long the status is told of a leader that is gone.",
     )
+    ray_address: str = Field(
+        default="",
+        description="With NDIF_BROKER_URL: the Ray cluster whose nodes carry replicas, as HOST:PORT of its "
+        "head, or auto for the one that this machine belongs to. Empty: replicas are on this machine.",
+    )
     api_workers: int = Field(
         default=1,
         ge=1,
@@ -69,17 +74,22 @@ class Settings(BaseSettings):
         description="An S3 server for results, like https://s3.example.org. Empty: files of this machine.",
     )
     object_store_public_url: str = Field(
-        default="", description="The same server as clients reach it, where that is elsewhere."
+        default="",
+        description="The address at which clients reach that server, where it is another.",
     )
-    object_store_access_key: str = Field(default="", description="Its access key.")
-    object_store_secret_key: SecretStr = Field(default=SecretStr(""), description="Its secret key.")
+    object_store_access_key: str = Field(default="", description="The access key of that server.")
+    object_store_secret_key: SecretStr = Field(
+        default=SecretStr(""), description="The secret key of that server."
+    )
     object_store_bucket: str = Field(
-        default="ndif", min_length=3, description="Its bucket, which is made if it is not there."
+        default="ndif",
+        min_length=3,
+        description="The bucket for results, which is made if it is not there.",
     )
-    object_store_region: str = Field(default="us-east-1", description="Its region.")
+    object_store_region: str = Field(default="us-east-1", description="The region of that server.")
     object_store_verify: bool | FilePath = Field(
         default=True,
-        description="Of its certificate: true, false, or a file of the authorities that may sign it.",
+        description="Whether its certificate is verified: true, false, or by a file of authorities.",
     )
     execution_timeout_seconds: float = Field(
         default=3600, gt=0, description="A request that runs longer is ended."

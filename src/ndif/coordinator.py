@@ -30,6 +30,7 @@ from ndif.queue.upkeep import Upkeep
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.operation import OperationError
 from ndif.stores.broker import Broker
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +92,7 @@ class Coordinator:
 
     async def stop(self) -> None:
         """End the lines and what serves them."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         await self.dispatcher.stop()
         await self.controller.stop()
         await self._evaluator.stop()

@@ -1,4 +1,4 @@
-"""The fleet: where replicas can be, and what makes one there. This machine, or the nodes of a Ray cluster."""
+"""The fleet: where replicas can be, and what makes one there: this machine, or a Ray cluster's nodes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ThisMachine:
         A look that fails must not empty it.
         """
         if self._node is None:
-            self._node = await self._look()
+            self._node, self._has_gpus = await look(self._settings, use_gpus=self._places)
         return [self._node]
 
     def make_actor(
@@ -85,19 +85,24 @@ class ThisMachine:
             device="cpu" if on_cpu else None,
         )
 
-    async def _look(self) -> Node:
-        found = await machine.gpus() if self._places else ()
-        declared = self._settings.node_gpus
-        gpus = parse_gpus(declared) if declared else found
-        self._has_gpus = len(found) >= len(gpus) > 0
-        if len(gpus) > len(found):
-            logger.warning(
-                "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
-                "the CPU",
-                len(gpus),
-                len(found),
-            )
-        memory = self._settings.node_cpu_memory
-        cpu = size(memory) if memory else machine.cpu_memory()
-        resources = Resources.of(gpus, cpu, self._settings.model_cache_percentage)
-        return Node("local", machine.name(), resources)
+
+async def look(settings: Settings, *, use_gpus: bool = True) -> tuple[Node, bool]:
+    """This machine, as it is declared or is found to be; and whether the GPUs it counts on are here.
+
+    Where they are only declared, what is placed on them runs on the CPU. `use_gpus`: whether those that
+    are found count.
+    """
+    found = await machine.gpus() if use_gpus else ()
+    declared = settings.node_gpus
+    gpus = parse_gpus(declared) if declared else found
+    if len(gpus) > len(found):
+        logger.warning(
+            "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
+            "the CPU",
+            len(gpus),
+            len(found),
+        )
+    memory = settings.node_cpu_memory
+    cpu = size(memory) if memory else machine.cpu_memory()
+    resources = Resources.of(gpus, cpu, settings.model_cache_percentage)
+    return Node("local", machine.name(), resources), len(found) >= len(gpus) > 0

@@ -32,7 +32,7 @@ from ndif.stores.coordination.events import Events
 from ndif.stores.coordination.lead import Lead
 from ndif.stores.coordination.notes import Notes
 from ndif.stores.objects import open_store
-from ndif.stores.redis_client import end
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 

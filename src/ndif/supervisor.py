@@ -130,5 +130,5 @@ class Supervisor:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    while not await asyncio.to_thread(is_so):
+    while not await asyncio.to_thread(is_so):  # noqa: ASYNC110 - another process's state
         await asyncio.sleep(_POLL_S)

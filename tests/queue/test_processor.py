@@ -534,7 +534,7 @@ async def test_a_log_does_not_hide_a_polled_jobs_state(tmp_path: Path) -> None:
 class SlowStore(FileStore):
     """Takes a while to store a position, as one at the other end of a network may."""
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         if b"QUEUED" in content:
             await asyncio.sleep(10 * OFTEN_S)
         await super().put(key, content)

@@ -650,7 +650,7 @@ def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: 
 class FullStore(FileStore):
     """A disk on which nothing can be written any more."""
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         raise OSError(28, "No space left on device")
 
 

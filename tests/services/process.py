@@ -60,6 +60,11 @@ class Process:
         """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while it is not known to have ended."""
+        return self._process.pid if self._process is not None else None
+
     def launch(self) -> None:
         """Start it, and do not wait for it."""
         assert not self.running

@@ -20,7 +20,7 @@ from ndif.gateway.refusal import Refusal, answer
 from ndif.gateway.results import Results
 from ndif.stores.objects import FileStore
 from tests.on_loop import on_loop
-from tests.stores.objects import files_in, response_key, result_key
+from tests.stores.objects import files_in, request_key, response_key, result_key
 
 LONG_S = 3600.0
 HERE = "http://here"

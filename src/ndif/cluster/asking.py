@@ -67,6 +67,18 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Living:
+    """A replica that another controller had, and left."""
+
+    deployment: Deployment
+    config: DeploymentConfig
+    """What it was loaded as."""
+    actor: Actor
+    is_loaded: bool
+    """Or else it is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
 class Provided:
     """What came of asking."""
 

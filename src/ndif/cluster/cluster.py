@@ -193,6 +193,16 @@ class Cluster:
             added.append(node.id)
         return Discovery(self._or(nodes), tuple(added), tuple(removed), tuple(lost))
 
+    def with_replica(self, deployment: Deployment) -> Cluster:
+        """The cluster with a replica that turned out to be there.
+
+        Raises:
+            KeyError: if its node is not.
+            IndexError, ValueError: if what it holds of that is not.
+        """
+        node = self.nodes[deployment.node_id].with_replica(deployment)
+        return Cluster({**self.nodes, node.id: node})
+
     def without(self, replica_keys: Iterable[ReplicaKey]) -> Cluster:
         """The cluster without replicas that turned out not to be: their process died, or never came up."""
         nodes = dict(self.nodes)

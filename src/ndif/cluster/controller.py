@@ -15,7 +15,8 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from ndif.cluster.asking import Asked, Discover, Evaluate, Leaving, MakeActor, Provided
+from ndif.cluster.adoption import adopt
+from ndif.cluster.asking import Asked, Discover, Evaluate, Leaving, Living, MakeActor, Provided
 from ndif.cluster.cluster import Cluster, Decision
 from ndif.cluster.delta import DeploymentDelta, build
 from ndif.cluster.deployment import Deployment, ReplicaKey
@@ -26,6 +27,7 @@ from ndif.cluster.rules import DEFAULT_RULES, Rules
 from ndif.cluster.why import why_not
 from ndif.host.port import ActorError
 from ndif.schema.variant import Variant
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -179,13 +181,40 @@ class Controller:
             self.cluster = self.cluster.with_dedicated(variant, dedicated)
         self._take_over()
 
+    def adopt(self, found: Sequence[Living]) -> list[Hosted]:
+        """Take over replicas that another controller left, and end those that have no place here."""
+        adoption = adopt(self.cluster, self.models, found)
+        self.cluster = adoption.cluster
+        for one in adoption.dropped:
+            logger.warning("%s has no place here and is ended", one.deployment.name)
+            self._end_aside(one.actor.stop(), one.deployment)
+        adopted = [
+            (Hosted(place, model, one.actor), one.is_loaded) for one, place, model in adoption.kept
+        ]
+        for hosted, is_loaded in adopted:
+            self._hosted[hosted.deployment.key] = hosted
+            name = hosted.deployment.name
+            logger.info("%s is taken over", name)
+            if not is_loaded:
+                hosted.starting = self._spawn(self._create(hosted), name)
+                continue
+            hosted.came_up()
+            hosted.was_of_use()
+            self._learn(hosted)
+            self._spawn(self._watch(hosted), f"watch over {name}")
+        return [hosted for hosted, _ in adopted]
+
+    async def leave(self) -> None:
+        """Let go of every replica, for another controller to adopt; wait for those that are ending."""
+        self.cluster = Cluster()
+        await end(self._tasks - self._ends)
+        await _all(*self._ends)
+        self._hosted.clear()
+
     async def stop(self) -> None:
         """End every replica, and wait for those that are ending."""
         self.cluster = Cluster()  # nothing that is asked for from now on has a place
-        work = self._tasks - self._ends
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await end(self._tasks - self._ends)
         await _all(*(hosted.actor.stop() for hosted in self._hosted.values()), *self._ends)
         self._hosted.clear()
 
@@ -312,7 +341,8 @@ class Controller:
             await coming
             self._came_up(hosted)
         except ActorError as error:
-            if not hosted.is_ending:
+            await self._look_again()  # a model does not answer for a node that is gone
+            if not hosted.is_ending and self._hosted.get(hosted.deployment.key) is hosted:
                 await self._fail(hosted, str(error))
         except Exception:
             # A defect of ours must not leave it on its way for ever.
@@ -322,14 +352,17 @@ class Controller:
     def _came_up(self, hosted: Hosted) -> None:
         """From now on it serves: the time for which it is protected begins."""
         key = hosted.deployment.key
-        loaded = hosted.actor.model
-        self.models.learn(hosted.model, loaded.get("repo_id"), loaded.get("task"))
+        self._learn(hosted)
         self.cluster = self.cluster.with_deployed(key, self._now())
         self._take_over()
         logger.info("%s is ready", hosted.deployment.name)
         hosted.model.problems.pop(Variant.parse(hosted.deployment.model_key).generation, None)
         self.on_up(hosted)
         hosted.came_up()
+
+    def _learn(self, hosted: Hosted) -> None:
+        loaded = hosted.actor.model
+        self.models.learn(hosted.model, loaded.get("repo_id"), loaded.get("task"))
 
     async def _fail(self, hosted: Hosted, why: str) -> None:
         generation = Variant.parse(hosted.deployment.model_key).generation
@@ -341,7 +374,14 @@ class Controller:
 
     async def _watch(self, hosted: Hosted) -> None:
         await hosted.actor.ended.wait()
+        await self._look_again()  # or else its place would be taken on a node that is gone
         self.lost(hosted)
+
+    async def _look_again(self) -> None:
+        try:
+            await self.discover()
+        except Exception:
+            logger.exception("the machines could not be looked at")
 
     def lost(self, hosted: Hosted) -> None:
         """A replica turned out to run nothing more: nothing is left of it, and its place is free."""
@@ -351,11 +391,13 @@ class Controller:
     def _put_away(self, key: ReplicaKey, why: DeploymentError) -> None:
         """Have nothing left of a replica that is of no use; who gets its place waits for that."""
         if (hosted := self._hosted.get(key)) is not None:
-            end = self._spawn(self._end(hosted), f"end of {hosted.deployment.name}")
-            self._ends.add(end)
-            node_id = hosted.deployment.node_id
-            self._spawn(self._wait_for(end, node_id), f"place of {hosted.deployment.name}")
+            self._end_aside(self._end(hosted), hosted.deployment)
         self._forget(key, why)
+
+    def _end_aside(self, ending: Awaitable[None], place: Deployment) -> None:
+        task = self._spawn(ending, f"end of {place.name}")
+        self._ends.add(task)
+        self._spawn(self._wait_for(task, place.node_id), f"place of {place.name}")
 
     async def _wait_for(self, end: asyncio.Task[None], node_id: str) -> None:
         """Have what is asked of a node from now on done after this."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
+from ndif.cluster.asking import Living
 from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import ReplicaKey
+from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model, NotServedError
 from ndif.queue.processor import Customs, Processor
 from ndif.queue.responder import Responder
@@ -60,6 +63,14 @@ class Dispatcher:
             self.processors[variant] = processor
             self._tasks[variant] = asyncio.create_task(processor.run(), name=f"line of {variant}")
         return processor
+
+    def adopt(self, found: Sequence[Living]) -> None:
+        """Serve with replicas that another leader left."""
+        for hosted in self._controller.adopt(found):
+            place = hosted.deployment
+            if place.level is DeploymentLevel.HOT:
+                generation = Variant.parse(place.model_key).generation
+                self.processor(hosted.model, generation).adopt([place.replica_id])
 
     async def cancel(self, request_id: str, reason: str) -> bool:
         """End a request wherever it is; whether there was one."""

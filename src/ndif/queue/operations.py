@@ -68,7 +68,7 @@ class Operations:
             known
             for config in configs
             if (known := self._controller.models.find(config.key)) is not None
-            and _loaded_as(known.config) != _loaded_as(config)
+            and known.config.as_loaded != config.as_loaded
         ]
         models = [self._controller.models.put(config) for config in configs]
         others = [m for m in self._controller.models if m not in models and m.booked is None]
@@ -273,20 +273,6 @@ class Operations:
                 f"`ndif runtime add {generation}` adds it.",
             )
         return str(generation)
-
-
-def _loaded_as(config: DeploymentConfig) -> DeploymentConfig:
-    """What of it a replica that is loaded cannot change; a task that was not given is not another."""
-    return replace(
-        config,
-        repo_id="",
-        task=None,
-        replicas=0,
-        dedicated=False,
-        runtime=None,
-        padding_factor=0,
-        padding_bytes=0,
-    )
 
 
 def _named(key: _Gone) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from ndif.stores.objects import ObjectStore, ObjectStoreError
 logger = logging.getLogger(__name__)
 
 _CALLBACK_TIMEOUT_S = 10.0
-_UPDATE_PATIENCE_S = 5.0
 
 
 class Responder:
@@ -57,25 +56,15 @@ class Responder:
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Have the client's next poll find this."""
+        key = f"responses/{request.id}.json"
         content = json.dumps(wires.fields(request, response)).encode()
-        keeping = self._objects.put(f"responses/{request.id}.json", content)
-        if response.status.terminal:
-            await keeping
-            return
-        put = asyncio.ensure_future(keeping)
         try:
-            # `wait_for` of Python 3.11 swallows a cancellation that comes as the work is done.
-            await asyncio.wait([put], timeout=_UPDATE_PATIENCE_S)
-            if not put.done():
-                raise ObjectStoreError("the object store is slow")
-            await put
+            await self._objects.put(key, content, soon=not response.status.terminal)
         except ObjectStoreError as error:
-            if response.status is Status.RECEIVED:  # without it a job could not be asked for
+            # Without its first response a job cannot be asked for, without its last it has no end.
+            if response.status.terminal or response.status is Status.RECEIVED:
                 raise
-            # The job goes on; its next update says more than this one.
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
-        finally:
-            put.cancel()
 
 
 async def _call_back(request: Request, response: Response) -> None:

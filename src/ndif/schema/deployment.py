@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ndif.schema.model_key import ModelKey
@@ -57,6 +57,20 @@ class DeploymentConfig:
             self.repo_id,
             None if self.revision == "main" else self.revision,
             self.task,
+        )
+
+    @property
+    def as_loaded(self) -> DeploymentConfig:
+        """What of it a loaded replica cannot change; a task that was not given is not another."""
+        return replace(
+            self,
+            repo_id="",
+            task=None,
+            replicas=0,
+            dedicated=False,
+            runtime=None,
+            padding_factor=0,
+            padding_bytes=0,
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -15,6 +16,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from ndif.stores.broker.port import BrokerError
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+    from async_timeout import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +38,8 @@ def connect(url: str) -> Redis:
     """A client of the server at `url`, which connects when it is first used."""
     client: Redis = Redis.from_url(
         url,
-        socket_timeout=_ANSWER_S,
+        # Its own way to wait loses cancellations until Python 3.12: `asyncio.wait_for`.
+        socket_timeout=None,
         socket_connect_timeout=_CONNECT_S,
         # What is waited for with a blocking command has a connection to itself.
         max_connections=1 << 20,
@@ -42,16 +49,17 @@ def connect(url: str) -> Redis:
     return client
 
 
-@contextlib.contextmanager
-def speaking() -> Iterator[None]:
-    """Turn what the client raises into a `BrokerError`."""
+@contextlib.asynccontextmanager
+async def speaking(within_s: float | None = _ANSWER_S) -> AsyncIterator[None]:
+    """Turn what the client raises into a `BrokerError`, and what takes longer as well."""
     try:
-        yield
+        async with timeout(within_s):
+            yield
     except OutOfMemoryError as error:
         raise BrokerError(
             "its broker takes nothing more, as its memory is full (maxmemory of Redis)"
         ) from error
-    except (RedisError, OSError) as error:
+    except (RedisError, OSError, asyncio.TimeoutError) as error:
         logger.warning("Redis: %s", error)
         raise BrokerError("its broker does not answer") from error
 
@@ -66,7 +74,7 @@ async def persist(work: Callable[[], Awaitable[T]], patience_s: float) -> T:
     deadline = loop.time() + patience_s
     while True:
         try:
-            with speaking():
+            async with speaking():
                 return await work()
         except BrokerError:
             if loop.time() >= deadline:
@@ -80,22 +88,11 @@ async def check(client: Redis) -> None:
     Raises:
         BrokerError: if not.
     """
-    with speaking():
+    async with speaking():
         version = str((await client.info("server"))["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         needed = ".".join(map(str, _OLDEST))
         raise BrokerError(f"its broker is Redis {version}; {needed} or newer is needed")
 
 
-async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """End tasks that use the client, however often they have to be told.
-
-    `asyncio.wait_for`, which it waits with, may lose a cancellation until Python 3.12.
-    """
-    while left := [task for task in tasks if not task.done()]:
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=_PAUSE_S)
-
-
-__all__ = ["Redis", "check", "connect", "end", "persist", "speaking"]
+__all__ = ["Redis", "check", "connect", "persist", "speaking"]

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -27,7 +27,8 @@ from ndif.stores.broker.redis_channels import (
     mailbox_of,
 )
 from ndif.stores.objects import ObjectStore
-from ndif.stores.redis_client import check, connect, end, persist, speaking
+from ndif.stores.redis_client import check, connect, persist, speaking
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class RedisBroker:
     async def start(self) -> None:
         """See `Broker.start`."""
         await check(self.client)
-        with speaking():
+        async with speaking():
             await self._have_group()
 
     async def stop(self) -> None:
@@ -95,11 +96,10 @@ class RedisBroker:
             await self._objects.put(_object_of(request.id), bytes(request.payload))
         else:
             kept["payload"] = bytes(request.payload)
-        with speaking():
-            async with self.client.pipeline(transaction=True) as commands:
-                commands.hset(_record_of(request.id), mapping=kept)
-                commands.xadd(_QUEUE, {"request": encode_request(request)})
-                await commands.execute()
+        async with speaking(), self.client.pipeline(transaction=True) as commands:
+            commands.hset(_record_of(request.id), mapping=kept)
+            commands.xadd(_QUEUE, {"request": encode_request(request)})
+            await commands.execute()
 
     async def claim(self) -> Request:
         """See `Broker.claim`."""
@@ -150,12 +150,11 @@ class RedisBroker:
         inherited = False
         while True:
             try:
-                with speaking():
-                    if not inherited:
-                        await self._inherit()
-                        inherited = True
-                    async for request in self._arrivals():
-                        await self._claimed.put(request)
+                if not inherited:
+                    await self._inherit()
+                    inherited = True
+                for request in await self._arrivals():
+                    await self._claimed.put(request)
             except BrokerError as error:
                 logger.warning("no requests can be claimed: %s", error)
                 await asyncio.sleep(_LOOK_S)
@@ -165,22 +164,26 @@ class RedisBroker:
 
     async def _inherit(self) -> None:
         """Have everything that was claimed by whoever led before."""
-        await self._have_group()
+        async with speaking():
+            await self._have_group()
         start: str | bytes = "0-0"
         while True:
-            start, entries, *_ = await self.client.xautoclaim(
-                _QUEUE, _GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
-            )
+            async with speaking():
+                start, entries, *_ = await self.client.xautoclaim(
+                    _QUEUE, _GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
+                )
             for request in self._read(entries):
                 await self._claimed.put(request)
             if start in ("0-0", b"0-0"):
                 break
-        for consumer in await self.client.xinfo_consumers(_QUEUE, _GROUP):
-            if consumer["name"].decode() != self._consumer and not consumer["pending"]:
-                await self.client.xgroup_delconsumer(_QUEUE, _GROUP, consumer["name"])
+        async with speaking():
+            for consumer in await self.client.xinfo_consumers(_QUEUE, _GROUP):
+                if consumer["name"].decode() != self._consumer and not consumer["pending"]:
+                    await self.client.xgroup_delconsumer(_QUEUE, _GROUP, consumer["name"])
 
-    async def _arrivals(self) -> AsyncIterator[Request]:
-        while True:
+    async def _arrivals(self) -> list[Request]:
+        """What came, as soon as something has."""
+        async with speaking():
             try:
                 streams = await self.client.xreadgroup(
                     _GROUP, self._consumer, {_QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
@@ -190,13 +193,14 @@ class RedisBroker:
                     raise
                 # A Redis that was started without what it had.
                 await self._have_group()
-                continue
-            found = streams.items() if isinstance(streams, dict) else streams
-            for _, batches in found:
-                # RESP3 nests once more than RESP2.
-                entries = batches[0] if batches and isinstance(batches[0], list) else batches
-                for request in self._read(entries):
-                    yield request
+                return []
+        found = streams.items() if isinstance(streams, dict) else streams
+        requests: list[Request] = []
+        for _, batches in found:
+            # RESP3 nests once more than RESP2.
+            entries = batches[0] if batches and isinstance(batches[0], list) else batches
+            requests += self._read(entries)
+        return requests
 
     def _read(self, entries: Iterable[Any]) -> Iterable[Request]:
         for entry_id, fields in entries:
@@ -244,9 +248,10 @@ class RedisBroker:
         absent: set[str] = set()
         for start in range(0, len(names), _ABSENT_AT_ONCE):
             part = names[start : start + _ABSENT_AT_ONCE]
-            with contextlib.suppress(BrokerError), speaking():
-                counts = await self.client.pubsub_numsub(*map(channel_of, part))
-                absent |= {n for n, (_, count) in zip(part, counts, strict=True) if not count}
+            with contextlib.suppress(BrokerError):
+                async with speaking():
+                    counts = await self.client.pubsub_numsub(*map(channel_of, part))
+                    absent |= {n for n, (_, count) in zip(part, counts, strict=True) if not count}
         return absent
 
     async def departed(self, session: str) -> None:
@@ -277,16 +282,18 @@ class RedisBroker:
         if not session:
             return
         keys = [_record_of(request_id), _uploads_of(request_id)]
-        with contextlib.suppress(BrokerError), speaking():
-            await self._upload(keys=keys, args=[session, content, _UPLOAD_S])
+        with contextlib.suppress(BrokerError):
+            async with speaking():
+                await self._upload(keys=keys, args=[session, content, _UPLOAD_S])
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""
         while True:
-            with contextlib.suppress(BrokerError), speaking():
-                found = await self.client.blpop([_uploads_of(request.id)], timeout=_LOOK_S)
-                if found is not None:
-                    return bytes(found[1])  # type: ignore[arg-type]
+            with contextlib.suppress(BrokerError):
+                async with speaking():
+                    found = await self.client.blpop([_uploads_of(request.id)], timeout=_LOOK_S)
+                    if found is not None:
+                        return bytes(found[1])  # type: ignore[arg-type]
 
 
 def _record_of(request_id: str) -> str:

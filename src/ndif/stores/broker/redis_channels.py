@@ -20,7 +20,8 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_update
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis_client import Redis, end, speaking
+from ndif.stores.redis_client import Redis, speaking
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,9 @@ class Channels:
         task.add_done_callback(self._tidying.discard)
 
     async def _tidy(self, session: str, update: bytes) -> None:
-        with contextlib.suppress(BrokerError), speaking():  # it ends by itself in time
-            await self._client.lrem(mailbox_of(session), 1, update)  # type: ignore[arg-type]
+        with contextlib.suppress(BrokerError):  # it ends by itself in time
+            async with speaking():
+                await self._client.lrem(mailbox_of(session), 1, update)  # type: ignore[arg-type]
 
     async def _say(self, command: str, channel: str) -> None:
         """Subscribe to one or no longer, and return when that is so."""
@@ -129,7 +131,7 @@ class Channels:
         try:
             async with self._turn:
                 pubsub = await self._connected()
-                with speaking():
+                async with speaking():
                     await getattr(pubsub, command)(channel)
             await asyncio.wait_for(confirmed, _CONFIRM_S)
         except asyncio.TimeoutError as error:
@@ -149,7 +151,7 @@ class Channels:
     async def _connect(self) -> None:
         pubsub = self._client.pubsub()
         try:
-            with speaking():
+            async with speaking():
                 await pubsub.subscribe(_NOBODY, *map(channel_of, self._open))
         except BaseException:
             await pubsub.aclose()  # type: ignore[no-untyped-call]
@@ -175,7 +177,7 @@ class Channels:
 
     async def _read(self) -> None:
         while self._pubsub is not None:
-            with speaking():
+            async with speaking(None):
                 message = await self._pubsub.get_message(timeout=math.inf)
             if message is not None:
                 self._hear(message)
@@ -194,7 +196,7 @@ class Channels:
 
     async def _look_into_mailboxes(self) -> None:
         for session in list(self._open):
-            with speaking():
+            async with speaking():
                 kept = await self._client.lrange(mailbox_of(session), 0, -1)
             for update in kept:
                 if (subscription := self._open.get(session)) is not None:

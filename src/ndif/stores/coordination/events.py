@@ -16,7 +16,8 @@ from typing import Any
 from ndif.schema.operation import OperationError
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.coordination.lead import somebody_leads
-from ndif.stores.redis_client import Redis, end, speaking
+from ndif.stores.redis_client import Redis, speaking
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Events:
             "arguments": json.dumps(dict(arguments)),
         }
         try:
-            with speaking():
+            async with speaking():
                 await self._client.xadd(_STREAM, said, maxlen=_KEPT)  # type: ignore[arg-type]
             answer = await self._answer(event_id)
         except BrokerError as error:
@@ -72,7 +73,7 @@ class Events:
     async def _answer(self, event_id: str) -> Any:
         alone = 0
         while alone * _LOOK_S < _STALE_S:
-            with speaking():
+            async with speaking():
                 found = await self._client.blpop([_answer_to(event_id)], timeout=_LOOK_S)
             if found is not None:
                 return json.loads(found[1])
@@ -93,7 +94,7 @@ class Events:
             await end(list(self._answering))
 
     async def _hear(self, last: str | bytes, answer: Answer) -> str | bytes:
-        with speaking():
+        async with speaking():
             found: Any = await self._client.xread({_STREAM: last}, count=64, block=_LOOK_S * 1000)
         streams = found.items() if isinstance(found, dict) else found
         for _, batches in streams:
@@ -123,10 +124,9 @@ class Events:
             logger.exception("the event %s could not be carried out", event)
             content = {"refused": "The server failed; its log says why.", "status": 500}
         try:
-            with speaking():
-                async with self._client.pipeline(transaction=True) as commands:
-                    commands.rpush(_answer_to(event_id), json.dumps(content))
-                    commands.expire(_answer_to(event_id), _ANSWER_LIFE_S)
-                    await commands.execute()
+            async with speaking(), self._client.pipeline(transaction=True) as commands:
+                commands.rpush(_answer_to(event_id), json.dumps(content))
+                commands.expire(_answer_to(event_id), _ANSWER_LIFE_S)
+                await commands.execute()
         except BrokerError as error:
             logger.warning("the answer to %s is lost: %s", event, error)

@@ -11,7 +11,8 @@ import logging
 import uuid
 
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis_client import Redis, end, speaking
+from ndif.stores.redis_client import Redis, speaking
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Lead:
 
     async def taken(self) -> None:
         """Return once this process leads."""
-        while not await self._holds():
+        while not await self._holds():  # noqa: ASYNC110 - others' doing
             await asyncio.sleep(self._beat_s)
         self._beating = asyncio.create_task(self._beat_forever(), name="heartbeat")
 
@@ -61,13 +62,13 @@ class Lead:
         if self._beating is not None:
             await end([self._beating])
         try:
-            with speaking():
+            async with speaking():
                 await self._leave(keys=[_KEY], args=[self._name])
         except BrokerError as error:
             logger.warning("the lead ends by itself: %s", error)
 
     async def _beat_forever(self) -> None:
-        while await self._holds() is not False:
+        while await self._holds() is not False:  # noqa: ASYNC110 - others' doing
             await asyncio.sleep(self._beat_s)
         logger.error("another process leads")
         self.lost.set()
@@ -75,7 +76,7 @@ class Lead:
     async def _holds(self) -> bool | None:
         """Whether it is this process's now; None if that cannot be told."""
         try:
-            with speaking():
+            async with speaking():
                 return bool(await self._beat(keys=[_KEY], args=[self._name, self._life_ms]))
         except BrokerError as error:
             logger.warning("no heartbeat: %s", error)
@@ -88,5 +89,5 @@ async def somebody_leads(client: Redis) -> bool:
     Raises:
         BrokerError: if that cannot be told.
     """
-    with speaking():
+    async with speaking():
         return bool(await client.exists(_KEY))

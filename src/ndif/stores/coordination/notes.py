@@ -27,7 +27,7 @@ class Notes:
             BrokerError: if it is not written.
         """
         content = json.dumps(value, separators=(",", ":"))
-        with speaking():
+        async with speaking():
             await self._client.set(name, content, px=int(life_s * 1000))
 
     async def read(self, name: str) -> Any:
@@ -42,7 +42,7 @@ class Notes:
             read_at, value = self._read.get(name, (-_FRESH_S, None))
             if now - read_at < _FRESH_S:
                 return value
-            with speaking():
+            async with speaking():
                 content = await self._client.get(name)
             value = None if content is None else json.loads(content)
             self._read[name] = now, value

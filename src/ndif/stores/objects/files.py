@@ -77,7 +77,7 @@ class FileStore:
         """See `ObjectStore.create`."""
         return FileUpload(self.root)
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """See `ObjectStore.put`."""
         upload = self.create()
         try:

@@ -49,8 +49,10 @@ class ObjectStore(Protocol):
         """A new object without a name."""
         ...
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """Store `content` as `key`, at once and whole.
+
+        `soon`: better not than late, so a store that is away is not waited for.
 
         Raises:
             ObjectStoreError: if the store is away, and stays away for long.

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 # obstore, in Rust: uploads memory in parts without a copy, retries each, and signs for any host.
 import obstore
 from obstore.exceptions import BaseError
+from obstore.store import S3Store as Bucket
 
 from ndif.stores.objects.keys import FOLDERS, check, is_key, is_ours, lifetime_s
 from ndif.stores.objects.port import ObjectStoreError
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PART = 16 << 20
 _PARTS_AT_ONCE = 4
-_WRITING_S, _READING_S = 60.0, 5.0
+_PATIENCE_S, _HURRIED_S = 60.0, 5.0
 _BUCKET_S = 30.0
 _LONGEST_SIGNATURE_S = 7 * 86_400
 _SWEEPS_PER_LIFETIME = 10
@@ -71,21 +72,22 @@ class S3Store:
         address: S3Address,
         ttl_s: float,
         *,
-        writing_s: float = _WRITING_S,
-        reading_s: float = _READING_S,
+        patience_s: float = _PATIENCE_S,
+        hurried_s: float = _HURRIED_S,
     ) -> None:
-        """`writing_s`, `reading_s`: how long a store that is away is tried again.
+        """How long a store that is away is tried again: `patience_s` to store something that must not be
+        lost, `hurried_s` for all else.
 
         Raises:
-            ObjectStoreError: if its file of authorities cannot be read.
+            ObjectStoreError: if its file of authorities cannot be read, or holds none.
         """
         self.ttl_s = ttl_s
         self._address = address
         try:
-            self._writing = address.bucket_at(address.url, writing_s)
-            self._reading = address.bucket_at(address.url, reading_s, large_answers=True)
+            self._patient = address.bucket_at(address.url, patience_s)
+            self._hurried = address.bucket_at(address.url, hurried_s, large_answers=True)
             self._public = address.bucket_at(address.public_url, 0)
-        except (BaseError, OSError) as error:
+        except (BaseError, OSError, ValueError) as error:
             raise ObjectStoreError(
                 f"the object store at {address.url} cannot be used: {error}"
             ) from error
@@ -106,9 +108,9 @@ class S3Store:
         """See `ObjectStore.create`."""
         return S3Upload(self)
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """See `ObjectStore.put`."""
-        await self.write(key, content)
+        await self.write(key, content, soon=soon)
 
     async def get(self, key: str) -> bytes | None:
         """See `ObjectStore.get`."""
@@ -116,7 +118,7 @@ class S3Store:
             return None
         with self._told():
             try:
-                found = await obstore.get_async(self._reading, key)
+                found = await obstore.get_async(self._hurried, key)
                 return (await found.bytes_async()).to_bytes()
             except FileNotFoundError:
                 return None
@@ -125,7 +127,7 @@ class S3Store:
         """See `ObjectStore.delete`."""
         if is_key(key):
             with self._told(), contextlib.suppress(FileNotFoundError):
-                await obstore.delete_async(self._reading, key)
+                await obstore.delete_async(self._hurried, key)
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """See `ObjectStore.url`. Clients fetch from the store itself, so `base_url` has no say."""
@@ -133,19 +135,20 @@ class S3Store:
         valid = min(math.ceil(self.ttl_s), _LONGEST_SIGNATURE_S)
         return obstore.sign(self._public, "GET", key, timedelta(seconds=valid))
 
-    async def write(self, key: str, content: bytes | mmap.mmap) -> None:
-        """Store memory as it lies there; in parts if it is large.
+    async def write(self, key: str, content: bytes | mmap.mmap, *, soon: bool = False) -> None:
+        """Store memory as it lies there; in parts if it is large. `soon`: see `ObjectStore.put`.
 
         Raises:
             ObjectStoreError: if the store is away, and stays away for long.
         """
         check(key)
+        bucket = self._hurried if soon else self._patient
         with self._told():
             try:
-                await self._write(key, content)
+                await _write(bucket, key, content)
             except FileNotFoundError:
                 await self._make_bucket()
-                await self._write(key, content)
+                await _write(bucket, key, content)
 
     async def sweep(self) -> None:
         """Delete every object older than its time. Other servers may do the same meanwhile.
@@ -157,16 +160,11 @@ class S3Store:
             for folder in FOLDERS:
                 await self._sweep(folder)
 
-    async def _write(self, key: str, content: bytes | mmap.mmap) -> None:
-        await obstore.put_async(
-            self._writing, key, content, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE
-        )
-
     async def _make_bucket(self) -> None:
         """Make the bucket, for which obstore has no call: an address of its own kind is signed for it."""
         import httpx
 
-        url = obstore.sign(self._writing, "PUT", "", timedelta(seconds=_BUCKET_S))
+        url = obstore.sign(self._patient, "PUT", "", timedelta(seconds=_BUCKET_S))
         try:
             async with httpx.AsyncClient(verify=self._address.tls(), timeout=_BUCKET_S) as http:
                 answer = await http.put(url, content=self._address.location())
@@ -190,7 +188,7 @@ class S3Store:
     async def _sweep(self, folder: str) -> None:
         age = timedelta(seconds=lifetime_s(folder, self.ttl_s) + _CLOCK_S)
         try:
-            async for found in obstore.list(self._reading, folder, chunk_size=1000):
+            async for found in obstore.list(self._hurried, folder, chunk_size=1000):
                 oldest = datetime.now(timezone.utc) - age
                 past = [
                     each["path"]
@@ -198,7 +196,7 @@ class S3Store:
                     if is_ours(each["path"]) and each["last_modified"] < oldest
                 ]
                 with contextlib.suppress(FileNotFoundError):
-                    await obstore.delete_async(self._reading, past)
+                    await obstore.delete_async(self._hurried, past)
         except BaseError as error:
             if not no_bucket(error):
                 raise
@@ -209,3 +207,7 @@ class S3Store:
             yield
         except (BaseError, FileNotFoundError) as error:
             raise ObjectStoreError(sentence(self._address.url, error)) from error
+
+
+async def _write(bucket: Bucket, key: str, content: bytes | mmap.mmap) -> None:
+    await obstore.put_async(bucket, key, content, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)

@@ -7,13 +7,15 @@ import re
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]*[A-Za-z])")
-_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|invalid peer certificate: (\w+)')
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _BY_KIND = {
     "TimedOut": "it does not answer in time",
     "IncompleteMessage": "it closed the connection",
     "ConnectionReset": "it closed the connection",
 }
 _OF_KEYS = frozenset({"SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied"})
+_TRUST = "see NDIF_OBJECT_STORE_VERIFY"
 _ADVICE = "; see NDIF_OBJECT_STORE_ACCESS_KEY and NDIF_OBJECT_STORE_SECRET_KEY"
 
 
@@ -40,7 +42,9 @@ def sentence(url: str, error: Exception) -> str:
     if status := _STATUS.search(text):
         return answered(url, status[1], text)
     # The innermost cause comes last in what obstore shows of its source.
-    causes = [first or second for first, second in _CAUSE.findall(text)]
+    causes = _CAUSE.findall(text)
+    if certificate := _CERTIFICATE.search(text):
+        causes.append(f"its certificate is not trusted ({certificate[1]}); {_TRUST}")
     causes += [words for kind, words in _BY_KIND.items() if kind in text]
     cause = causes[-1] if causes else text.partition("\n")[0]
     return f"the object store at {url} cannot be reached: {cause}"

@@ -1,0 +1,223 @@
+"""A replica on another machine: the form of `Actor` that Ray carries.
+
+Beside it Ray keeps a process on the replica's node (`ndif.host.replica`). Of what is asked of that only the
+process of whoever leads knows that it was asked; a leader that comes after it asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from ndif.cluster.ray_calls import aside
+from ndif.host.port import (
+    ActorError,
+    Progress,
+    ReplicaEvictedError,
+    ReplicaLostError,
+    Respond,
+)
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker.encoding import encode_request
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 0.5
+_REPORT_S = 0.2
+_STOP_S = 15.0
+"""A replica that takes longer to end its processes loses them with its own."""
+
+
+class RayActor:
+    """The form of `Actor` that Ray carries."""
+
+    def __init__(self, make: Callable[[], Any], whereabouts: MutableMapping[str, RayActor]) -> None:
+        """`make` has Ray start it, and may take its time; `whereabouts`: where jobs of another leader are.
+
+        The job of such a one is awaited where it runs, whichever replica is asked to run it.
+        """
+        self.ended = asyncio.Event()
+        self._make = make
+        self._making: asyncio.Future[Any] | None = None
+        self._whereabouts = whereabouts
+        self._handle: Any = None
+        self._model: Mapping[str, Any] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._run_by: tuple[str, RayActor] | None = None
+        self._evicted = False
+
+    @classmethod
+    def found(cls, handle: Any, whereabouts: MutableMapping[str, RayActor]) -> RayActor:
+        """One that another leader had Ray start; `describe` tells what it is."""
+        actor = cls(lambda: handle, whereabouts)
+        actor._have(handle)
+        return actor
+
+    async def describe(self) -> Mapping[str, Any]:
+        """What it says of itself.
+
+        Raises:
+            ReplicaLostError: if it is there no longer.
+        """
+        said: Mapping[str, Any] = await self._ask("describe")
+        self._model = said["model"]
+        return said
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """See `Actor.model`."""
+        return self._model
+
+    def _have(self, handle: Any) -> None:
+        self._handle = handle
+        self._watching = asyncio.create_task(self._watch(), name="watch over a replica")
+
+    async def start(self, progress: Progress) -> None:
+        """See `Actor.start`."""
+        try:
+            if self._handle is None:
+                # Ray waits for its head here.
+                self._making = aside(self._make)
+                self._have(await asyncio.shield(self._making))
+            reporting = asyncio.create_task(self._report(progress), name="progress")
+            try:
+                answer = await self._ask("start")
+            finally:
+                reporting.cancel()
+        except ReplicaLostError as error:
+            self._end()
+            raise ActorError(f"its process was lost while it was loaded: {error}") from error
+        except RayError as error:
+            await self.stop()
+            raise ActorError(f"Ray could not start it: {_first_line(error)}") from error
+        await self._came_up(answer)
+
+    async def _came_up(self, answer: Mapping[str, Any]) -> None:
+        if "error" in answer:
+            await self.stop()
+            raise ActorError(answer["error"])
+        self._model = answer["model"]
+
+    async def _report(self, progress: Progress) -> None:
+        known = (0, 0)
+        with contextlib.suppress(ReplicaLostError):
+            while True:
+                known = tuple(await self._ask("progress", known))
+                progress(*known)
+                await asyncio.sleep(_REPORT_S)
+
+    async def to_cache(self) -> None:
+        """See `Actor.to_cache`."""
+        with contextlib.suppress(ReplicaLostError):  # `ended` says so
+            await self._ask("to_cache")
+
+    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
+        """See `Actor.from_cache`."""
+        try:
+            answer = await self._ask("from_cache", dict(gpu_mem_bytes_by_id))
+        except ReplicaLostError as error:
+            raise ActorError(f"its process was lost: {error}") from error
+        await self._came_up(answer)
+
+    async def stop(self) -> None:
+        """See `Actor.stop`."""
+        self._evicted = self._evicted or not self.ended.is_set()
+        if self._making is not None and self._handle is None:
+            with contextlib.suppress(Exception):  # then there is nothing to end
+                self._have(await self._making)
+        if self._handle is not None:
+            with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._ask("stop"), _STOP_S)
+            with contextlib.suppress(RayError):
+                await aside(lambda: ray.kill(self._handle))
+        self._end()
+
+    def leave(self) -> None:
+        """Let it live, and hear no more of it."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def __call__(self, request: Request, respond: Respond) -> Response:
+        """See `Actor.__call__`. The replica delivers every update itself: nothing comes to `respond`."""
+        elsewhere = self._whereabouts.pop(request.id, self)
+        try:
+            if elsewhere is not self:
+                self._run_by = request.id, elsewhere
+                with contextlib.suppress(ReplicaLostError):
+                    return await elsewhere._run(request)
+            self._run_by = request.id, self
+            return await self._run(request)
+        finally:
+            self._run_by = None
+
+    async def _run(self, request: Request) -> Response:
+        try:
+            answer = await self._ask("run", encode_request(request))
+        except ReplicaLostError as error:
+            if self._evicted:
+                raise ReplicaEvictedError("the replica was ended") from error
+            raise
+        if "evicted" in answer:
+            raise ReplicaEvictedError(answer["evicted"])
+        if "lost" in answer:
+            raise ReplicaLostError(answer["lost"])
+        return Response(
+            request.id,
+            Status(answer["status"]),
+            answer["description"],
+            delivered=answer["delivered"],
+        )
+
+    def cancel(self, reason: str) -> None:
+        """See `Actor.cancel`."""
+        if self._run_by is not None:
+            request_id, actor = self._run_by
+            actor._handle.cancel.remote(request_id, reason)
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the replica answers. What is asked twice it does once.
+
+        Raises:
+            ReplicaLostError: if it is there no longer.
+        """
+        if self._handle is None:
+            raise ReplicaLostError("the replica has not been started")
+        while True:
+            try:
+                return await getattr(self._handle, method).remote(*arguments)
+            except ActorUnavailableError as error:
+                # Its node cannot be reached: it comes back, or Ray finds that it is dead.
+                logger.warning("a replica does not answer: %s", _first_line(error))
+            except RayActorError as error:
+                self._end()
+                raise ReplicaLostError(_why(error)) from error
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _watch(self) -> None:
+        with contextlib.suppress(ReplicaLostError):
+            await self._ask("until_ended")
+        self._end()
+
+    def _end(self) -> None:
+        self.ended.set()
+
+
+def _why(error: RayActorError) -> str:
+    text = str(error)
+    if "node has died" in text or "node was terminated" in text:
+        return "the node that it was on is gone"
+    if "doesn't exist any more or is infeasible" in text:
+        return "the node where it was to be is gone"
+    return "the replica's process ended"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,44 @@
+"""A machine's memory as Ray's custom resources: declared at `ray start`, read by whoever places models.
+
+Ray is told of it and places nothing by it: replicas ask for no resources, and say on which node they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+
+HEAD: Mapping[str, int] = {"head": 1}
+"""What the head of a cluster declares, beside what it offers to models, if it does."""
+
+_CPU = "ndif_cpu_memory"
+_GPU = "ndif_gpu_{}"
+
+
+def declaration(resources: Resources) -> dict[str, int]:
+    """What a node declares: the bytes that models may take of its CPU's memory and of each GPU's."""
+    gpus = {_GPU.format(index): size for index, size in enumerate(resources.gpu_bytes)}
+    return {_CPU: resources.cpu_bytes, **gpus}
+
+
+def resources_of(declared: Mapping[str, float]) -> Resources | None:
+    """What a node that declared this offers to models; None where it offers nothing."""
+    # What is nothing Ray does not list.
+    gpus: list[int] = []
+    while size := int(declared.get(_GPU.format(len(gpus)), 0)):
+        gpus.append(size)
+    cpu = int(declared.get(_CPU, 0))
+    return Resources.of(gpus, cpu, 1.0) if cpu or gpus else None
+
+
+def nodes_of(table: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Those of the nodes in `ray.nodes()` that live and take models."""
+    living = (entry for entry in table if entry["Alive"])
+    return [
+        Node(entry["NodeID"], entry["NodeName"] or entry["NodeManagerAddress"], resources)
+        for entry in living
+        if (resources := resources_of(entry["Resources"])) is not None
+    ]

@@ -1,0 +1,77 @@
+"""A replica on a node of a cluster, put together from that node's own settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.level import DeploymentLevel
+from ndif.config import Settings
+from ndif.fleet import ThisMachine
+from ndif.host.port import ActorError
+from ndif.host.replica import Equipment, Replica
+from ndif.host.runtimes import Runtimes
+from ndif.queue.responder import Responder
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request
+from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.objects import open_store
+
+
+class NodeReplica(Replica):
+    """What a cluster starts on a node."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        super().__init__(said)
+        # It has a process of its own, whose output its cluster keeps.
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+    async def prepare(self) -> Equipment:
+        """See `Replica.prepare`."""
+        settings = _settings()
+        said: dict[str, Any] = self._said
+        generation = said["generation"]
+        runtimes = Runtimes(settings.runtimes)
+        if generation not in runtimes.installed():
+            raise ActorError(
+                f"nnsight {generation} is not installed on the node where it was to be; "
+                f"`ndif runtime add {generation}` adds it there"
+            )
+        objects = open_store(settings, settings.session_root)
+        broker = RedisBroker(
+            settings.broker_url, objects, inline_bytes=settings.broker_inline_bytes
+        )
+        await broker.start()
+        fleet = ThisMachine(settings, broker, objects, runtimes, trusted=False, places=True)
+        await fleet.discover()
+        place = Deployment(**said["place"], level=DeploymentLevel.HOT)
+        actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
+
+        async def has_left(request: Request) -> bool:
+            return request.session is not None and bool(await broker.absent([request.session]))
+
+        return Equipment(actor, Responder(broker, objects).respond, has_left)
+
+
+def _settings() -> Settings:
+    """This node's.
+
+    Raises:
+        ActorError: if they are not those of a node of a cluster.
+    """
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        raise ActorError(
+            f"the node's settings are not valid: {error.errors()[0]['msg']}"
+        ) from error
+    if not settings.broker_url or not settings.object_store_url:
+        raise ActorError(
+            "the node where it was to be was started without NDIF_BROKER_URL or without "
+            "NDIF_OBJECT_STORE_URL, and its replicas deliver their results to both"
+        )
+    return settings

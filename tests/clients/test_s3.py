@@ -1,0 +1,98 @@
+"""Clients of every generation, whose results lie on a real S3 server."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.clients.harness import LocalServer
+from tests.conftest import NAME, Clients
+from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+
+STORED = [
+    ("0.8", "scenario_a_large_result_is_fetched"),
+    ("0.8", "scenario_without_compression"),
+    ("0.8", "scenario_non_blocking"),
+    # A live client waits for its generation to be loaded; one that polls is less patient.
+    ("0.7", "scenario_reads_of_layers_and_logits"),
+    ("0.7", "scenario_non_blocking"),
+    ("0.6", "scenario_reads_of_layers_and_logits"),
+    ("0.6", "scenario_non_blocking"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(s3: SwiftServer, server_environment: dict[str, str]) -> Iterator[LocalServer]:
+    """A server that confines its users' code, and sends no result but by an address of the store."""
+    environment = {
+        **server_environment,
+        "NDIF_OBJECT_STORE_URL": s3.url,
+        "NDIF_OBJECT_STORE_PUBLIC_URL": s3.url.replace("127.0.0.1", "localhost"),
+        "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
+        "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
+        "NDIF_MAX_INLINE_RESULT_BYTES": "0",
+    }
+    started = LocalServer(NAME, "--sandbox", environment=environment)
+    try:
+        yield started.ready()
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def clients(
+    server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Clients]:
+    """Its clients."""
+    started = Clients(server, tiny_gpt2, runtimes, tmp_path_factory)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize(("generation", "scenario"), STORED)
+def test_a_stored_result_is_what_a_local_block_gives(
+    clients: Clients, generation: str, scenario: str
+) -> None:
+    clients[generation].run(scenario)
+
+
+def test_a_live_client_waits_while_the_store_is_away(clients: Clients, s3: SwiftServer) -> None:
+    client, failed = clients["0.8"], []
+
+    def run() -> None:
+        try:
+            client.run("scenario_a_large_result_is_fetched")
+        except AssertionError as error:
+            failed.append(error)
+
+    running = threading.Thread(target=run)
+    with s3.away():
+        running.start()
+        time.sleep(8)
+        assert running.is_alive()
+    running.join()
+    assert not failed, failed[0]
+
+
+def test_a_poll_is_told_to_come_again_while_the_store_is_away(
+    server: LocalServer, s3: SwiftServer
+) -> None:
+    url = f"{server.url}/response/01234567-89ab-cdef-0123-456789abcdef"
+    assert httpx.get(url, timeout=30).status_code == 404
+    with s3.away():
+        away = httpx.get(url, timeout=30)
+    assert away.status_code == 503
+    assert int(away.headers["Retry-After"]) > 0
+    assert any(
+        re.search("the object store at .* cannot be reached", line) for line in server.output
+    )
+
+
+def test_the_server_has_no_results_of_its_own(server: LocalServer) -> None:
+    assert server.get("/results/01234567-89ab-cdef-0123-456789abcdef")[0] == 404

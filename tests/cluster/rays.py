@@ -1,0 +1,151 @@
+"""A Ray cluster whose nodes take models, and a client's side of the jobs that run there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.ray_actors import RayActor
+from ndif.cluster.ray_cluster import RayCluster
+from ndif.cluster.ray_nodes import declaration
+from ndif.cluster.resources import Resources
+from ndif.node_replica import NodeReplica
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.schema.variant import Variant
+from ndif.stores.broker import Broker
+from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.objects import ObjectStore
+from tests.services.ray import RayServer
+
+GIB = 1 << 30
+OFFERED = Resources.of([], 4 * GIB, 1.0)
+
+
+@contextlib.asynccontextmanager
+async def driving(server: RayServer, replica: type = NodeReplica) -> AsyncIterator[RayCluster]:
+    """Whoever leads, for a while."""
+    cluster = RayCluster(server.address, replica)
+    await cluster.connect()
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+def config_of(checkpoint: Path) -> DeploymentConfig:
+    return DeploymentConfig("test/model", str(checkpoint), task="text-generation")
+
+
+def place_on(node_id: str, config: DeploymentConfig, replica_id: str) -> Deployment:
+    return Deployment(
+        model_key=str(Variant(config.key, "0.8")),
+        replica_id=replica_id,
+        node_id=node_id,
+        level=DeploymentLevel.HOT,
+        size_bytes=GIB,
+        deployed=0.0,
+        on_cpu=True,
+    )
+
+
+async def node_called(cluster: RayCluster, name: str) -> str:
+    """Its id."""
+    return next(node.id for node in await cluster.discover() if node.name == name)
+
+
+@contextlib.asynccontextmanager
+async def a_replica(
+    cluster: RayCluster, checkpoint: Path, node: str = "one", replica_id: str = "r1"
+) -> AsyncIterator[RayActor]:
+    """One that is started, and ended."""
+    config = config_of(checkpoint)
+    place = place_on(await node_called(cluster, node), config, replica_id)
+    actor = cluster.make_actor(config, "0.8", place)
+    try:
+        await actor.start(lambda done, total: None)
+        yield actor
+    finally:
+        await actor.stop()
+
+
+class Client:
+    """What a client sends, and is told."""
+
+    def __init__(self, broker: Broker, session: Any) -> None:
+        self._broker = broker
+        self._session = session
+        self.told: dict[str, list[Response]] = {}
+        self._heard = asyncio.Event()
+        self._listening = asyncio.create_task(self._listen())
+
+    async def send(self, payload: bytes, *, trusted: bool = True) -> Request:
+        request = Request(
+            DeploymentConfig("test/model", "").key,
+            "0.8",
+            Wire.ENVELOPE,
+            payload,
+            False,
+            "http://here",
+            session=self._session.session,
+            trusted=trusted,
+        )
+        await self._broker.submit(request)
+        return request
+
+    async def until(self, request: Request, status: Status) -> Response:
+        while True:
+            for response in self.told.get(request.id, []):
+                if response.status is status:
+                    return response
+                assert not response.status.terminal, response
+            self._heard.clear()
+            await self._heard.wait()
+
+    async def _listen(self) -> None:
+        while True:
+            request, response = await self._session.next()
+            self.told.setdefault(request.id, []).append(response)
+            self._heard.set()
+
+    def close(self) -> None:
+        self._listening.cancel()
+
+
+@contextlib.asynccontextmanager
+async def a_client(url: str, objects: ObjectStore) -> AsyncIterator[Client]:
+    broker = RedisBroker(url, objects, inline_bytes=1 << 20)
+    await broker.start()
+    client = Client(broker, await broker.subscribe())
+    yield client
+    client.close()
+    await broker.stop()
+
+
+@contextlib.contextmanager
+def ray_cluster(environment: Mapping[str, str], *nodes: str) -> Iterator[RayServer]:
+    """A head and these nodes."""
+    # What the tests import is there, too.
+    path = os.pathsep.join(
+        [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    with RayServer({"PYTHONPATH": path, **environment}) as server:
+        for name in nodes:
+            server.add(name, declaration(OFFERED))
+        yield server
+
+
+async def nothing(_: Response) -> None:
+    """What a replica that delivers itself has to say to whoever asks it to."""
+
+
+PYTHON = sys.executable

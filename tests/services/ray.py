@@ -1,0 +1,136 @@
+"""A Ray cluster of a test's own: each node is a raylet with processes of its own, all on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from tests.services.process import HOST, Process, free_port
+
+_RAY = Path(sys.executable).with_name("ray")
+_STARTED = "Ray runtime started."
+_MEMORY = 80 << 20
+"""Nothing of ours goes through Ray's object store."""
+
+# A node that is dead is found to be within three seconds.
+_QUICK = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class RayNode:
+    """One node, with everything that runs on it."""
+
+    def __init__(self, name: str, process: Process, log: Path) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+
+    def start(self) -> None:
+        """Start it, and return once it is part of its cluster."""
+        self._process.start()
+
+    def stop(self) -> None:
+        """End it in good order; nothing if it has ended."""
+        self._end(self._process.stop)
+
+    def kill(self) -> None:
+        """End it as a power cut does, with all that runs on it."""
+        processes = self._processes()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._end(self._process.kill)
+        psutil.wait_procs(processes, timeout=10)
+
+    def _end(self, end: object) -> None:
+        left = self._processes()
+        assert callable(end)
+        end()
+        _, alive = psutil.wait_procs(left, timeout=10)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _processes(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if (pid := self._process.pid) is not None:
+                return psutil.Process(pid).children(recursive=True)
+        return []
+
+
+class RayServer:
+    """A head, which takes no models, and the nodes that are added to it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment`: of everything that runs on its nodes."""
+        # Sockets' names are short, and pytest's folders are not.
+        self._folder = Path(tempfile.mkdtemp(prefix="ndif-"))
+        self._environment = {**_QUICK, **environment}
+        self.port = free_port()
+        self.address = f"{HOST}:{self.port}"
+        self.head = self._node(
+            "head",
+            {"head": 1},
+            *("--head", f"--port={self.port}", "--include-dashboard=false"),
+            f"--temp-dir={self._folder / 'r'}",
+        )
+        self._nodes = [self.head]
+
+    def add(
+        self, name: str, resources: Mapping[str, int], environment: Mapping[str, str] | None = None
+    ) -> RayNode:
+        """A further node, one at a time: those that start together on a machine take the same ports."""
+        node = self._node(
+            name, resources, f"--address={self.address}", environment=environment or {}
+        )
+        self._nodes.append(node)
+        node.start()
+        return node
+
+    def _node(
+        self,
+        name: str,
+        resources: Mapping[str, int],
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> RayNode:
+        log = self._folder / f"{name}.log"
+        variables = {**self._environment, **(environment or {})}
+        command = [
+            *("env", *(f"{variable}={value}" for variable, value in variables.items())),
+            *(str(_RAY), "start", "--block", "--disable-usage-stats", f"--node-name={name}"),
+            *(f"--node-ip-address={HOST}", "--num-cpus=1", "--num-gpus=0"),
+            *("--include-log-monitor=false", f"--object-store-memory={_MEMORY}"),
+            f"--dashboard-agent-listen-port={free_port()}",
+            f"--resources={json.dumps(resources)}",
+            *options,
+        ]
+        process = Process(
+            command, log, lambda: log.exists() and _STARTED in log.read_text(), cwd=self._folder
+        )
+        return RayNode(name, process, log)
+
+    def __enter__(self) -> RayServer:
+        try:
+            self.head.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in reversed(self._nodes):
+            node.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""Settings say which form of `ObjectStore` a server has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ndif.config import Settings
+from ndif.stores.objects import FileStore, open_store
+from ndif.variables import variables
+
+S3 = {
+    "NDIF_OBJECT_STORE_URL": "http://store:9000/",
+    "NDIF_OBJECT_STORE_ACCESS_KEY": "key",
+    "NDIF_OBJECT_STORE_SECRET_KEY": "hush",
+}
+
+
+def settings(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Settings:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return Settings()
+
+
+def test_without_an_address_objects_are_files(tmp_path: Path) -> None:
+    store = open_store(Settings(), tmp_path)
+    assert isinstance(store, FileStore)
+    assert store.root == tmp_path.resolve()
+
+
+def test_with_an_address_they_are_in_its_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(settings(monkeypatch, **S3), tmp_path)
+    assert store.url("results/x.pt", "http://us").startswith("http://store:9000/ndif/results/x.pt?")
+
+
+def test_clients_are_sent_to_the_public_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {
+        "NDIF_OBJECT_STORE_PUBLIC_URL": "https://results.example.org",
+        "NDIF_OBJECT_STORE_BUCKET": "bucket",
+        "NDIF_OBJECT_STORE_REGION": "eu-north-1",
+        "NDIF_OBJECT_STORE_VERIFY": "false",
+        "NDIF_RESULT_TTL_S": "60",
+    }
+    url = open_store(settings(monkeypatch, **S3, **more), tmp_path).url("results/x.pt", "")
+    assert url.startswith("https://results.example.org/bucket/results/x.pt?")
+    assert "eu-north-1" in url
+    assert "X-Amz-Expires=60&" in url
+
+
+@pytest.mark.parametrize(
+    ("value", "verify"), [("true", True), ("false", False), ("0", False), ("{file}", Path)]
+)
+def test_certificates_are_verified_as_the_operator_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, verify: object
+) -> None:
+    file = tmp_path / "authorities.pem"
+    file.write_text("")
+    found = settings(
+        monkeypatch, NDIF_OBJECT_STORE_VERIFY=value.format(file=file)
+    ).object_store_verify
+    assert found == (file if verify is Path else verify)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"NDIF_OBJECT_STORE_URL": "http://store:9000"}, "needs NDIF_OBJECT_STORE_ACCESS_KEY"),
+        ({**S3, "NDIF_OBJECT_STORE_SECRET_KEY": ""}, "needs NDIF_OBJECT_STORE_ACCESS_KEY"),
+        ({**S3, "NDIF_OBJECT_STORE_URL": "store:9000"}, "is not like http://host:port"),
+        ({**S3, "NDIF_OBJECT_STORE_URL": "s3://bucket"}, "is not like http://host:port"),
+        ({**S3, "NDIF_OBJECT_STORE_PUBLIC_URL": "https://"}, "is not like http://host:port"),
+        ({**S3, "NDIF_OBJECT_STORE_URL": "http://a:b@store"}, "do not belong into an address"),
+        ({**S3, "NDIF_OBJECT_STORE_VERIFY": "/no/such/file"}, "does not point to a file"),
+    ],
+)
+def test_what_cannot_be_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        settings(monkeypatch, **environment)
+
+
+def test_the_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {each.name: each.value for each in variables(settings(monkeypatch, **S3))}
+    assert shown["NDIF_OBJECT_STORE_ACCESS_KEY"] == "key"
+    assert "hush" not in str(shown)
