@@ -54,6 +54,7 @@ class Coordinator:
         self._configs = configs
         self._places = places
         self._runtimes = runtimes
+        self._fleet = fleet
         self._evaluator = Evaluator()
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
@@ -85,16 +86,20 @@ class Coordinator:
     async def start(self) -> None:
         """Look at the machines, serve the lines, and have what the server was started with."""
         await self.controller.discover()
+        self.dispatcher.adopt(await self._fleet.living())
         self.dispatcher.start()
         self._tasks.append(asyncio.create_task(self.upkeep.run(), name="upkeep"))
         if self._places:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
 
     async def stop(self) -> None:
-        """End the lines and what serves them."""
+        """End the lines, and what serves them unless it outlives them."""
         await end(self._tasks)
         await self.dispatcher.stop()
-        await self.controller.stop()
+        if self._fleet.outlives:
+            await self.controller.leave()
+        else:
+            await self.controller.stop()
         await self._evaluator.stop()
 
     async def bring_up(self, generation: str) -> list[Hosted]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from ndif.cluster.asking import Living
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources, parse_gpus
@@ -26,6 +28,23 @@ logger = logging.getLogger(__name__)
 class Fleet(Protocol):
     """Machines, and the making of replicas on them."""
 
+    outlives: bool
+    """Whether its replicas go on when whoever leads does not."""
+    lost: asyncio.Event
+    """Set once the machines are out of reach for good."""
+
+    async def connect(self) -> None:
+        """Return once the machines can be reached."""
+        ...
+
+    async def close(self) -> None:
+        """Reach them no more."""
+        ...
+
+    async def living(self) -> Sequence[Living]:
+        """The replicas that another leader left."""
+        ...
+
     async def discover(self) -> Sequence[Node]:
         """The machines as they are now, each without replicas."""
         ...
@@ -37,6 +56,8 @@ class Fleet(Protocol):
 
 class ThisMachine:
     """A fleet of one."""
+
+    outlives = False
 
     def __init__(
         self,
@@ -58,6 +79,17 @@ class ThisMachine:
         self._weights = Weights()
         self._node: Node | None = None
         self._has_gpus = False
+        self.lost = asyncio.Event()
+
+    async def connect(self) -> None:
+        """See `Fleet.connect`."""
+
+    async def close(self) -> None:
+        """See `Fleet.close`."""
+
+    async def living(self) -> list[Living]:
+        """See `Fleet.living`."""
+        return []
 
     async def discover(self) -> list[Node]:
         """See `Fleet.discover`: as it is declared or was found to be, once.

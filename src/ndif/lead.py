@@ -15,12 +15,13 @@ import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from ndif.config import Settings
 from ndif.coordinator import Coordinator
-from ndif.fleet import ThisMachine
+from ndif.fleet import Fleet, ThisMachine
 from ndif.host.runtimes import Runtimes
 from ndif.part import Part, log_to_stderr, on_hang_up
 from ndif.queue.publishing import Publishing
@@ -37,6 +38,9 @@ from ndif.tasks import end
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
+_CLUSTER_LOST = (
+    "The cluster that runs models cannot be reached. Your job waits, and runs when it is back."
+)
 
 
 class Leader:
@@ -50,6 +54,7 @@ class Leader:
             settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
         )
         self._lead = Lead(self._broker.client)
+        self._runtimes = Runtimes(settings.runtimes)
         self.told_to_stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -59,15 +64,47 @@ class Leader:
         await asyncio.wait({stopping, standing_by}, return_when=asyncio.FIRST_COMPLETED)
         if standing_by.done():
             standing_by.result()
-            lost = asyncio.create_task(self._lead.lost.wait())
-            async with self._leading():
-                await asyncio.wait({stopping, lost}, return_when=asyncio.FIRST_COMPLETED)
-            lost.cancel()
+            await self._lead_until(stopping)
         else:
             await end([standing_by])
         stopping.cancel()
         await self._lead.leave()
         await self._broker.stop()
+
+    async def _lead_until(self, stopping: asyncio.Task[Any]) -> None:
+        """Lead until told to stop, or until another leads, or there is nothing left to lead."""
+        fleet = self._fleet()
+        replaced = asyncio.create_task(self._lead.lost.wait())
+        connecting = asyncio.create_task(fleet.connect())
+        lost = asyncio.create_task(fleet.lost.wait())
+        try:
+            await asyncio.wait(
+                {stopping, replaced, connecting}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if connecting.done():
+                connecting.result()
+                async with self._leading(fleet) as coordinator:
+                    await asyncio.wait(
+                        {stopping, replaced, lost}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if lost.done():
+                        await coordinator.dispatcher.tell_everybody(_CLUSTER_LOST)
+        finally:
+            await end([replaced, connecting, lost])
+            await fleet.close()
+
+    def _fleet(self) -> Fleet:
+        """The machines of a Ray cluster, or this one."""
+        settings = self._settings
+        if settings.ray_address:
+            # What one machine does not need it does not import.
+            from ndif.cluster.ray_cluster import RayCluster
+            from ndif.node_replica import NodeReplica
+
+            return RayCluster(settings.ray_address, NodeReplica)
+        return ThisMachine(
+            settings, self._broker, self._objects, self._runtimes, trusted=False, places=True
+        )
 
     async def _stand_by(self) -> None:
         while True:
@@ -82,15 +119,16 @@ class Leader:
         logger.info("Leading")
 
     @contextlib.asynccontextmanager
-    async def _leading(self) -> AsyncIterator[None]:
+    async def _leading(self, fleet: Fleet) -> AsyncIterator[Coordinator]:
         settings, client = self._settings, self._broker.client
-        runtimes = Runtimes(settings.runtimes)
-        responder = Responder(self._broker, self._objects)
-        fleet = ThisMachine(
-            settings, self._broker, self._objects, runtimes, trusted=False, places=True
-        )
         coordinator = Coordinator(
-            settings, self._part.deployments, self._broker, responder, fleet, runtimes, places=True
+            settings,
+            self._part.deployments,
+            self._broker,
+            Responder(self._broker, self._objects),
+            fleet,
+            self._runtimes,
+            places=True,
         )
         await self._objects.start()
         await coordinator.start()
@@ -102,7 +140,7 @@ class Leader:
             ),
         ]
         try:
-            yield
+            yield coordinator
         finally:
             await end(tasks)
             await coordinator.stop()

@@ -22,7 +22,7 @@ from nnsight import CONFIG, LanguageModel
 from nnsight.intervention.backends import remote as remote_backend
 from nnsight.intervention.backends.remote import RemoteBackend
 from nnsight.schema.response import ResponseModel
-from scenarios_headers import error_of, mended
+from scenarios_headers import error_of, mended, polled
 
 PROMPT = "The Eiffel Tower is in the city of"
 MESSAGE = 1_000_000
@@ -139,6 +139,21 @@ def scenario_a_stream_without_end(context: Context) -> None:
     message = error_of(run)
     assert "more than 4,000,000 bytes" in message, message
     assert "NDIF_MAX_STREAMED_BYTES" in message
+    answered(context)
+
+
+@mended()
+def scenario_a_client_that_polls(context: Context) -> None:
+    """It is not there to be asked: nobody waits for its answer."""
+    answered(context)
+    with context.remote.session(remote=True, blocking=False) as session:
+        numbers = torch.arange(5)
+        with session.local():
+            answer = len(numbers)
+            answer.remote()
+        answer.save()
+    message = error_of(lambda: polled(session.backend))
+    assert "blocking=True" in message, message
     answered(context)
 
 

@@ -136,3 +136,18 @@ def scenario_evicted(context: Context) -> None:
     said = end_of(waiting)
     assert "taken 'tests/gpt2' off the server" in said, said
     told_by([running])
+
+
+_sent: list[Any] = []
+
+
+def scenario_fifty_jobs_are_sent(context: Context) -> None:
+    _sent[:] = [runs_for(context.remote, 0.02) for _ in range(50)]
+
+
+def scenario_a_long_job_is_sent(context: Context) -> None:
+    _sent[:] = [runs_for(context.remote, LONG_S)]
+
+
+def scenario_all_that_was_sent_is_answered(context: Context) -> None:
+    assert all(ended > began for began, ended in told_by(_sent))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.harness import StartedServer
+from tests.clients.harness import PATIENCE_S, StartedServer
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
 from tests.conftest import NAME, Clients
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what takes a moment."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +39,7 @@ def stack(
             "NDIF_SESSION_ROOT": str(tmp_path_factory.mktemp("session")),
             "NDIF_BROKER_URL": redis.url,
             "NDIF_API_WORKERS": "2",
+            "NDIF_HOTSWAPPING": "false",
             "NDIF_OBJECT_STORE_URL": s3.url,
             "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
             "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
@@ -37,6 +47,7 @@ def stack(
     )
     try:
         started.ready()
+        until(lambda: b'"RUNNING"' in started.get("/status")[1])
         yield started
     finally:
         started.stop()

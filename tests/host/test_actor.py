@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,29 @@ async def test_a_cancelled_job_is_an_error_whatever_comes_then(
         await served.actor.to_cache()
         response = await running
         assert (response.status, response.description) == (Status.ERROR, "The client left.")
+
+
+@on_loop
+async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
+    tiny_gpt2: Path, client: TransformersModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(tiny_gpt2) as served:
+        execution = served.actor._execution
+        run = execution.run
+
+        async def cancelled_last(*given: Any) -> Response | None:
+            response = await run(*given)
+            served.actor.cancel("The operator has ended it.")
+            return response
+
+        monkeypatch.setattr(execution, "run", cancelled_last)
+        response = await served.run(reading(client))
+        assert (response.status, response.description) == (
+            Status.ERROR,
+            "The operator has ended it.",
+        )
+        monkeypatch.undo()
+        assert (await served.run(reading(client))).status is Status.COMPLETED
 
 
 @on_loop

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ndif.host.channel import ProtocolError
-from ndif.host.dialogue import Dialogue, LimitError, Limits, meta_of
+from ndif.host.dialogue import Dialogue, LimitError, Limits, UnheardError, meta_of
 from ndif.runtime.frames import MAX_TEXT
 
 FRAME = 256
@@ -72,6 +72,16 @@ def test_each_kind_in_each_state(state: str, kind: str) -> None:
     else:
         with pytest.raises(ProtocolError, match="may not come here"):
             dialogue.hear({"kind": kind}, b"x")
+
+
+@pytest.mark.parametrize("kind", ["stream", "await upload"])
+def test_nothing_is_said_to_a_client_that_polls(kind: str) -> None:
+    limits = Limits(1000, 1000, 1000, 1000)
+    dialogue = Dialogue(limits, converses=True, listens=False, clock=Clock())
+    assert dialogue.hear({"kind": "running"}, b"") == "running"
+    assert dialogue.hear({"kind": "log"}, b"x") == "log"
+    with pytest.raises(UnheardError, match="blocking=True"):
+        dialogue.hear({"kind": kind}, b"")
 
 
 @pytest.mark.parametrize(

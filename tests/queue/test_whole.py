@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -21,6 +22,7 @@ from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources
 from ndif.cluster.rules import Rules
 from ndif.cluster.schedule_source import ScheduleSource
+from ndif.cluster.status import for_clients
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.queue.autoscale import Bounds
 from ndif.queue.dispatcher import Dispatcher
@@ -136,6 +138,8 @@ class World:
     """A server without its gateway."""
 
     kind = Replica
+    missing = ""
+    """A generation for which nothing can be loaded."""
 
     def __init__(
         self,
@@ -197,6 +201,8 @@ class World:
         await asyncio.sleep(1)
         if config.repo_id not in self.sizes:
             raise ActorError("there is no such repository")
+        if generation == self.missing:
+            raise ActorError("that is not installed")
         return Measured(self.sizes[config.repo_id])
 
     async def _discover(self) -> list[Node]:
@@ -560,6 +566,30 @@ def test_a_dedicated_model_that_is_broken_is_tried_less_and_less(tmp_path: Path)
     run(main())
 
 
+def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            world.missing = "0.7"
+            (older,) = await world.until_ended(await world.send("a/a", generation="0.7"))
+            (newer,) = await world.until_ended(await world.send("a/a"))
+            assert older.status is Status.ERROR
+            assert newer.status is Status.COMPLETED
+            status = await world.operations.status()
+            problems = {each["generation"]: each["problem"] for each in status["models"]}
+            assert problems == {"0.8": None, "0.7": older.description}
+            assert status["problems"] == [older.description]
+            (entry,) = for_clients(world.controller.models, world.of("a/a"))["deployments"].values()
+            assert entry["runtimes"] == {"0.7": "UNHEALTHY", "0.8": "RUNNING"}
+            assert entry["application_state"] == "RUNNING"
+
+            world.missing = ""
+            (older,) = await world.until_ended(await world.send("a/a", generation="0.7"))
+            assert older.status is Status.COMPLETED
+            assert (await world.operations.status())["problems"] == []
+
+    run(main())
+
+
 def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
     calendar = tmp_path / "calendar.ics"
     calendar.write_text(
@@ -632,6 +662,66 @@ def test_a_store_that_fails_costs_nobody_else_anything(tmp_path: Path) -> None:
             for model in ("a/a", "no/such"):
                 (response,) = await world.until_ended(await world.send(model))
                 assert response.status is (Status.COMPLETED if model == "a/a" else Status.ERROR)
+
+    run(main())
+
+
+class SlowStore(FileStore):
+    """A store that takes its time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 3600)
+        self.stored: list[dict[str, Any]] = []
+
+    async def put(self, key: str, content: bytes) -> None:
+        await asyncio.sleep(4)
+        self.stored.append(json.loads(content))
+
+
+def test_a_job_is_killed_until_its_answer_is_on_its_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SlowStore(tmp_path)
+        async with World(tmp_path, {"a/a": 40}, store=store) as world:
+            await world.until_ended(await world.send("a/a"))
+            job = await world.send("a/a", 10.0, polled=True)
+            await asyncio.sleep(20)  # told its place in the line, sent to a replica, run
+            (line,) = (await world.operations.queue())["models"]
+            assert line["running"][0]["request_id"] == job
+            assert not await world.operations.kill(job)
+            await asyncio.sleep(10)
+            assert [told["status"] for told in store.stored][-1] == "COMPLETED"
+
+    run(main())
+
+
+def test_a_job_that_is_killed_before_its_replica_has_it_does_not_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SlowStore(tmp_path)
+        async with World(tmp_path, {"a/a": 40}, store=store) as world:
+            await world.until_ended(await world.send("a/a"))
+            job = await world.send("a/a", 1000.0, polled=True)
+            await asyncio.sleep(6)  # it is told that it is sent to a replica
+            (line,) = (await world.operations.queue())["models"]
+            assert line["running"][0]["request_id"] == job
+            assert await world.operations.kill(job)
+            await asyncio.sleep(10)
+            assert [told["status"] for told in store.stored] == ["QUEUED", "DISPATCHED", "ERROR"]
+            assert "operator has ended this job" in store.stored[-1]["description"]
+
+    run(main())
+
+
+def test_a_job_that_is_killed_does_not_run_again_when_its_replica_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            await world.until_ended(await world.send("a/a"))
+            job = await world.send("a/a", 1000.0)
+            await asyncio.sleep(5)
+            (actor,) = world.actors.values()
+            actor.cancel = lambda _: actor.die()  # type: ignore[method-assign]
+            assert await world.operations.kill(job)
+            (response,) = await world.until_ended(job)
+            assert "operator has ended this job" in response.description
 
     run(main())
 
@@ -709,6 +799,20 @@ def test_what_is_scaled_stays_so(tmp_path: Path) -> None:
             await asyncio.sleep(300)
             assert world.levels("a/a") == ["HOT"] * 3
             assert (await world.operations.export())[0]["replicas"] == 3
+
+    run(main())
+
+
+def test_what_is_scaled_to_nothing_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 30}) as world:
+            await world.until_ended(await world.send("a/a"))
+            (there,) = world.of("a/a")
+            (told,) = await world.operations.scale("a/a", 0, None)
+            assert (told["repo_id"], told["generation"]) == ("a/a", "0.8")
+            assert told["replicas"] == []
+            assert [e["replica_id"] for e in told["evicted"]] == [there.deployment.replica_id]
+            assert told["problem"] is None
 
     run(main())
 

@@ -59,6 +59,14 @@ class RayNode:
         self._end(self._process.kill)
         psutil.wait_procs(processes, timeout=10)
 
+    def runs(self, module: str) -> bool:
+        """Whether a process of this module is among those that run on it."""
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if module in process.cmdline():
+                    return True
+        return False
+
     def _end(self, end: object) -> None:
         left = self._processes()
         assert callable(end)
@@ -92,6 +100,11 @@ class RayServer:
             f"--temp-dir={self._folder / 'r'}",
         )
         self._nodes = [self.head]
+
+    @property
+    def nodes(self) -> list[RayNode]:
+        """Those that were added to the head."""
+        return self._nodes[1:]
 
     def add(
         self, name: str, resources: Mapping[str, int], environment: Mapping[str, str] | None = None

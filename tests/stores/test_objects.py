@@ -19,8 +19,6 @@ from starlette.applications import Starlette
 from ndif.gateway.refusal import Refusal, answer
 from ndif.gateway.results import Results
 from ndif.stores.objects import FileStore, ObjectStore
-from ndif.stores.objects.s3 import S3Store
-from ndif.stores.objects.s3_address import S3Address
 from tests.on_loop import on_loop
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.stores.objects import files_in, request_key, response_key, result_key
@@ -53,6 +51,9 @@ async def on_files(
 
 
 def on_s3(server: SwiftServer) -> Form:
+    from ndif.stores.objects.s3 import S3Store
+    from ndif.stores.objects.s3_address import S3Address
+
     @contextlib.asynccontextmanager
     async def opened(_: Path, ttl_s: float) -> AsyncIterator[tuple[ObjectStore, httpx.AsyncClient]]:
         bucket = f"test-{uuid.uuid4()}"
@@ -66,6 +67,7 @@ def on_s3(server: SwiftServer) -> Form:
 @pytest.fixture(params=["files", "s3"])
 def form(request: pytest.FixtureRequest) -> Form:
     if request.param == "s3":
+        pytest.importorskip("obstore", reason="obstore needs Python 3.11")
         return on_s3(request.getfixturevalue("s3"))
     return Form(on_files, "expires", 0.4)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from ndif.config import Settings
-from ndif.stores.objects import FileStore, open_store
+from ndif.stores.objects import FileStore, ObjectStoreError, open_store
 from ndif.variables import variables
 
 S3 = {
@@ -28,6 +29,15 @@ def test_without_an_address_objects_are_files(tmp_path: Path) -> None:
     store = open_store(Settings(), tmp_path)
     assert isinstance(store, FileStore)
     assert store.root == tmp_path.resolve()
+
+
+def test_a_library_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("obstore", "ndif.stores.objects.s3", "ndif.stores.objects.s3_address"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ObjectStoreError, match=r"pip install 'ndif\[server\]'"):
+        open_store(settings(monkeypatch, **S3), tmp_path)
 
 
 def test_with_an_address_they_are_in_its_bucket(

@@ -17,12 +17,15 @@ import httpx
 import pytest
 
 from ndif.stores.objects import ObjectStoreError, Upload
-from ndif.stores.objects.s3 import S3Store
-from ndif.stores.objects.s3_address import S3Address
 from tests.on_loop import on_loop
 from tests.services.process import free_port
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.stores.objects import request_key, response_key, result_key
+
+pytest.importorskip("obstore", reason="obstore needs Python 3.11")
+
+from ndif.stores.objects.s3 import S3Store
+from ndif.stores.objects.s3_address import S3Address
 
 LONG_S = 3600.0
 MIB = 1 << 20

@@ -137,9 +137,11 @@ class Controller:
                 provided.append(Provided(problem=_WITHDRAWN, evicted=decision.evictions))
                 continue
             variant = str(one.variant)
-            one.model.problem = problem or refused.get(variant)
-            ids = decision.replica_ids(variant)
-            provided.append(Provided(ids, one.model.problem, decision.evictions))
+            problem = problem or refused.get(variant)
+            one.model.problems.pop(one.generation, None)
+            if problem is not None:
+                one.model.problems[one.generation] = problem
+            provided.append(Provided(decision.replica_ids(variant), problem, decision.evictions))
         return provided
 
     async def _decide(self, asked: Mapping[Asked, int]) -> Decision:
@@ -354,7 +356,7 @@ class Controller:
         self.cluster = self.cluster.with_deployed(key, self._now())
         self._take_over()
         logger.info("%s is ready", hosted.deployment.name)
-        hosted.model.problem = None
+        hosted.model.problems.pop(Variant.parse(hosted.deployment.model_key).generation, None)
         self.on_up(hosted)
         hosted.came_up()
 
@@ -366,7 +368,7 @@ class Controller:
         generation = Variant.parse(hosted.deployment.model_key).generation
         sentence = _not_loaded(hosted.model, generation, why)
         logger.error("%s", sentence)
-        hosted.model.problem = sentence
+        hosted.model.problems[generation] = sentence
         await hosted.actor.stop()
         self._forget(hosted.deployment.key, DeploymentError(sentence))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ndif.schema.deployment import DeploymentConfig, refusal
@@ -35,8 +35,8 @@ class Model:
     """How many are about to deploy it."""
     withdrawals: int = 0
     """How often its operator has taken it away: what was asked for before is not to come."""
-    problem: str | None = None
-    """Why it could not be deployed when that was last tried."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Why it could not be deployed when that was last tried, by generation."""
 
     @property
     def dedicated(self) -> bool:

@@ -53,6 +53,8 @@ class ClusterError(Exception):
 class RayCluster:
     """A cluster's nodes and replicas, as a `Controller` wants them."""
 
+    outlives = True
+
     def __init__(self, address: str, replica: type[Replica]) -> None:
         """`address`: of its head, `host:port`, or `auto`; `replica`: what is started on its nodes."""
         self.lost = asyncio.Event()

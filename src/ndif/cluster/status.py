@@ -25,16 +25,17 @@ def for_clients(models: Iterable[Model], hosted: Sequence[Hosted]) -> dict[str, 
 
 def _entry(model: Model, hosted: Sequence[Hosted]) -> dict[str, Any]:
     key = model.config.key
-    generations = sorted({generation_of(each) for each in hosted})
+    generations = sorted({generation_of(each) for each in hosted} | model.problems.keys())
     by_generation = {
         generation: [each for each in hosted if generation_of(each) == generation]
         for generation in generations
     }
+    states = {
+        generation: _state(mine, has_problem=generation in model.problems)
+        for generation, mine in by_generation.items()
+    }
     hot = [each for each in hosted if each.deployment.level is DeploymentLevel.HOT]
     warm = bool(hosted) and not hot
-    state = furthest(hosted)
-    if state is State.NOT_STARTED and model.problem is not None:
-        state = State.UNHEALTHY
     return {
         "model_key": str(key),
         "repo_id": key.repo_id,
@@ -42,22 +43,25 @@ def _entry(model: Model, hosted: Sequence[Hosted]) -> dict[str, Any]:
         "task": key.task,
         "trust_remote_code": model.config.trust_remote_code,
         "deployment_level": (DeploymentLevel.WARM if warm else DeploymentLevel.HOT).value,
-        "application_state": state.value,
+        "application_state": _best(states.values()).value,
         "replicas": {
             generation: sum(each.serving for each in mine)
             for generation, mine in by_generation.items()
         },
         "dedicated": model.dedicated,
-        "runtimes": {
-            generation: furthest(mine).value for generation, mine in by_generation.items()
-        },
+        "runtimes": {generation: state.value for generation, state in states.items()},
     }
 
 
-def furthest(hosted: Iterable[Hosted]) -> State:
-    """The state of what serves a client best."""
-    states = [each.state for each in hosted]
-    return next((state for state in _BEST_FIRST if state in states), State.NOT_STARTED)
+def _state(hosted: Iterable[Hosted], *, has_problem: bool) -> State:
+    """What a client of these replicas' generation has."""
+    state = _best(each.state for each in hosted)
+    return State.UNHEALTHY if has_problem and state is State.NOT_STARTED else state
+
+
+def _best(states: Iterable[State]) -> State:
+    there = set(states)
+    return next((state for state in _BEST_FIRST if state in there), State.NOT_STARTED)
 
 
 def generation_of(hosted: Hosted) -> str:

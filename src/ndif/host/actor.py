@@ -11,7 +11,7 @@ from typing import Any
 from ndif.config import Settings
 from ndif.host.adapters import AdapterError, Adapters
 from ndif.host.channel import ProtocolError
-from ndif.host.dialogue import LimitError
+from ndif.host.dialogue import LimitError, UnheardError
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
 from ndif.host.exits import describe_crash, describe_exit
 from ndif.host.pool import Fresh, Kept, Runners
@@ -213,6 +213,8 @@ class ModelActor:
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
             response = await self._execution.run(request, runner, respond)
+            if self._cancelled:  # while its result was stored, it may be
+                response = None
             return response or await self._ended(request, runner)
         except ProtocolError as error:
             runner.kill()
@@ -227,7 +229,7 @@ class ModelActor:
                 "The job ran, and its result could not be stored: this server cannot reach its object "
                 "store. Send it again in a moment.",
             )
-        except (AdapterError, LimitError) as error:
+        except (AdapterError, LimitError, UnheardError) as error:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
         finally:

@@ -24,6 +24,10 @@ class LimitError(Exception):
     """A request went over a limit; the message is for its user."""
 
 
+class UnheardError(Exception):
+    """A block speaks to a client that does not listen; the message is for its user."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one request may send its user before it is done."""
@@ -39,11 +43,20 @@ class Dialogue:
     """One request's frames, checked as they come."""
 
     def __init__(
-        self, limits: Limits, *, converses: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: Limits,
+        *,
+        converses: bool,
+        listens: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`converses`: whether its client is of a kind that hybrid jobs can be sent to."""
+        """`converses`: whether its client is of a kind that hybrid jobs can be sent to.
+
+        `listens`: whether it is there while the job runs, or polls.
+        """
         self._limits = limits
         self._during = _DURING | _CONVERSING if converses else _DURING
+        self._listens = listens
         self._clock = clock
         self._expected = _BEFORE
         self._logged = self._streamed = 0
@@ -65,10 +78,17 @@ class Dialogue:
         Raises:
             ProtocolError: if it may not.
             LimitError: if it is one too many.
+            UnheardError: if it is for a client that does not listen.
         """
         kind = str(header["kind"])
         if kind not in self._expected:
             raise ProtocolError(f"{kind[:20]!r} may not come here")
+        if kind in _CONVERSING and not self._listens:
+            raise UnheardError(
+                "A part of this block runs on its client while the rest of it runs here, and a job that is "
+                "polled has no live channel to its client. Run it with blocking=True, or leave that part "
+                "(`with session.local()`, `.remote()`) out of it."
+            )
         match kind:
             case "running":
                 self._expected = self._during

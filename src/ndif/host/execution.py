@@ -42,10 +42,14 @@ class Execution:
         """Run `request` on `runner`; None if that ends before it has an answer.
 
         Raises:
-            ProtocolError, LimitError: if it says what it may not, or too much.
+            ProtocolError, LimitError, UnheardError: if it says what it may not, too much, or to nobody.
         """
         upload: Upload | None = None
-        dialogue = Dialogue(self._limits, converses=request.wire is Wire.HEADERS)
+        dialogue = Dialogue(
+            self._limits,
+            converses=request.wire is Wire.HEADERS,
+            listens=request.session is not None,
+        )
         try:
             payload = await self._broker.payload(request)
             with contextlib.suppress(OSError):  # a runner that died idle: its frames end at once

@@ -64,6 +64,11 @@ class Dispatcher:
             self._tasks[variant] = asyncio.create_task(processor.run(), name=f"line of {variant}")
         return processor
 
+    async def tell_everybody(self, text: str) -> None:
+        """Tell all those who wait."""
+        for processor in list(self.processors.values()):
+            await processor.tell_everybody(text)
+
     def adopt(self, found: Sequence[Living]) -> None:
         """Serve with replicas that another leader left."""
         for hosted in self._controller.adopt(found):

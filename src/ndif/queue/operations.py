@@ -131,7 +131,8 @@ class Operations:
         Raises:
             OperationError: if there is no such model, or the generation is not installed.
         """
-        asked = []
+        asked: list[Asked] = []
+        told: list[dict[str, Any]] = []
         for one in self._called(model):
             one.config = replace(one.config, replicas=replicas)
             known = [p for p in self._dispatcher.processors.values() if p.model is one]
@@ -141,10 +142,12 @@ class Operations:
             for runtime in sorted(runtimes):
                 processor = self._dispatcher.processor(one, runtime)
                 processor.least_replicas = replicas
-                processor.scale(replicas)
+                gone = processor.scale(replicas)
                 if replicas:
                     asked.append(Asked(one, runtime, replicas))
-        return await self._provide(asked, wait=False)
+                else:
+                    told.append(_told(Asked(one, runtime, 0), Provided(), gone))
+        return told or await self._provide(asked, wait=False)
 
     async def restart(self, model: str) -> list[dict[str, Any]]:
         """Start a model's replicas anew.
@@ -174,7 +177,7 @@ class Operations:
         return [_named(key) for key in keys]
 
     async def kill(self, request_id: str) -> bool:
-        """End a request that waits or runs; False if there is none of that id."""
+        """End a request that waits or runs; False if none of that id does."""
         return await self._dispatcher.cancel(request_id, _KILLED)
 
     async def status(self) -> dict[str, Any]:
@@ -283,5 +286,7 @@ def _told(asked: Asked, provided: Provided, gone: Sequence[_Gone]) -> dict[str, 
         "generation": asked.generation,
         "replicas": list(provided.replica_ids),
         "evicted": [{"model": model, "replica_id": replica} for model, replica in evicted],
-        "problem": provided.problem if asked.withdrawn else asked.model.problem,
+        "problem": provided.problem
+        if asked.withdrawn or not asked.replicas
+        else asked.model.problems.get(asked.generation),
     }

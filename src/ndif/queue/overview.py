@@ -26,6 +26,7 @@ def status_of(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
     for model in controller.models:
         mine = [each for each in hosted if each.model is model]
         generations: set[str | None] = {generation_of(each) for each in mine}
+        generations |= model.problems.keys()
         generations |= {
             variant.generation
             for variant, processor in dispatcher.processors.items()
@@ -35,8 +36,11 @@ def status_of(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
             _model(controller, dispatcher, model, generation, mine)
             for generation in sorted(generations, key=str) or [None]
         ]
-    problems = [model.problem for model in controller.models if model.problem is not None]
-    return {"nodes": nodes, "models": models, "problems": problems}
+    # Two generations may have the same: that there is no room, say.
+    problems = dict.fromkeys(
+        said for model in controller.models for said in model.problems.values()
+    )
+    return {"nodes": nodes, "models": models, "problems": list(problems)}
 
 
 def _model(
@@ -62,7 +66,7 @@ def _model(
         "desired_replicas": processor.desired_replicas if processor else model.wanted.replicas,
         "processor": processor.status.value if processor else None,
         "waiting": len(processor.line) if processor else 0,
-        "problem": model.problem,
+        "problem": model.problems.get(generation or ""),
         "replicas": [
             {**replica(each), "request_id": running.get(each.deployment.replica_id)}
             for each in hosted

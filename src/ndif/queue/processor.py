@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ndif.cluster.asking import Asked
 from ndif.cluster.controller import Controller
+from ndif.cluster.deployment import ReplicaKey
 from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted
 from ndif.cluster.models import Model
 from ndif.host.port import Actor, ReplicaEvictedError, ReplicaLostError
+from ndif.queue.attempts import Attempts
 from ndif.queue.estimates import RunTimes
 from ndif.queue.line import Entry, Line
 from ndif.queue.replicas import ProcessorStatus, Replica, Replicas, Run
@@ -83,7 +84,7 @@ class Processor:
         self._arrived = asyncio.Event()
         self._short = asyncio.Event()
         self._not_before = 0.0
-        self._attempts: Counter[str] = Counter()
+        self._attempts = Attempts(customs.max_attempts)
         self._workers: set[asyncio.Task[None]] = set()
         self._provisioning = False
         self._peak = Peak()
@@ -164,14 +165,18 @@ class Processor:
         self.desired_replicas = replicas
         self._short.set()
 
-    def scale(self, replicas: int) -> None:
-        """Have no more replicas than that: who is idle goes first. More are asked for by `provision`."""
+    def scale(self, replicas: int) -> tuple[ReplicaKey, ...]:
+        """Have no more replicas than that, and tell which had to go: who is idle goes first.
+
+        More are asked for by `provision`.
+        """
         self.desired_replicas = replicas
         staying = [replica_ for replica_ in self.replicas if not replica_.leaving]
         staying.sort(key=lambda replica_: (replica_.run is None, not replica_.serving))
         keys = [(str(self.variant), replica_.id) for replica_ in staying[replicas:]]
-        if keys:
-            self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
+        if not keys:
+            return ()
+        return self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
 
     @property
     def _needed(self) -> int:
@@ -189,16 +194,21 @@ class Processor:
                 self._short.set()
 
     async def cancel(self, request_id: str, reason: str) -> bool:
-        """End a request wherever it is; whether it was here."""
+        """End a request wherever it is; whether it was here, and had no answer yet."""
         waiting = self.line.remove(request_id)
         if waiting is not None:
             await self._finish(waiting.what, Response(request_id, Status.ERROR, reason))
             return True
         for run in self.replicas.runs:
-            if run.entry.id == request_id:
+            if run.entry.id == request_id and not run.answered:
+                self._attempts.cancel(request_id, reason)
                 run.actor.cancel(reason)
                 return True
         return False
+
+    async def tell_everybody(self, text: str) -> None:
+        """Tell all those who wait, who go on waiting."""
+        await self._updates.everybody(Status.QUEUED, text)
 
     async def dismiss(self, reason: str) -> int:
         """Tell everybody who waits that it is in vain; how many they were."""
@@ -269,7 +279,7 @@ class Processor:
 
     async def _let_go(self, request: Request) -> None:
         logger.info("request %s: its client left while it waited", request.id)
-        await self._broker.release(request)
+        await self._release(request)
 
     async def _refuse_without_access(self) -> None:
         """Nobody's model is loaded on demand who may not have that."""
@@ -335,7 +345,7 @@ class Processor:
             except Exception:
                 # Of whatever could not be told or stored, the next request knows nothing.
                 logger.exception("request %s could not be brought to its end", entry.id)
-                await self._broker.release(entry.what)
+                await self._release(entry.what)
             hosted.was_of_use()
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
@@ -371,7 +381,11 @@ class Processor:
         if request.session is not None:
             leaving = asyncio.create_task(self._cancel_when_gone(request.session, actor))
         try:
-            response = await actor(request, respond)
+            reason = self._attempts.cancelled(request.id)  # since it was taken
+            if reason is not None:
+                response = Response(request.id, Status.ERROR, reason)
+            else:
+                response = await actor(request, respond)
         except ReplicaLostError:
             raise
         except Exception:
@@ -385,6 +399,7 @@ class Processor:
         finally:
             if leaving is not None:
                 leaving.cancel()
+        run.answered = True
         ran_s = asyncio.get_running_loop().time() - run.since
         self._run_times.measured(run.entry, ran_s)
         self.line.settle(run.entry, ran_s)
@@ -397,31 +412,13 @@ class Processor:
 
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
-        if isinstance(error, ReplicaEvictedError):
-            logger.info("request %s: %s; it waits for another replica", entry.id, error)
-            self._give_back(entry)
-            return
-        self._attempts[entry.id] += 1
-        if self._attempts[entry.id] < self._customs.max_attempts:
-            logger.warning("request %s: %s; it is tried again", entry.id, error)
-            self._give_back(entry)
-            return
-        attempts = self._customs.max_attempts
-        times = "once" if attempts == 1 else f"{attempts} times"
-        await self._finish(
-            entry.what,
-            Response(
-                entry.id,
-                Status.ERROR,
-                f"The model's process was lost {times} while it ran this job ({error}). "
-                "It may need more memory than the server has.",
-            ),
-        )
-
-    def _give_back(self, entry: Entry[Request]) -> None:
-        self.line.give_back(entry)
-        self._arrived.set()
-        self._short.set()
+        why_not = self._attempts.lost(entry.id, error)
+        if why_not is None:
+            self.line.give_back(entry)
+            self._arrived.set()
+            self._short.set()
+        else:
+            await self._finish(entry.what, Response(entry.id, Status.ERROR, why_not))
 
     async def _finish(self, request: Request, response: Response) -> None:
         """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
@@ -431,5 +428,8 @@ class Processor:
         except Exception:
             # A store that fails must cost this answer and no more.
             logger.exception("request %s could not be told its end", request.id)
-        self._attempts.pop(request.id, None)
+        await self._release(request)
+
+    async def _release(self, request: Request) -> None:
+        self._attempts.forget(request.id)
         await self._broker.release(request)

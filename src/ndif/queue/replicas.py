@@ -30,7 +30,7 @@ _FURTHEST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """What a replica is running."""
 
@@ -38,6 +38,8 @@ class Run:
     actor: Actor
     since: float
     """Seconds of the event loop's clock."""
+    answered: bool = False
+    """Its answer is on its way: it can no longer be ended."""
 
 
 @dataclass(slots=True, eq=False)

@@ -132,6 +132,27 @@ def writes_by_a_column(canary_folder: str) -> object:
     return frame.assign(b=pandas.col("a").to_csv(f"{canary_folder}/new"))
 
 
+def writes_by_a_class_that_lies(canary_folder: str) -> object:
+    """a class that says it equals the one of which something is denied, and has its hash"""
+    import pandas
+
+    hashed = hash(pandas.DataFrame)
+
+    class Liar(type):
+        def __hash__(cls) -> int:
+            return hashed
+
+        def __eq__(cls, other: object) -> bool:
+            return True
+
+    class Lie(metaclass=Liar):
+        harmless = 1
+
+    # What is found of it is found of the other one, if nobody minds which is which.
+    found = [Lie().harmless]
+    return found, pandas.DataFrame({"a": [1]}).to_csv(f"{canary_folder}/new")
+
+
 # sympy, einops
 
 

@@ -14,6 +14,17 @@ from tests.sandbox.protector.running import protector, refusal
 ATTRIBUTE = "AttributeError: the attribute {!r} is not available on this server"
 CLASS = "AttributeError: the attribute '__class__' is not available on this server; use type(...)"
 
+_LIAR = """\
+import {0}
+HASH = hash({0}.{1})
+class Meta(type):
+    __hash__ = lambda cls: HASH
+    __eq__ = lambda cls, other: True
+class Liar(metaclass=Meta):
+    harmless = 1
+Liar().harmless
+"""
+
 # The error, or its beginning, and the text.
 REFUSED = [
     # imports
@@ -139,6 +150,10 @@ REFUSED = [
     ("AttributeError: cannot set 'name' of a dataclass's field", "import dataclasses as d\n@d.dataclass\nclass A:\n x: int\nobject.__setattr__(d.fields(A)[0], 'name', 'y')"),
     ("TypeError: an object of the class 'A' cannot be copied", "import copy\nclass A: pass\na = A()\nvars(a)['__reduce_ex__'] = lambda n: (lambda: print, (), {})\ncopy.copy(a)"),
     ("TypeError: an object of the class 'A' cannot be copied", "import copy\nclass A: pass\na = A()\nvars(a)['__reduce_ex__'] = lambda n: (lambda: print, (), {})\ncopy.deepcopy([a])"),
+    # classes that say that they equal others
+    ("AttributeError: the attribute '_numerator' of 'Fraction' is private", _LIAR.format("fractions", "Fraction") + "fractions.Fraction(1, 2)._numerator"),
+    ("AttributeError: DataFrame.to_csv is not available", _LIAR.format("pandas", "DataFrame") + "pandas.DataFrame().to_csv('x')"),
+    ("AttributeError: Liar.to_csv is not available", "import pandas\nH = hash(int)\nclass M(type):\n __hash__ = lambda c: H\n __eq__ = lambda c, o: True\nclass Liar(pandas.DataFrame, metaclass=M): pass\nLiar().to_csv('x')"),
     # functools
     ("TypeError: functools.wraps wraps functions", "import functools\nfunctools.update_wrapper(1, 2)"),
     ("AttributeError: functools.singledispatch is not", "import functools\nfunctools.singledispatch"),

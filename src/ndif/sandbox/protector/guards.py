@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
 from ndif.sandbox.protector import names
+from ndif.sandbox.protector.classes import ByClass, Classes
 from ndif.sandbox.protector.formatting import Formatter
 from ndif.sandbox.protector.libraries import guard_copying, guard_pandas
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
@@ -40,18 +40,6 @@ class _Everything:
 _EVERYTHING = _Everything()
 
 
-class _Watched(dict[type, Any]):
-    """By class: the names of attributes that take a closer look, found when the class is first met."""
-
-    def __init__(self, find: Callable[[type], Any]) -> None:
-        super().__init__()
-        self._find = find
-
-    def __missing__(self, cls: type) -> Any:
-        found = self[cls] = self._find(cls)
-        return found
-
-
 class Guards:
     """All guards, by the names that the transformer calls them by: see `table`."""
 
@@ -59,11 +47,12 @@ class Guards:
         self._whitelist = whitelist
         self._modules = modules
         self._protected = protected
-        self._owned: weakref.WeakSet[type] = weakref.WeakSet()
-        self._own_kinds: set[type] = set()
-        """The same for a quick look: objects of these are certainly the user's own."""
-        self._denied: dict[type, Mapping[str, str]] = {}
-        self._watched = _Watched(self._watch)
+        self._owned = Classes()
+        self._denied = ByClass(whitelist.of_class)
+        """What the whitelist denies of objects of a class, and why."""
+        self._watched: ByClass[Container[str]] = ByClass(self._watch)
+        """The names of attributes that take a closer look."""
+        self._nnsights = ByClass(_is_nnsights)
         self.builtins: dict[str, Any] = {}
         self.attribute = self._fast()
         guard_copying(self.owns)
@@ -123,34 +112,22 @@ class Guards:
             "only objects of your own classes give such"
         )
 
-    def _watch(self, cls: type) -> Any:
+    def _watch(self, cls: type) -> Container[str]:
         if issubclass(cls, _OURS):
             # nnsight gives every object a `save`, which is no attribute of a module.
             return _MOUNTED if issubclass(cls, ProtectedModule) else _NOTHING
         if (
             issubclass(cls, ModuleType | type | super | torch.nn.Module)
-            or self._is_nnsights(cls)
+            or self._nnsights[cls]
             or cls.__module__.partition(".")[0] in ("transformers", "tokenizers", "peft")
         ):
             return _EVERYTHING
         if any(each.__module__.partition(".")[0] == "pandas" for each in _bases(cls)):
             guard_pandas(self._whitelist)
-        denied = self._denials(cls)
+        denied = self._denied[cls]
         if issubclass(cls, str):
             return frozenset(denied) | {"format", "format_map"}
         return frozenset(denied)
-
-    def _is_nnsights(self, cls: type) -> bool:
-        return any(each.__module__.partition(".")[0] == "nnsight" for each in cls.__mro__) and not (
-            issubclass(cls, torch.Tensor | BaseException)
-        )
-
-    def _denials(self, cls: type) -> Mapping[str, str]:
-        """What the whitelist denies of objects of a class, and why."""
-        known = self._denied.get(cls)
-        if known is None:
-            known = self._denied[cls] = self._whitelist.of_class(cls)
-        return known
 
     def _slow(self, value: Any, name: str) -> Any:
         """An attribute of an object that takes a closer look."""
@@ -166,12 +143,12 @@ class Guards:
             return self._of_class(value, name)
         if kind is super:
             return self._plain(value, name)
-        reason = self._denials(kind).get(name)
+        reason = self._denied[kind].get(name)
         if reason is not None:
             raise AttributeError(
                 f"{kind.__name__}.{name} is not available on this server: {reason}"
             )
-        wrapper = self._is_nnsights(kind)
+        wrapper = self._nnsights[kind]
         envoy = wrapper and "_module" in _own(value)
         if envoy and _names_submodule(value, name):
             return self._plain(value, name)
@@ -192,12 +169,12 @@ class Guards:
     def _of_class(self, cls: type, name: str) -> Any:
         if name in names.INHERITED:
             raise AttributeError(self._refusal(cls, name))
-        reason = self._denials(cls).get(name)
+        reason = self._denied[cls].get(name)
         if reason is None and not self.owns(cls):
-            if self._is_nnsights(cls):
+            if self._nnsights[cls]:
                 self._protected.check_nnsight(cls, name)
             module = issubclass(cls, torch.nn.Module) or hasattr(cls, "from_pretrained")
-            if module or (self._is_nnsights(cls) and hasattr(cls, "_add_envoy")):
+            if module or (self._nnsights[cls] and hasattr(cls, "_add_envoy")):
                 self._protected.check(cls, name)
         if reason is not None:
             raise AttributeError(f"{cls.__name__}.{name} is not available on this server: {reason}")
@@ -228,7 +205,7 @@ class Guards:
 
     def item(self, value: Any, key: Any) -> Any:
         """An item of an object that may take it for the name of an attribute."""
-        if self._is_nnsights(type(value)) and "_module" in _own(value):
+        if self._nnsights[type(value)] and "_module" in _own(value):
             if isinstance(key, str):
                 key = str(key)
                 return value[key] if key.isdigit() else self.read(value, key)
@@ -241,7 +218,6 @@ class Guards:
     def own(self, cls: type) -> None:
         """`cls` is one of the user's own."""
         self._owned.add(cls)
-        self._own_kinds.add(cls)
 
     def owns(self, value: Any) -> bool:
         """Whether `value` is of the user's own making: a class, an object of one, a module."""
@@ -274,7 +250,7 @@ class Guards:
 
     def check_write(self, value: Any, name: str) -> None:
         """See `written`."""
-        if type(value) in self._own_kinds and not private(name):
+        if type(value) in self._owned and not private(name):
             return
         if type(name) is not str:
             raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
@@ -301,7 +277,7 @@ class Guards:
             raise AttributeError(f"the attribute {name!r} of {_kind(value)} is private to it")
         if issubclass(kind, type) or isinstance(value, FunctionType | MethodType):
             raise AttributeError(f"cannot set {name!r} of {value!r}: it is not yours")
-        if self._is_nnsights(kind):
+        if self._nnsights[kind]:
             self._protected.check_nnsight(value, name)
             # What nnsight itself lets one assign: `.output = …`.
             descriptor = getattr(kind, name, None)
@@ -376,6 +352,12 @@ class Guards:
     def methodcaller(self, name: str, /, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
         """`operator.methodcaller`, looking at the name."""
         return lambda value: self.read(value, name)(*arguments, **options)
+
+
+def _is_nnsights(cls: type) -> bool:
+    return any(each.__module__.partition(".")[0] == "nnsight" for each in _bases(cls)) and not (
+        issubclass(cls, torch.Tensor | BaseException)
+    )
 
 
 def _bases(cls: type) -> tuple[type, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ndif.config import Settings
 from ndif.stores.objects.files import FileStore
-from ndif.stores.objects.port import ObjectStore
+from ndif.stores.objects.port import ObjectStore, ObjectStoreError
 
 
 def open_store(settings: Settings, folder: Path, secret: str | None = None) -> ObjectStore:
@@ -15,14 +15,18 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
     `secret`: with which the processes that share the folder sign its addresses.
 
     Raises:
-        ObjectStoreError: if what the settings say of the server cannot be used.
+        ObjectStoreError: if what the settings say of the server cannot be used, or obstore is not there.
     """
     if not settings.object_store_url:
         return FileStore(folder, settings.result_ttl_s, secret)
-    # What one machine does not need it does not import.
-    from ndif.stores.objects.s3 import S3Store
-    from ndif.stores.objects.s3_address import S3Address
-
+    try:
+        # What one machine does not need it does not import.
+        from ndif.stores.objects.s3 import S3Store
+        from ndif.stores.objects.s3_address import S3Address
+    except ImportError as error:
+        raise ObjectStoreError(
+            f"results on S3 need obstore ({error}): pip install 'ndif[server]' on Python 3.11 or later"
+        ) from error
     return S3Store(
         S3Address(
             url=settings.object_store_url,

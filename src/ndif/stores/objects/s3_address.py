@@ -8,10 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import S3Store as Bucket
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, S3Credential
+    from obstore.store import ClientConfig, S3Config, S3Credential
 
 _HOME_REGION = "us-east-1"
 """The only one that a new bucket is not told."""
@@ -47,26 +48,25 @@ class S3Address:
             ValueError: if it holds none.
             obstore.exceptions.BaseError: if the address is none.
         """
-        return Bucket(
-            self.bucket,
-            endpoint=url,
-            aws_endpoint_url_s3=url,
-            region=self.region,
-            # Not by name: then what the environment says of Amazon's own would be mixed with ours.
-            credential_provider=self._credential,
-            skip_signature=False,
-            virtual_hosted_style_request=False,
+        config: S3Config = {
+            "endpoint": url,
+            "region": self.region,
+            "skip_signature": False,
+            "virtual_hosted_style_request": False,
             # TLS guards what is sent; without it a signature over the content does.
-            unsigned_payload=url.startswith("https:"),
+            "unsigned_payload": url.startswith("https:"),
+        }
+        newer: S3Config = {
+            # What the environment says of Amazon would go before `endpoint`.
+            "aws_endpoint_url_s3": url,
             # Not every server that speaks S3 deletes many at once.
-            disable_bulk_delete=True,
-            client_options=self._client(patience_s if large_answers else None),
-            retry_config={
-                "max_retries": _ALWAYS,
-                "retry_timeout": patience_s * _SECOND,
-                "backoff": {"init_backoff": _SECOND / 10, "max_backoff": 2 * _SECOND, "base": 2},
-            },
-        )
+            "disable_bulk_delete": True,
+        }
+        client = self._client(patience_s if large_answers else None)
+        try:
+            return self._bucket({**config, **newer}, client, patience_s)
+        except UnknownConfigurationKeyError:  # obstore 0.10, the last for Python 3.10
+            return self._bucket(config, client, patience_s)
 
     def tls(self) -> ssl.SSLContext | bool:
         """The same trust, for httpx.
@@ -84,6 +84,20 @@ class S3Address:
         return (
             '<CreateBucketConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<LocationConstraint>{self.region}</LocationConstraint></CreateBucketConfiguration>"
+        )
+
+    def _bucket(self, config: S3Config, client: ClientConfig, patience_s: float) -> Bucket:
+        return Bucket(
+            self.bucket,
+            config=config,
+            client_options=client,
+            # Not by name: then what the environment says of Amazon's own would be mixed with ours.
+            credential_provider=self._credential,
+            retry_config={
+                "max_retries": _ALWAYS,
+                "retry_timeout": patience_s * _SECOND,
+                "backoff": {"init_backoff": _SECOND / 10, "max_backoff": 2 * _SECOND, "base": 2},
+            },
         )
 
     def _credential(self) -> S3Credential:

@@ -1,0 +1,186 @@
+"""A server of many machines: Redis, S3, two nodes of Ray, two hosts that answer; and each of them fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.clients.harness import Client, StartedServer
+from tests.clients.test_many import Many, hub, models
+from tests.cluster.rays import ray_cluster
+from tests.services.ray import RayServer
+from tests.services.redis import RedisServer
+from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+
+__all__ = ["hub", "models"]
+
+PATIENCE_S = 60
+MODEL = "tests/gpt2"
+KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "tests/gpt2"}'
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what takes a moment."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@dataclass
+class Stack:
+    """Everything there is."""
+
+    redis: RedisServer
+    s3: SwiftServer
+    ray: RayServer
+    hosts: list[StartedServer]
+    many: Many
+
+    def client(self, host: int = 0, generation: str = "0.8") -> Client:
+        return self.many.client(self.hosts[host], MODEL, generation)
+
+    @property
+    def leader(self) -> psutil.Process:
+        """The process that leads now."""
+        for host in self.hosts:
+            for process in parts(host, "ndif.lead"):
+                if self.redis.command("get", "dispatcher:leader") and leads(process, host):
+                    return process
+        raise AssertionError("nobody leads")
+
+    def is_running(self) -> bool:
+        return all(b'"RUNNING"' in host.get("/status")[1] for host in self.hosts)
+
+
+def parts(host: StartedServer, module: str) -> list[psutil.Process]:
+    """The processes of a host that run a module."""
+    return [
+        process
+        for process in psutil.Process(host.process.pid).children()
+        if module in process.cmdline()
+    ]
+
+
+def leads(process: psutil.Process, host: StartedServer) -> bool:
+    """Whether it has said so since it began; a driver of Ray has children that who stands by has not."""
+    root = Path(host.environment["NDIF_SESSION_ROOT"])
+    log = (root / "current" / "logs" / "dispatcher" / "output.log").read_text()
+    return log.rpartition("Standing by")[2].count("Leading") > 0
+
+
+@pytest.fixture(scope="module")
+def stack(
+    hub: str,
+    models: dict[str, Path],
+    runtimes: Path,
+    s3: SwiftServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("rolling")
+    with contextlib.ExitStack() as all_of_it:
+        redis = all_of_it.enter_context(RedisServer(tmp_path_factory.mktemp("redis")))
+        environment = {
+            "HF_ENDPOINT": hub,
+            "HF_HOME": str(folder / "hf"),
+            "NDIF_RUNTIMES_DIR": str(runtimes),
+            "NDIF_SESSION_ROOT": str(folder / "nodes"),
+            "NDIF_BROKER_URL": redis.url,
+            "NDIF_OBJECT_STORE_URL": s3.url,
+            "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
+            "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
+            "NDIF_OBJECT_STORE_BUCKET": f"rolling-{uuid.uuid4()}",
+            "NDIF_RUNNER_POOL": "1",
+        }
+        ray = all_of_it.enter_context(ray_cluster(environment, "one", "two"))
+        many = Many(hub, models, runtimes, folder)
+        all_of_it.callback(many.close)
+        settings = {name: value for name, value in environment.items() if "BROKER" in name}
+        settings |= {name: value for name, value in environment.items() if "STORE" in name}
+        settings |= {"NDIF_RAY_ADDRESS": ray.address, "NDIF_API_WORKERS": "2"}
+        # Two of one kind, but for what tells them apart.
+        hosts = [many.server(MODEL, **settings, NDIF_LINE_PATIENCE=n) for n in ("31", "32")]
+        whole = Stack(redis, s3, ray, hosts, many)
+        until(whole.is_running)
+        yield whole
+
+
+@pytest.mark.parametrize("generation", ["0.8", "0.7"])
+@pytest.mark.parametrize("host", [0, 1])
+def test_either_host_serves_what_runs_on_a_node(stack: Stack, host: int, generation: str) -> None:
+    stack.client(host, generation).run("scenario_a_trace")
+
+
+def test_a_broker_that_is_restarted_loses_no_job(stack: Stack) -> None:
+    stack.client().run("scenario_fifty_jobs_are_sent")
+    stack.redis.stop()
+    time.sleep(1)
+    stack.redis.start()
+    stack.client().run("scenario_all_that_was_sent_is_answered")
+
+
+def test_a_gateway_that_dies_is_missed_by_nobody(stack: Stack) -> None:
+    for _ in range(2):
+        parts(stack.hosts[0], "ndif.worker")[0].kill()
+        stack.client().run("scenario_a_trace")
+    until(lambda: len(parts(stack.hosts[0], "ndif.worker")) == 2)
+
+
+def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
+    stack.client().run("scenario_fifty_jobs_are_sent")
+    before = stack.leader
+    before.kill()
+    stack.client().run("scenario_all_that_was_sent_is_answered")
+    until(lambda: before.pid not in {p.pid for h in stack.hosts for p in parts(h, "ndif.lead")})
+    stack.client(1).run("scenario_a_trace")
+
+
+def test_a_job_whose_node_dies_runs_on_another(stack: Stack) -> None:
+    stack.client().run("scenario_a_long_job_is_sent")
+    busy = next(node for node in stack.ray.nodes if node.runs("ndif.runtime"))
+    time.sleep(1)
+    busy.kill()
+    stack.client().run("scenario_all_that_was_sent_is_answered")
+
+
+def test_results_wait_for_an_object_store_that_is_away(stack: Stack) -> None:
+    stack.client().run("scenario_a_long_job_is_sent")
+    with stack.s3.away():
+        time.sleep(20)
+    stack.client().run("scenario_all_that_was_sent_is_answered")
+
+
+def test_a_broker_that_does_not_answer_is_said_and_hangs_nobody(stack: Stack) -> None:
+    stack.redis.pause()
+    try:
+        answer = httpx.post(
+            f"{stack.hosts[0].url}/request",
+            data={"data": json.dumps({"model_key": KEY, "session_id": ""})},
+            files={"blob": b"opaque"},
+            headers={"nnsight-version": "0.8.1"},
+            timeout=PATIENCE_S,
+        )
+    finally:
+        stack.redis.resume()
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) > 0
+    assert "broker does not answer" in answer.json()["detail"]
+    until(stack.is_running)
+    stack.client().run("scenario_a_trace")
+
+
+def test_all_of_it_ends_and_leaves_nothing(stack: Stack) -> None:
+    for host in stack.hosts:
+        family = psutil.Process(host.process.pid).children(recursive=True)
+        assert host.stop(signal.SIGTERM) == 0
+        assert not psutil.wait_procs(family, timeout=20)[1]
