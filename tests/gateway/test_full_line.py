@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 from starlette.applications import Starlette
+from tests.on_loop import on_loop
 
 from ndif.cluster.models import Models
 from ndif.config import Settings
@@ -19,7 +20,6 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import BrokerError, MemoryBroker
 from ndif.stores.objects import FileStore
-from tests.on_loop import on_loop
 
 MODEL = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "org/name"}'
 
