@@ -194,7 +194,7 @@ async def test_they_serve_at_once_and_are_watched() -> None:
         left: list[str] = []
         controller.on_leave = lambda key, why: left.append(why)
         actor.ended.set()
-        while controller.replicas() != [warm]:
+        while controller.replicas() != [warm]:  # noqa: ASYNC110 - its own doing
             await asyncio.sleep(0)
         assert left == ["its process ended"]
         assert [d.level for d in controller.cluster.replicas()] == [WARM]
