@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,8 @@ class Stranger:
         confinement = _confinement(untrusted, folder, owned)
         policy = _policy(untrusted)
         if rehearsal is not None:
-            rehearsal.run(policy)
+            with nullcontext() if policy is None else policy.foreseeing():
+                rehearsal.run(policy)
         return cls(confinement, policy, untrusted.adapters)
 
     def moved(self, untrusted: Untrusted, owned: Owned) -> Stranger:

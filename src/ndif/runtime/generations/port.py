@@ -49,6 +49,10 @@ class Policy(Protocol):
         """What is to be used for the unpickler class `ordinary`."""
         ...
 
+    def foreseeing(self) -> AbstractContextManager[None]:
+        """While it lasts, payloads are the server's own, and like those that will come to its forks."""
+        ...
+
     def guarding(
         self, modules: Sequence[ModuleType], replaced: Sequence[tuple[Any, str, Any]] = ()
     ) -> AbstractContextManager[None]:

@@ -29,9 +29,11 @@ from typing import Any
 from ndif.sandbox.protector import unpickling
 from ndif.sandbox.protector.builtins import Builtins, SafeBuiltins
 from ndif.sandbox.protector.definitions import Definitions
+from ndif.sandbox.protector.foresight import foreseen
 from ndif.sandbox.protector.guards import Guards
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule
 from ndif.sandbox.protector.objects import ProtectedObjects
+from ndif.sandbox.protector.passages import Passage
 from ndif.sandbox.protector.transformer import compile_guarded
 from ndif.sandbox.protector.unpickling import Finder, ForbiddenError, SafeUnpickler
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
@@ -70,6 +72,8 @@ class Protector:
             self._modules.replace(getattr(sys.modules[module], name), value)
         self._definitions = Definitions(self._guards, builtins.classes)
         self._table = self._guards.table()
+        self._foreseeing = False
+        self._foreseen: list[Passage] = []
         for name in _EAGER:
             self._modules.get(name)
 
@@ -163,9 +167,25 @@ class Protector:
         )
 
         def made(file: Any, persistent: Mapping[str, Any] | None = None) -> SafeUnpickler:
+            if not self._foreseeing:
+                return SafeUnpickler(file, finder, persistent or {}, self._foreseen)
+            passage = foreseen(file.getvalue(), finder, persistent or {})
+            self._foreseen = [] if passage is None else [passage]
             return SafeUnpickler(file, finder, persistent or {})
 
         return made
+
+    @contextmanager
+    def foreseeing(self) -> Iterator[None]:
+        """While it lasts, payloads are the server's own, and like those that will come to its forks.
+
+        What such have in common is read now, for one payload of each fork.
+        """
+        self._foreseeing = True
+        try:
+            yield
+        finally:
+            self._foreseeing = False
 
     def _rebuilders(self) -> dict[tuple[str, str], Any]:
         cloud = "cloudpickle.cloudpickle"

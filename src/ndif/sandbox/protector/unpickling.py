@@ -17,6 +17,7 @@ import torch
 
 from ndif.sandbox.protector.guards import Guards
 from ndif.sandbox.protector.modules import Modules, UnauthorizedModule, UserModule
+from ndif.sandbox.protector.passages import Passage
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _Rebuilders = Mapping[tuple[str, str], Any]
@@ -112,6 +113,10 @@ class Finder:
             return self._walk(self._modules.get(module), module, name)
         raise self.forbidden(module, name)
 
+    def lasts(self, module: str, name: str) -> bool:
+        """Whether what a global stands for is the same for every request."""
+        return (module, name) not in self._rebuilders and module not in self._modules.users
+
     def forbidden(self, module: str, name: str) -> ForbiddenError:
         """The error that names the class."""
         return ForbiddenError(
@@ -160,9 +165,12 @@ class Finder:
 _Unpickler: Any = pickle._Unpickler
 _FRAME_SIZE = 8
 _UINT = struct.Struct("<I")
+_TELLING = 64
+"""Bytes by which the beginning of a passage is known."""
+
 _BINGET, _LONG_BINGET, _MEMOIZE = pickle.BINGET[0], pickle.LONG_BINGET[0], pickle.MEMOIZE[0]
 _NONE, _EMPTY_DICT, _EMPTY_LIST = pickle.NONE[0], pickle.EMPTY_DICT[0], pickle.EMPTY_LIST[0]
-_SHORT_BINUNICODE = pickle.SHORT_BINUNICODE[0]
+_SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
 
 
 def _refused(module: str, name: str) -> UnauthorizedModule:
@@ -179,21 +187,31 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
 
     dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
 
-    def __init__(self, file: io.BytesIO, finder: Finder, persistent: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        finder: Finder,
+        persistent: Mapping[str, Any],
+        foreseen: list[Passage] | None = None,
+    ) -> None:
+        """`foreseen`: what may be in the payload and has been read before; who uses it takes it away."""
         super().__init__(file)
         self._file = file
         self._finder = finder
         self._persistent = persistent
+        self._foreseen = foreseen or []
         self._held = {id(value) for value in persistent.values()}
 
     def load(self) -> Any:
         """See `pickle.Unpickler`.
 
         A payload names every module of the model: 16,000 opcodes for 30 layers, five of six of them one
-        of those that are run here. By a call each, as the others are, it would take twice as long.
+        of those that are run here. By a call each, as the others are, it would take twice as long; and
+        none, where it was foreseen.
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
-        content, position = file.getbuffer(), 0
+        content, position = file.getvalue(), 0
+        passage = self._expected(content)
         self.read, self.readinto, self.readline = file.read, file.readinto, file.readline
         self.metastack: list[Any] = []
         stack: list[Any] = []
@@ -215,6 +233,13 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                     end = position + 1 + content[position]
                     stack.append(str(content[position + 1 : end], "utf-8", "surrogatepass"))
                     position = end
+                elif key == _MARK:
+                    if position == passage and (after := self._skip(content, passage)) is not None:
+                        position = after
+                    else:
+                        self.metastack.append(stack)
+                        self.stack = stack = []
+                        self.append = stack.append
                 elif key == _NONE:
                     stack.append(None)
                 elif key == _EMPTY_LIST:
@@ -232,6 +257,24 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             if position + _UINT.size <= len(content):
                 raise  # it is not the end that is missing
             raise EOFError("the pickle has no end") from None
+
+    def _expected(self, content: bytes) -> int:
+        """Where, behind its mark, a foreseen passage may begin; 0 if there is none."""
+        if not self._foreseen:
+            return 0
+        return content.find(self._foreseen[0].content[:_TELLING]) + 1
+
+    def _skip(self, content: bytes, position: int) -> int | None:
+        """Take what a foreseen passage makes; where it ends, or None if it is another."""
+        passage = self._foreseen[0]
+        end = passage.end(content, position - 1)
+        if end is None or not passage.means_the_same(self.memo, self._persistent):
+            return None
+        # What it makes is one request's own.
+        self._foreseen.clear()
+        self.memo.update(enumerate(passage.memo, passage.numbered))
+        self._grow(self.stack[-1]).extend(passage.items)
+        return end
 
     def _load_frame(self) -> None:
         """Frames tell how much to read at once, and nothing of what is in them."""
