@@ -24,7 +24,7 @@ from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
 __all__ = ["hub", "models"]
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 MODEL = "tests/gpt2"
 KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "tests/gpt2"}'
 
