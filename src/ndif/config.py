@@ -31,6 +31,12 @@ class Settings(BaseSettings):
     max_request_bytes: int = Field(
         default=1 * GiB, gt=0, description="A larger request is refused while it streams in."
     )
+    max_queued_bytes: int = Field(
+        default=4 * GiB,
+        gt=0,
+        description="Requests that wait and run in one process have no more than this together; others are "
+        "told to come again.",
+    )
     max_result_bytes: int = Field(
         default=8 * GiB, gt=0, description="A larger result (before compression) is an ERROR."
     )

@@ -47,7 +47,7 @@ class Server:
         """`places`: whether models are measured and told where to go, or go where their options say."""
         self._settings = settings
         self._objects = open_store(settings, results)
-        self._broker = MemoryBroker()
+        self._broker = MemoryBroker(settings.max_queued_bytes)
         self._hub = Hub(share_weights=share_weights)
         runtimes = runtimes or Runtimes(settings.runtimes)
         responder = Responder(self._broker, self._objects)

@@ -673,7 +673,7 @@ class SlowStore(FileStore):
         super().__init__(folder, 3600)
         self.stored: list[dict[str, Any]] = []
 
-    async def put(self, key: str, content: bytes) -> None:
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         await asyncio.sleep(4)
         self.stored.append(json.loads(content))
 

@@ -15,7 +15,7 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker, MemoryBroker
+from ndif.stores.broker import Broker, LineFullError, MemoryBroker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import FileStore
 from tests.on_loop import on_loop
@@ -349,3 +349,26 @@ async def test_releasing_twice_is_nothing_new(opening: Opening) -> None:
         following = make_request()
         await broker.submit(following)
         assert (await broker.claim()).id == following.id
+
+
+# What is this form's alone
+
+
+@on_loop
+async def test_what_waits_is_no_more_than_memory_is_given_for() -> None:
+    broker = MemoryBroker(max_bytes=100)
+    large, small, last = (make_request(payload=bytes(size)) for size in (150, 60, 41))
+    await broker.submit(large)  # by itself anything may wait
+    with pytest.raises(LineFullError, match="NDIF_MAX_QUEUED_BYTES"):
+        await broker.submit(small)
+    claimed = await broker.claim()
+    assert claimed.id == large.id
+    with pytest.raises(LineFullError, match="150 bytes"):
+        await broker.submit(small)
+    for _ in range(2):
+        await broker.release(claimed)
+    await broker.submit(small)
+    with pytest.raises(LineFullError, match="60 bytes"):
+        await broker.submit(last)
+    await broker.release(await broker.claim())
+    await broker.submit(last)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.stores.broker.port import LineFullError
 
 _UNREAD = 1
 """How many answers of a hybrid job's client wait for its block."""
@@ -46,7 +47,10 @@ class MemorySubscription:
 class MemoryBroker:
     """The embedded form of `Broker`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """`max_bytes`: of the payloads of requests that are not done; one by itself may have more."""
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._line: asyncio.Queue[Request] = asyncio.Queue()
         self._open: dict[str, Request] = {}
         self._subscriptions: dict[str, MemorySubscription] = {}
@@ -63,6 +67,13 @@ class MemoryBroker:
 
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
+        after = self._bytes + len(request.payload)
+        if self._bytes and self._max_bytes is not None and after > self._max_bytes:
+            raise LineFullError(
+                f"the requests that wait and run have {self._bytes:,} bytes, and with this one they would "
+                f"have more than the {self._max_bytes:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
+            )
+        self._bytes = after
         self._open[request.id] = request
         self._line.put_nowait(request)
 
@@ -76,7 +87,8 @@ class MemoryBroker:
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`."""
-        self._open.pop(request.id, None)
+        if (released := self._open.pop(request.id, None)) is not None:
+            self._bytes -= len(released.payload)
         self._uploads.pop(request.id, None)
 
     async def subscribe(self, session: str | None = None) -> MemorySubscription:

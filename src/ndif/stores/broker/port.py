@@ -13,6 +13,10 @@ class BrokerError(Exception):
     """The broker does not do its work now; the message says why, in a sentence."""
 
 
+class LineFullError(BrokerError):
+    """What waits is as much as the server holds: nothing more is accepted until some of it is done."""
+
+
 class Subscription(Protocol):
     """One client's live channel, as the broker sees it."""
 
