@@ -32,6 +32,7 @@ from ndif.queue.responder import Responder
 from ndif.queue.scaling import Scaling
 from ndif.queue.upkeep import Upkeep
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import ModelKey
 from ndif.schema.operation import OperationError
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
@@ -155,6 +156,8 @@ class World:
         store: FileStore | None = None,
     ) -> None:
         self.sizes = sizes
+        self.hub: dict[str, str] = {}
+        """What a hub calls a model, by what it takes for that in small letters."""
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
         self.actors: dict[tuple[str, str], Replica] = {}
         self.broker = MemoryBroker()
@@ -199,11 +202,12 @@ class World:
 
     async def _size(self, config: DeploymentConfig, generation: str) -> Measured:
         await asyncio.sleep(1)
-        if config.repo_id not in self.sizes:
+        repo_id = self.hub.get(config.checkpoint.lower(), config.repo_id)
+        if repo_id not in self.sizes:
             raise ActorError("there is no such repository")
         if generation == self.missing:
             raise ActorError("that is not installed")
-        return Measured(self.sizes[config.repo_id])
+        return Measured(self.sizes[repo_id], repo_id=repo_id)
 
     async def _discover(self) -> list[Node]:
         return [Node("here", "here", Resources.of([GPU] * self.gpus, CPU, 1.0))]
@@ -827,6 +831,60 @@ def test_two_names_of_one_model_are_one_deployment(tmp_path: Path) -> None:
             (told,) = await world.operations.deploy(configs, None, wait=True, sync=False)
             assert told["problem"] is None
             assert world.levels("a/a") == ["HOT"]
+
+    run(main())
+
+
+REAL, ALIAS = "org/name", "name"
+"""What a hub calls a model, and what it takes for that as well."""
+
+
+@pytest.mark.parametrize(
+    "order", [(REAL, ALIAS), (ALIAS, REAL), (ALIAS, "NAME"), ("Org/Name", REAL)]
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_model_has_one_line_whatever_it_is_called(
+    tmp_path: Path, order: tuple[str, str], at_once: bool
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {REAL: 40}) as world:
+            world.hub = {name.lower(): REAL for name in (REAL, ALIAS)}
+            ids = []
+            for name in (*order, *order):
+                ids.append(await world.send(name))
+                if not at_once:
+                    await world.until_ended(*ids)
+            responses = await world.until_ended(*ids)
+            assert {response.status for response in responses} == {Status.COMPLETED}, responses
+            assert len(world.actors) == 1
+            (line,) = [m for m in (await world.operations.status())["models"] if m["replicas"]]
+            assert line["repo_id"] == REAL
+            # Clients of an older generation call its class otherwise.
+            older = ModelKey("nnsight.modeling.language.LanguageModel", order[0])
+            assert world.controller.models.find(older) is world.of(REAL)[0].model
+            for name in (*order, REAL):
+                (told,) = await world.operations.scale(name, 1, None)
+                assert told["repo_id"] == REAL
+            assert len(await world.operations.evict(order[1], None, cold=True)) == 1
+
+    run(main())
+
+
+def test_a_model_that_is_deployed_by_two_names_is_one_deployment(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {REAL: 40}) as world:
+            world.hub = dict.fromkeys((REAL, ALIAS), REAL)
+            replicas = set()
+            for name in (REAL, ALIAS, ALIAS, REAL):
+                (told,) = await world.operations.deploy(
+                    [DeploymentConfig(name, name, dedicated=True)], None, wait=True, sync=True
+                )
+                assert told["problem"] is None
+                assert told["repo_id"] == REAL
+                replicas |= set(told["replicas"])
+                assert [each.dedicated for each in world.controller.models] == [True]
+            assert len(replicas) == 1
+            assert len(world.actors) == 1
 
     run(main())
 

@@ -56,6 +56,11 @@ class Asked:
         return self.model.withdrawals > self._withdrawals
 
     @property
+    def void(self) -> bool:
+        """Whether nothing is to come of it: it was withdrawn, or its model turned out to be another."""
+        return self.withdrawn or self.model.same_as is not None
+
+    @property
     def variant(self) -> Variant:
         """What is asked for."""
         return Variant(self.model.key, self.generation)

@@ -133,8 +133,9 @@ class Controller:
         refused = {refusal.model_key: why_not(refusal) for refusal in decision.refused}
         provided = []
         for one, problem in zip(asked, problems, strict=True):
-            if one.withdrawn:
-                provided.append(Provided(problem=_WITHDRAWN, evicted=decision.evictions))
+            if one.void:
+                why = _WITHDRAWN if one.withdrawn else None
+                provided.append(Provided(problem=why, evicted=decision.evictions))
                 continue
             variant = str(one.variant)
             problem = problem or refused.get(variant)
@@ -150,7 +151,7 @@ class Controller:
         Or else two models that displace each other would do nothing but that.
         """
         while True:
-            wanted = [one.wanted(size) for one, size in asked.items() if not one.withdrawn]
+            wanted = [one.wanted(size) for one, size in asked.items() if not one.void]
             decision = self.cluster.deploy(wanted, self._now(), self._rng, self._rules)
             leaving = [self._hosted[key] for key in decision.evictions if key in self._hosted]
             early = [hosted for hosted in leaving if hosted.is_early]
@@ -225,6 +226,8 @@ class Controller:
         except ActorError as error:
             return _not_loaded(asked.model, asked.generation, str(error))
         self.models.learn(asked.model, measured.repo_id, measured.task)
+        if not self._of(asked.model):
+            self.models.unite(asked.model)
         self._sizes[asked.variant] = measured.size_bytes
         return measured.size_bytes
 

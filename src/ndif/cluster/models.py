@@ -37,6 +37,10 @@ class Model:
     """How often its operator has taken it away: what was asked for before is not to come."""
     problems: dict[str, str] = field(default_factory=dict)
     """Why it could not be deployed when that was last tried, by generation."""
+    aliases: set[str] = field(default_factory=set)
+    """Further repo ids that turned out to mean it, in small letters."""
+    same_as: Model | None = None
+    """The one that it turned out to be, and that is served in its place."""
 
     @property
     def dedicated(self) -> bool:
@@ -60,8 +64,15 @@ class Model:
         if key == self.key:
             return True
         # Asked of every model for every request: most are told apart before a sentence is made.
-        same = key.repo_id.lower() == self.config.repo_id.lower()
-        return same and refusal(self.config, key) is None
+        if not self.called(key.repo_id):
+            return False
+        return refusal(self.config, replace(key, repo_id=self.config.repo_id)) is None
+
+    def called(self, repo_id: str) -> bool:
+        """Whether that is its name: the first, the one that a hub has for it, or another."""
+        name = repo_id.lower()
+        names = (self.config.repo_id.lower(), self.key.repo_id.lower())
+        return name in names or name in self.aliases
 
 
 class Models:
@@ -95,6 +106,26 @@ class Models:
         # What a user has asked for stands behind nobody's dedicated model.
         return min(named, key=lambda model: (model.key != key, not model.dedicated), default=None)
 
+    def as_known(self, config: DeploymentConfig) -> DeploymentConfig:
+        """`config` with the names by which its model is known here, where a hub has it under several."""
+        model = self.find(config.key)
+        if model is None or not all(
+            model.called(name) for name in (config.checkpoint, model.config.checkpoint)
+        ):
+            return config
+        return replace(config, repo_id=model.config.repo_id, checkpoint=model.config.checkpoint)
+
+    def unite(self, model: Model) -> None:
+        """Have a model be another of these, if by the name that was learnt it is. It has no replicas."""
+        key = replace(model.key, repo_id=model.config.repo_id)
+        others = [other for other in self._models if other is not model and other.named(key)]
+        if model not in self._models or not others:
+            return
+        self._models.remove(model)
+        model.same_as = min(others, key=lambda other: (other.key != key, not other.dedicated))
+        model.same_as.aliases |= {model.key.repo_id.lower(), *model.aliases}
+        model.on_demand, model.booked = True, None  # nothing is lost with it
+
     def of(self, key: ModelKey) -> Model:
         """The model whose `Model.key` it is.
 
@@ -111,11 +142,7 @@ class Models:
         if "{" in name:
             key = ModelKey.parse(name)
             return [model for model in self._models if model.named(key)]
-        return [
-            model
-            for model in self._models
-            if name.lower() in (model.config.repo_id.lower(), model.key.repo_id.lower())
-        ]
+        return [model for model in self._models if model.called(name)]
 
     def forget(self, model: Model) -> None:
         """Keep a name no longer that only a user has asked for, and that is not deployed."""

@@ -17,6 +17,7 @@ def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
         {
             "key": str(model.key),
             "config": asdict(model.config),
+            "aliases": sorted(model.aliases),
             "on_demand": model.on_demand,
             "booked": None if model.booked is None else asdict(model.booked),
         }
@@ -35,6 +36,7 @@ def read(described: Sequence[Mapping[str, Any]]) -> Models:
                 DeploymentConfig(**one["config"]),
                 one["on_demand"],
                 None if booked is None else DeploymentConfig(**booked),
+                aliases=set(one["aliases"]),
             )
         )
     return models

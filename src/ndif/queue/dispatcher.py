@@ -60,6 +60,7 @@ class Dispatcher:
             processor = Processor(
                 model, generation, self._controller, self._broker, self._responder, self._customs
             )
+            processor.put_in_line = self._put_in_line
             self.processors[variant] = processor
             self._tasks[variant] = asyncio.create_task(processor.run(), name=f"line of {variant}")
         return processor
@@ -96,13 +97,15 @@ class Dispatcher:
 
     async def _dispatch_forever(self) -> None:
         while True:
-            request = await self._broker.claim()
-            try:
-                await self._dispatch(request)
-            except Exception:
-                # A defect of ours, or a store that fails, must cost one request.
-                logger.exception("request %s could not be put in its line", request.id)
-                await self._broker.release(request)
+            await self._put_in_line(await self._broker.claim())
+
+    async def _put_in_line(self, request: Request) -> None:
+        try:
+            await self._dispatch(request)
+        except Exception:
+            # A defect of ours, or a store that fails, must cost one request.
+            logger.exception("request %s could not be put in its line", request.id)
+            await self._broker.release(request)
 
     async def _dispatch(self, request: Request) -> None:
         try:

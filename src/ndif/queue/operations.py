@@ -63,6 +63,7 @@ class Operations:
         Raises:
             OperationError: if a generation is not installed.
         """
+        configs = [self._controller.models.as_known(config) for config in configs]
         chosen = [self._generation(generation or config.runtime) for config in configs]
         changed = [
             known
@@ -87,7 +88,12 @@ class Operations:
             processor.scale(model.wanted.replicas)
             asked.append(Asked(model, runtime, model.wanted.replicas))
             self._controller.dedicate(model, model.dedicated)
-        return await self._provide(asked, wait=wait, gone=gone)
+        told = await self._provide(asked, wait=wait, gone=gone)
+        for place, one in enumerate(asked):
+            if one.model.same_as is not None:  # which is known only now
+                as_that = [one.model.config]
+                (told[place],) = await self.deploy(as_that, one.generation, wait=wait, sync=False)
+        return told
 
     async def evict(
         self, model: str, replica_id: str | None, *, cold: bool

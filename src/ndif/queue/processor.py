@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ndif.cluster.asking import Asked
@@ -77,6 +77,8 @@ class Processor:
         self._customs = customs
         self.line: Line[Request] = Line(customs.head_start_s, customs.patience)
         """Those who wait."""
+        self.put_in_line: Callable[[Request], Awaitable[None]] = self.enqueue
+        """Has a request wait in the line of its model, whichever that is by now."""
         self.replicas = Replicas()
         """Those who serve."""
         self._run_times = RunTimes()
@@ -255,6 +257,10 @@ class Processor:
             self.adopt(provided.replica_ids)
         finally:
             self._provisioning = False
+        if self.model.same_as is not None:
+            for entry in self.line.remove_all(lambda _: True):
+                await self.put_in_line(entry.what)
+            return
         if asked.withdrawn:
             self._short.set()  # who is in line now has come since
             return
