@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -146,6 +145,3 @@ def ray_cluster(environment: Mapping[str, str], *nodes: str) -> Iterator[RayServ
 
 async def nothing(_: Response) -> None:
     """What a replica that delivers itself has to say to whoever asks it to."""
-
-
-PYTHON = sys.executable

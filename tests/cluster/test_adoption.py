@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from ndif.cluster.adoption import adopt
 from ndif.cluster.asking import Asked, Living, Measured
 from ndif.cluster.cluster import Cluster
 from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import Deployment
-from ndif.cluster.hosted import State
+from ndif.cluster.hosted import EvictedError, State
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Models
 from ndif.cluster.node import Node
@@ -191,12 +193,11 @@ async def test_they_serve_at_once_and_are_watched() -> None:
         assert not hot.is_early
         await hot.up()
         await asyncio.wait_for(other.ended.wait(), 5)
-        left: list[str] = []
-        controller.on_leave = lambda key, why: left.append(why)
+        left: asyncio.Queue[str] = asyncio.Queue()
+        controller.on_leave = lambda key, why: left.put_nowait(why)
         actor.ended.set()
-        while controller.replicas() != [warm]:  # noqa: ASYNC110 - its own doing
-            await asyncio.sleep(0)
-        assert left == ["its process ended"]
+        assert await left.get() == "its process ended"
+        assert controller.replicas() == [warm]
         assert [d.level for d in controller.cluster.replicas()] == [WARM]
 
 
@@ -230,17 +231,15 @@ async def test_who_leaves_lets_them_live() -> None:
 @on_loop
 async def test_a_model_does_not_answer_for_a_node_that_is_gone() -> None:
     fleet = Fleet()
-    fleet.broken_on = {"n", "m"}
+    fleet.broken_on = {"n"}
+    fleet.nodes = [node("n"), node("m", gpus=(), cpu=10)]  # there is room on one alone
     async with controlling(fleet, THEIRS) as controller:
         (model,) = controller.models
-        fleet.broken_on = {"n"}
-        fleet.nodes = [node("n"), node("m", gpus=(), cpu=10)]  # it has to go where nothing will be
-        await controller.discover()
         (provided,) = await controller.deploy([Asked(model, "0.8", 1)])
         hosted = controller.hosted(Variant(model.key, "0.8"), provided.replica_ids[0])
         assert hosted is not None
-        with contextlib.suppress(Exception):
+        with pytest.raises(EvictedError, match="its node is gone"):
             await hosted.up()
-        assert model.problem is None
+        assert not model.problems
         assert list(controller.cluster.nodes) == ["m"]
         assert controller.replicas() == []

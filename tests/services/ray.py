@@ -40,6 +40,8 @@ class RayNode:
     def start(self) -> None:
         """Start it, and return once it is part of its cluster."""
         self._log.unlink(missing_ok=True)  # it says there when that is so
+        # A head that comes back takes nodes of this machine for another head.
+        (self._log.parent / "r" / "ray_current_cluster").unlink(missing_ok=True)
         self._process.start()
 
     def log(self) -> str:

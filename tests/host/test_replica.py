@@ -1,0 +1,206 @@
+"""What a replica does for leaders that come and go: once, whoever asks however often."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.host.stand_in import FAILS, StandIn, Waiting
+from tests.on_loop import on_loop
+
+from ndif.host.replica import Answer
+from ndif.node_replica import NodeReplica
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker.encoding import encode_request
+
+SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}
+BRIEFLY = {"for_s": 0.01}
+DELIVERED = {"status": "COMPLETED", "description": "Done.", "delivered": True}
+
+
+def a_request(session: str | None = "me", **more: Any) -> Request:
+    key = ModelKey("a.B", "a/b")
+    return Request(key, "0.8", Wire.ENVELOPE, b"", False, "http://here", session=session, **more)
+
+
+@contextlib.asynccontextmanager
+async def a_replica() -> AsyncIterator[StandIn]:
+    replica = StandIn(SAID)
+    assert await replica.start() == {"model": {"class": "Waiting"}}
+    yield replica
+    await replica.stop()
+
+
+def running(replica: StandIn, request: Request) -> asyncio.Task[Answer]:
+    return asyncio.create_task(replica.run(encode_request(request)))
+
+
+@on_loop
+async def test_it_delivers_and_answers_in_a_few_words() -> None:
+    async with a_replica() as replica:
+        request = a_request(env=BRIEFLY)
+        assert await running(replica, request) == DELIVERED
+        assert [r.status for r in replica.told] == [Status.RUNNING, Status.COMPLETED]
+
+
+@on_loop
+async def test_one_after_the_other() -> None:
+    async with a_replica() as replica:
+        requests = [a_request(env=BRIEFLY) for _ in range(5)]
+        await asyncio.gather(*(running(replica, request) for request in requests))
+        assert replica.actor.ran == [request.id for request in requests]
+
+
+@on_loop
+async def test_who_asks_again_waits_for_the_same_run() -> None:
+    async with a_replica() as replica:
+        request = a_request(env={"for_s": 0.1})
+        first = running(replica, request)
+        await replica.actor.runs.wait()
+        first.cancel()  # whoever asked is gone
+        second, third = running(replica, request), running(replica, request)
+        assert await second == await third == DELIVERED
+        assert replica.actor.ran == [request.id]
+
+
+@on_loop
+async def test_what_has_run_is_not_run_again() -> None:
+    async with a_replica() as replica:
+        live, polled = a_request(env=BRIEFLY), a_request(None, env=BRIEFLY)
+        for request in (live, polled):
+            await running(replica, request)
+        replica.told.clear()
+        for request in (live, polled):
+            assert await running(replica, request) == DELIVERED
+        assert replica.actor.ran == [live.id, polled.id]
+        # A client that polls was told meanwhile that its job waits.
+        assert replica.told == [Response(polled.id, Status.COMPLETED, "Done.")]
+        assert (await replica.describe())["requests"] == [live.id, polled.id]
+
+
+@pytest.mark.parametrize("outcome", ["evicted", "lost"])
+@on_loop
+async def test_what_did_not_run_to_its_end_may_run_again(outcome: str) -> None:
+    async with a_replica() as replica:
+        request = a_request()
+        for _ in range(2):
+            run = running(replica, request)
+            await replica.actor.runs.wait()
+            if outcome == "evicted":
+                await replica.to_cache()
+            else:
+                replica.actor.die()
+            assert list(await run) == [outcome]
+            await replica.from_cache({})
+        assert replica.actor.ran == [request.id] * 2
+
+
+@on_loop
+async def test_one_that_runs_and_one_that_waits_are_cancelled() -> None:
+    async with a_replica() as replica:
+        first, second, third = a_request(), a_request(), a_request(env=BRIEFLY)
+        runs = [running(replica, request) for request in (first, second, third)]
+        await replica.actor.runs.wait()
+        await replica.cancel(second.id, "Second.")
+        await replica.cancel(first.id, "First.")
+        await replica.cancel("another", "Nobody.")
+        answers = await asyncio.gather(*runs)
+        assert [a["description"] for a in answers] == ["First.", "Second.", "Done."]
+        assert replica.actor.ran == [first.id, third.id]
+
+
+@on_loop
+async def test_a_job_whose_client_left_holds_up_nobody() -> None:
+    """Whoever would have ended it led before."""
+    async with a_replica() as replica:
+        abandoned, kept = a_request(), a_request(env=BRIEFLY)
+        run = running(replica, abandoned)
+        await replica.actor.runs.wait()
+        replica.gone.add(abandoned.id)
+        assert await running(replica, kept) == DELIVERED
+        assert (await run)["description"] == "The client left."
+
+
+@on_loop
+async def test_a_result_that_cannot_be_delivered_is_said() -> None:
+    async with a_replica() as replica:
+        replica.cannot_tell = True
+        answer = await running(replica, a_request(env=BRIEFLY))
+        assert (answer["status"], answer["delivered"]) == ("ERROR", False)
+        assert "could not be delivered" in answer["description"]
+
+
+@on_loop
+async def test_warm_and_back_are_done_once() -> None:
+    async with a_replica() as replica:
+        begun = (await replica.describe())["place"]["deployed"]
+        assert begun > 0
+        for _ in range(2):
+            await replica.to_cache()
+        warm = await replica.describe()
+        assert (warm["level"], warm["moving"]) == ("WARM", False)
+        for _ in range(2):
+            assert await replica.from_cache({1: 5}) == {"model": {"class": "Waiting"}}
+        hot = await replica.describe()
+        assert hot["level"] == "HOT"
+        assert hot["place"]["gpu_mem_bytes_by_id"] == {1: 5}
+        assert hot["place"]["deployed"] > begun
+        assert replica.actor.moves == ["to", "from"]
+
+
+@on_loop
+async def test_what_cannot_be_loaded_has_ended() -> None:
+    replica = StandIn(SAID)
+    replica.actor = Waiting(fails=True)
+    reported = asyncio.create_task(replica.progress((0, 0)))
+    assert await asyncio.gather(replica.start(), replica.start()) == [{"error": FAILS}] * 2
+    assert await reported == (1, 2)
+    await replica.until_ended()
+    assert (await replica.describe())["ended"]
+
+
+@on_loop
+async def test_it_has_ended_when_its_processes_have() -> None:
+    async with a_replica() as replica:
+        ending = asyncio.create_task(replica.until_ended())
+        replica.actor.die()
+        await ending
+
+
+@on_loop
+async def test_before_it_is_started() -> None:
+    replica = StandIn(SAID)
+    said = await replica.describe()
+    assert (said["level"], said["ended"], said["model"]) == (None, False, {})
+    assert "lost" in await running(replica, a_request())
+    assert "error" in await replica.from_cache({})
+    await replica.stop()
+    assert "error" in await replica.start()
+
+
+# On its node
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({}, "NDIF_BROKER_URL"),
+        ({"NDIF_BROKER_URL": "redis://127.0.0.1:1"}, "NDIF_OBJECT_STORE_URL"),
+        ({"NDIF_OBJECT_STORE_URL": "http://127.0.0.1:1"}, "settings are not valid"),
+    ],
+)
+def test_a_node_that_was_started_without_what_it_needs(
+    variables: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NDIF_BROKER_URL", "NDIF_OBJECT_STORE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    answer = asyncio.run(NodeReplica(SAID).start())
+    assert why in answer["error"]
