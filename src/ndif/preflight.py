@@ -19,6 +19,7 @@ from ndif.services.roles import Role
 from ndif.services.service import Service
 from ndif.serving import StartError, listen
 from ndif.stores.accounts import FileAccounts, KeysError
+from ndif.variables import name_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _sentences(problems: list[str], what: str = "The server") -> str:
 
 def _folder(options: Settings) -> Iterator[str]:
     root = options.session_root.expanduser().absolute()
-    problem = lack_of_room(root, "Sessions and results", "NDIF_SESSION_ROOT")
+    problem = lack_of_room(root, "Sessions and results", name_of("session_root"))
     if problem is not None:
         yield problem
 

@@ -75,6 +75,11 @@ def variables(options: Settings) -> list[Variable]:
     ]
 
 
+def name_of(field: str) -> str:
+    """What the variable of a setting is called."""
+    return _name(field, Settings.model_fields[field])
+
+
 def without_secrets(address: str) -> str:
     """An address as it may be shown."""
     return _SECRETS.sub(_HIDDEN, address)

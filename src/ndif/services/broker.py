@@ -10,10 +10,10 @@ from ndif.gateway.origin import is_loopback
 from ndif.services.missing import library, program
 from ndif.services.service import Program, Service, ServiceError, folder, is_taken
 from ndif.session import Session
-from ndif.variables import without_secrets
+from ndif.variables import name_of, without_secrets
 
 NAME = "broker"
-_VARIABLE = "NDIF_BROKER_URL"
+_VARIABLE = name_of("broker_url")
 _PORT = 6379
 _OLDEST = (6, 2)
 _LOOK_S = 2.0

@@ -11,12 +11,16 @@ from ndif.services.object_store import object_store
 from ndif.services.ray_node import ray_head, ray_worker
 from ndif.services.roles import Role
 from ndif.services.service import Service, ServiceError
-from ndif.variables import without_secrets
+from ndif.variables import name_of, without_secrets
 
+_BROKER = name_of("broker_url")
+_STORE = name_of("object_store_url")
+_RAY = name_of("ray_address")
+_WORKERS = name_of("api_workers")
 _EXAMPLES = {
-    "broker": ("NDIF_BROKER_URL", "redis://127.0.0.1:6379/0"),
-    "object-store": ("NDIF_OBJECT_STORE_URL", "http://127.0.0.1:9000"),
-    "ray": ("NDIF_RAY_ADDRESS", "127.0.0.1:6380"),
+    "broker": (_BROKER, "redis://127.0.0.1:6379/0"),
+    "object-store": (_STORE, "http://127.0.0.1:9000"),
+    "ray": (_RAY, "127.0.0.1:6380"),
 }
 
 
@@ -83,20 +87,20 @@ def _alone(options: Settings, role: Role) -> Service:
 def _contradictions(options: Settings, role: Role) -> Iterator[str]:
     if role in ("all", "api") and options.api_workers > 1 and not options.broker_url:
         yield (
-            f"NDIF_API_WORKERS={options.api_workers} needs NDIF_BROKER_URL: several processes are one "
+            f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes are one "
             "server through a broker."
         )
     if role in ("broker", "object-store"):
         return
     if role == "worker" and not options.ray_address:
-        yield "A worker joins the cluster that NDIF_RAY_ADDRESS names: set it to HOST:PORT of its head."
+        yield f"A worker joins the cluster that {_RAY} names: set it to HOST:PORT of its head."
     if role != "worker" and not options.ray_address:
         return
     missing = [
         variable
         for variable, value in (
-            ("NDIF_BROKER_URL", options.broker_url),
-            ("NDIF_OBJECT_STORE_URL", options.object_store_url),
+            (_BROKER, options.broker_url),
+            (_STORE, options.object_store_url),
         )
         if not value
     ]

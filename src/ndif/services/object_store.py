@@ -10,9 +10,10 @@ from ndif.services.missing import library, program
 from ndif.services.service import Program, Service, ServiceError, folder
 from ndif.serving import for_url
 from ndif.session import Session
+from ndif.variables import name_of
 
 NAME = "object-store"
-_VARIABLE = "NDIF_OBJECT_STORE_URL"
+_VARIABLE = name_of("object_store_url")
 _LOOK_S = 2.0
 
 

@@ -17,10 +17,11 @@ from ndif.room import lack_of_room
 from ndif.services.missing import library
 from ndif.services.service import Program, Service, ServiceError, is_here, is_taken
 from ndif.session import Session
+from ndif.variables import name_of
 
 NAME = "ray"
-_VARIABLE = "NDIF_RAY_ADDRESS"
-_FOLDER = "NDIF_RAY_TEMP_DIR"
+_VARIABLE = name_of("ray_address")
+_FOLDER = name_of("ray_temp_dir")
 _PORT = 6379
 _CLIENT = "ray"
 _STARTED = "Ray runtime started."
