@@ -18,7 +18,13 @@ from tests.clients.harness import NDIF
 SOURCE = Path(ndif.__file__).parent
 
 # An engine of several machines is imported by the one room that speaks to it, where it is asked for.
-ENGINES = {"stores/objects/s3": "obstore", "stores/broker/redis": "redis", "cluster/ray": "ray"}
+ENGINES = {
+    "stores/objects/s3": "obstore",
+    "stores/broker/redis": "redis",
+    "stores/redis_client": "redis",
+    "cluster/ray": "ray",
+    "services/broker": "redis",
+}
 HEAVY = ("torch", "transformers", "nnsight", "ray", "redis", "obstore")
 SERVING = ("starlette", "pydantic", "uvicorn", "socketio")
 DANGEROUS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch", "joblib")
@@ -33,6 +39,7 @@ DEPTHS = {
     "queue": 4,
     "gateway": 5,
     "simulation": 6,
+    "services": 6,
 }
 """A house imports itself and what lies deeper; `stores` and `schema` know none of the others."""
 

@@ -69,6 +69,10 @@ class Settings(BaseSettings):
         description="With NDIF_BROKER_URL: the Ray cluster whose nodes carry replicas, as HOST:PORT of its "
         "head, or auto for the one that this machine belongs to. Empty: replicas are on this machine.",
     )
+    ray_temp_dir: Path = Field(
+        default=Path("/tmp/ray"),  # noqa: S108 - Ray's own default
+        description="Where a Ray node that `ndif start` starts has its files and sockets: a short path.",
+    )
     api_workers: int = Field(
         default=1,
         ge=1,

@@ -10,11 +10,10 @@ import sys
 import time
 
 from ndif.run import Run
-from ndif.serving import StartError, answers
+from ndif.serving import StartError
 from ndif.session_record import Record
 
-_COMES_UP_WITHIN_S = 60
-_ENDS_WITHIN_S = 20
+_ENDS_WITHIN_S = 60
 _POLL_S = 0.1
 _LAST_LINES = 15
 
@@ -33,7 +32,7 @@ def detach(run: Run) -> Record:
     child = os.fork()
     if child == 0:
         _be_it(run)
-    run.listening.close()
+    run.release()
     try:
         return _record(run, child)
     except BaseException:
@@ -46,7 +45,7 @@ def _be_it(run: Run) -> None:
     code = 1
     try:
         os.setsid()
-        log = os.open(run.session.log(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, place)
@@ -76,11 +75,11 @@ def _record(run: Run, child: int) -> Record:
 
 
 def _answers(run: Run, child: int) -> bool:
-    deadline = time.monotonic() + _COMES_UP_WITHIN_S
+    deadline = time.monotonic() + run.comes_up_within_s
     while time.monotonic() < deadline:
         if os.waitpid(child, os.WNOHANG)[0]:
             return False
-        if answers(run.wanted.host, run.wanted.port):
+        if run.answers():
             return True
         time.sleep(_POLL_S)
     return False
@@ -88,7 +87,7 @@ def _answers(run: Run, child: int) -> bool:
 
 def _last_lines(run: Run) -> str:
     try:
-        lines = run.session.log().read_text(errors="replace").splitlines()
+        lines = run.log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
     return "\n".join(lines[-_LAST_LINES:])

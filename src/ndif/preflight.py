@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,13 +10,16 @@ from pathlib import Path
 from ndif.checkpoints import CheckpointError, deployment_of
 from ndif.config import Settings
 from ndif.host.runtimes import SUPPORTED, Runtimes
+from ndif.room import lack_of_room
 from ndif.sandbox.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import DeploymentFileError, from_variable, read_file
+from ndif.services.needed import needed
+from ndif.services.roles import Role
+from ndif.services.service import Service
 from ndif.serving import StartError, listen
 from ndif.stores.accounts import FileAccounts, KeysError
-
-_LEAST_FREE = 0.05
+from ndif.variables import name_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Ready:
 
     listening: socket.socket
     deployments: tuple[DeploymentConfig, ...]
+    services: tuple[Service, ...]
+    """That are to be started, in this order."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Wanted:
     port: int
     checkpoints: tuple[str, ...]
     deployment_file: Path | None
+    role: Role = "all"
 
 
 def preflight(options: Settings, wanted: Wanted) -> Ready:
@@ -45,16 +49,13 @@ def preflight(options: Settings, wanted: Wanted) -> Ready:
     Raises:
         StartError: with everything that is in its way.
     """
-    root = options.session_root.expanduser().absolute()
     runtimes = Runtimes(options.runtimes).installed()
-    problems = [*_folder(root), *_sandbox(options), *_keys(options)]
-    if not runtimes:
-        problems.append(
-            f"No nnsight is installed: run `pip install '{next(iter(SUPPORTED.values()))}'`."
-        )
+    problems = [*_folder(options), *_host(options), *_keys(options)]
     deployments, unreadable = _deployments(options, wanted)
     problems += unreadable
     problems += _unserved(deployments, runtimes)
+    services = needed(options, wanted.role)
+    problems += services.problems
     try:
         listening = listen(
             wanted.host, wanted.port, "Choose another with --port, or end what uses it."
@@ -64,33 +65,46 @@ def preflight(options: Settings, wanted: Wanted) -> Ready:
     if problems:
         listening.close()
         raise StartError(_sentences(problems))
-    return Ready(listening, deployments)
+    return Ready(listening, deployments, services.to_start)
 
 
-def _sentences(problems: list[str]) -> str:
+def preflight_of_services(options: Settings, role: Role) -> tuple[Service, ...]:
+    """See that services can start without a server.
+
+    Raises:
+        StartError: with everything that is in their way.
+    """
+    services = needed(options, role)
+    problems = [
+        *_folder(options),
+        *(_host(options) if role in ("ray", "worker") else ()),
+        *services.problems,
+    ]
+    if problems:
+        raise StartError(_sentences(problems, "It"))
+    return services.to_start
+
+
+def _sentences(problems: list[str], what: str = "The server") -> str:
     if len(problems) == 1:
         return problems[0]
     return "\n".join(
-        ["The server cannot start:", *(f"  {n}. {text}" for n, text in enumerate(problems, 1))]
+        [f"{what} cannot start:", *(f"  {n}. {text}" for n, text in enumerate(problems, 1))]
     )
 
 
-def _folder(root: Path) -> Iterator[str]:
-    """Sessions and their results; it is not made yet, so that a failure leaves none."""
-    nearest = next(folder for folder in (root, *root.parents) if folder.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        yield (
-            f"Sessions and results cannot be kept in {root}: {nearest} cannot be written to. Choose "
-            "another folder with the variable NDIF_SESSION_ROOT."
-        )
-        return
-    disk = shutil.disk_usage(nearest)
-    if disk.free < disk.total * _LEAST_FREE:
-        yield (
-            f"The disk of {root} is full but for {disk.free / 1e9:,.1f} GB, less than "
-            f"{_LEAST_FREE:.0%} of it: results would soon find no room. Make room, or choose another "
-            "folder with the variable NDIF_SESSION_ROOT."
-        )
+def _folder(options: Settings) -> Iterator[str]:
+    root = options.session_root.expanduser().absolute()
+    problem = lack_of_room(root, "Sessions and results", name_of("session_root"))
+    if problem is not None:
+        yield problem
+
+
+def _host(options: Settings) -> Iterator[str]:
+    """What runs models, and strangers' code next to them."""
+    yield from _sandbox(options)
+    if not Runtimes(options.runtimes).installed():
+        yield f"No nnsight is installed: run `pip install '{next(iter(SUPPORTED.values()))}'`."
 
 
 def _sandbox(options: Settings) -> Iterator[str]:

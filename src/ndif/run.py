@@ -1,44 +1,65 @@
-"""The server of many models, from what it needs until it is told to stop."""
+"""What `ndif start` starts, from what it needs until it is told to stop: services of ours, and a server."""
 
 from __future__ import annotations
 
+import abc
+import asyncio
 import logging
-import secrets
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import uvloop
 
-from ndif import __version__
 from ndif.config import Settings
-from ndif.gateway.origin import is_loopback
-from ndif.part import Part
-from ndif.preflight import Ready, Wanted
-from ndif.server import Server
-from ndif.serving import Http, StartError, answers, for_url
+from ndif.services.chain import Chain
+from ndif.services.needed import addresses
+from ndif.services.service import Service, ServiceError
+from ndif.serving import StartError
 from ndif.session import Own
-from ndif.session_record import Record, record_of
-from ndif.supervisor import Supervisor, Task
-from ndif.variables import changed
+from ndif.session_record import Record
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TALKATIVE = ("httpx", "httpcore")
-
+_COMES_UP_WITHIN_S = 60
 
 _logger = logging.getLogger(__name__)
 
 
-class Run:
-    """One server in this process, with a session of its own."""
+class Run(abc.ABC):
+    """One process with a session of its own, and the services that end with it."""
 
-    def __init__(self, options: Settings, wanted: Wanted, ready: Ready, session: Own) -> None:
+    def __init__(
+        self, options: Settings, session: Own, log: Path, services: Sequence[Service]
+    ) -> None:
         self.options = options
-        self.wanted = wanted
-        self.listening = ready.listening
         self.session = session
+        self.log = log
+        self.services = services
         self.is_up = False
         """Whether it has ever answered."""
-        self._deployments = ready.deployments
+
+    @property
+    def comes_up_within_s(self) -> float:
+        """How long that may take."""
+        return _COMES_UP_WITHIN_S + sum(service.comes_up_within_s for service in self.services)
+
+    @abc.abstractmethod
+    def record(self) -> Record:
+        """What others find of it."""
+
+    @abc.abstractmethod
+    def answers(self) -> bool:
+        """Whether it does, as another process sees it."""
+
+    def release(self) -> None:  # noqa: B027 - not everybody holds anything
+        """Let go of what the process that runs it has inherited."""
+
+    @abc.abstractmethod
+    async def _serve(self, up: Callable[[], None], stopping: asyncio.Event) -> None:
+        """Serve until told to stop."""
 
     def serve(self, handlers: Iterable[logging.Handler], up: Callable[[Record], None]) -> None:
         """Serve until told to stop; `up` is called once it answers, and `handlers` get the log as well.
@@ -46,12 +67,12 @@ class Run:
         Raises:
             StartError: if it does not come up.
         """
-        log = logging.FileHandler(self.session.log())
+        log = logging.FileHandler(self.log)
         log.setFormatter(logging.Formatter(_LOG_FORMAT))
         logging.basicConfig(level=logging.INFO, handlers=[log, *handlers], force=True)
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
-        record = self._record()
+        record = self.record()
         self.session.publish(record)
 
         def is_up() -> None:
@@ -60,12 +81,14 @@ class Run:
             up(record)
 
         try:
-            uvloop.run(self._serve(is_up))
+            uvloop.run(self._run(is_up))
         except Exception as error:
             if self.is_up:
                 raise
             # For the log, and for a terminal that asked for it.
             _logger.info("The server did not come up", exc_info=True)
+            if isinstance(error, ServiceError):
+                raise StartError(str(error)) from error
             raise StartError(f"The server did not come up: {error}.") from error
         if not self.is_up:
             raise StartError("The server did not come up.")
@@ -78,66 +101,26 @@ class Run:
         else:
             self.session.discard()
 
-    async def _serve(self, up: Callable[[], None]) -> None:
-        if self.options.broker_url:
-            await self._supervise(up)
-        else:
-            await self._serve_alone(up)
+    async def _run(self, up: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, stopping.set)
+        chain = Chain(self.services, self.session)
+        try:
+            await chain.start(stopping)
+            if not stopping.is_set():
+                await self._serve(up, stopping)
+        finally:
+            # What served had them for itself; that services end is not to be interrupted.
+            for number in SIGNALS:
+                loop.add_signal_handler(number, stopping.set)
+            await chain.end()
 
-    async def _supervise(self, up: Callable[[], None]) -> None:
-        """Be many processes, and this one only looks after them."""
-        session, listening = self.session, self.listening
-        part = Part(
-            listening.fileno(),
-            session.results,
-            secrets.token_hex(32),
-            session.token() or "",
-            is_loopback(self.wanted.host),
-            self._deployments,
-        )
-        gateways = [
-            Task(f"gateway {number}", "ndif.worker", session.log(), gives_up=True)
-            for number in range(self.options.api_workers)
-        ]
-        leader = Task("dispatcher", "ndif.lead", session.log("dispatcher"), gives_up=False)
-        supervisor = Supervisor([leader, *gateways], part, session.folder)
-        await supervisor.run(lambda: answers(self.wanted.host, listening.getsockname()[1]), up)
-
-    async def _serve_alone(self, up: Callable[[], None]) -> None:
-        http: Http
-        server = Server.many(
-            self.options,
-            self._deployments,
-            self.session.results,
-            token=self.session.token() or "",
-            loopback=is_loopback(self.wanted.host),
-            stop=lambda: http.stop(),
-        )
-        http = Http(server.http(self.listening), up)
-        await http.serve(sockets=[self.listening])
-
-    def _record(self) -> Record:
-        wanted = self.wanted
-        port = self.listening.getsockname()[1]
-        file = wanted.deployment_file
-        return record_of(
-            self.session.id,
-            url=f"http://{for_url(wanted.host)}:{port}",
-            host=wanted.host,
-            port=port,
-            version=__version__,
-            arguments=[
-                *("--host", wanted.host, "--port", str(port)),
-                *(["--deployment-config", str(file.absolute())] if file else []),
-                *map(_whole, wanted.checkpoints),
-            ],
-            settings=changed(self.options),
-        )
-
-
-def _whole(checkpoint: str) -> str:
-    """An argument that means the same in another working folder."""
-    name, equals, place = checkpoint.partition("=")
-    if not equals or "{" in name:
-        return checkpoint
-    return f"{name}={Path(place).expanduser().resolve()}"
+    def places(self) -> dict[str, dict[str, object]]:
+        """Where services are, and whose: for a record."""
+        ours = {service.name for service in self.services}
+        return {
+            name: {"address": address, "ours": name in ours}
+            for name, address in addresses(self.options).items()
+        }

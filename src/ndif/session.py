@@ -6,8 +6,11 @@
 └── session_20250121_143052/
     ├── config.json                     what it was started with
     ├── token                           for /admin/*
-    ├── logs/api/output.log, logs/dispatcher/output.log
-    └── results/                        large results, until they are fetched or expire
+    ├── logs/api/output.log, logs/dispatcher/output.log, and of services that it started
+    ├── results/                        large results, until they are fetched or expire
+    └── data/                           of services that it started, for as long as they run
+
+A service that runs without a server has a session of its own in ~/.ndif/services/NAME.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from shutil import rmtree
@@ -26,7 +29,7 @@ from typing import Any
 
 from ndif.session_record import Record
 
-SERVICES = ("api", "dispatcher")
+SERVICES = ("api", "dispatcher", "broker", "object-store", "ray")
 """What has a log of its own."""
 
 _PREFIX = "session_"
@@ -56,6 +59,11 @@ class Session:
         """Where large results lie."""
         return self.folder / "results"
 
+    @property
+    def data(self) -> Path:
+        """Where services of the session keep theirs."""
+        return self.folder / "data"
+
     def log(self, service: str = SERVICES[0]) -> Path:
         """Where a service writes what it does."""
         return self.folder / "logs" / service / "output.log"
@@ -71,7 +79,10 @@ class Session:
         """What it was started with; None if that cannot be read."""
         try:
             found = json.loads((self.folder / "config.json").read_text())
-            return Record(**{each.name: found[each.name] for each in fields(Record)})
+            # An older server's lacks what was not written down then.
+            return Record(
+                **{each.name: found[each.name] for each in fields(Record) if each.name in found}
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -101,8 +112,12 @@ class Sessions:
         found = sorted(folder for folder in self.root.glob(f"{_PREFIX}*") if folder.is_dir())
         return self.current() or (Session(found[-1]) if found else None)
 
-    def begin(self) -> Own:
-        """A new session for this process.
+    def of(self, service: str) -> Sessions:
+        """Those of a service that runs without a server."""
+        return Sessions(self.root / "services" / service)
+
+    def begin(self, *services: str) -> Own:
+        """A new session for this process, with logs of `services`.
 
         Raises:
             SessionError: if another server has one here, or the folder cannot be written.
@@ -117,7 +132,9 @@ class Sessions:
             ) from error
         try:
             stale = self._take_over()
-            return Own(self._folder(), root=self.root, lock=lock, stale=stale)
+            return Own(
+                self._folder(services or SERVICES[:2]), root=self.root, lock=lock, stale=stale
+            )
         except BaseException:
             os.close(lock)
             raise
@@ -129,6 +146,7 @@ class Sessions:
             (self.root / _CURRENT).unlink(missing_ok=True)
         (session.folder / "token").unlink(missing_ok=True)
         rmtree(session.results, ignore_errors=True)
+        rmtree(session.data, ignore_errors=True)
 
     def _lock(self) -> int:
         # Kept by the system, not by us: a process that is killed holds nothing.
@@ -159,14 +177,14 @@ class Sessions:
         (self.root / _CURRENT).unlink(missing_ok=True)
         return stale
 
-    def _folder(self) -> Path:
+    def _folder(self, services: Sequence[str]) -> Path:
         name = f"{_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}"
         for candidate in _names(name):
             with contextlib.suppress(FileExistsError):
                 folder = self.root / candidate
                 folder.mkdir(mode=0o700)
                 break
-        for service in SERVICES:
+        for service in services:
             (folder / "logs" / service).mkdir(parents=True)
         (folder / "results").mkdir()
         with _private(folder / "token") as token:

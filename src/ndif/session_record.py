@@ -32,6 +32,10 @@ class Record:
     """Of `ndif start`, with whole paths."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Variables that are not as by default, without secrets."""
+    node_type: str = "head"
+    """Or `worker`: a node of another machine's cluster."""
+    services: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By name: the `address` of each, and whether it is `ours`, that is, ends with this session."""
 
     @property
     def is_alive(self) -> bool:
@@ -48,6 +52,8 @@ def record_of(
     version: str,
     arguments: list[str],
     settings: Mapping[str, Any],
+    node_type: str = "head",
+    services: Mapping[str, dict[str, Any]] | None = None,
 ) -> Record:
     """A record of this process."""
     return Record(
@@ -61,6 +67,8 @@ def record_of(
         version=version,
         arguments=arguments,
         settings=dict(settings),
+        node_type=node_type,
+        services=dict(services or {}),
     )
 
 

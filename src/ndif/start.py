@@ -1,4 +1,4 @@
-"""`ndif start`: many models and many users on this machine, in this terminal or behind it."""
+"""`ndif start`: a server, a service of it or a node for it, in this terminal or behind it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from rich.logging import RichHandler
 from ndif.config import Settings
 from ndif.detached import detach
 from ndif.gateway.origin import is_loopback
-from ndif.preflight import Wanted, preflight
+from ndif.preflight import Wanted, preflight, preflight_of_services
 from ndif.run import Run
+from ndif.server_run import ServerRun
+from ndif.services.roles import ALONE, Role
+from ndif.services.run import ServicesRun
 from ndif.serving import StartError
 from ndif.session import Own, SessionError, Sessions
 from ndif.session_record import Record
@@ -25,6 +28,7 @@ from ndif.variables import VariableError, read
 class Start:
     """One run of `ndif start`."""
 
+    role: Role
     host: str
     port: int | None
     checkpoints: tuple[str, ...]
@@ -42,41 +46,69 @@ class Start:
         console = Console(stderr=True)
         options = _settings()
         sessions = Sessions(options.session_root)
+        if self.role in ALONE:
+            sessions = sessions.of(self.role)
         if sessions.running() is not None:
             raise StartError(sessions.occupied())
+        if self.role in ("all", "api"):
+            self._start_server(options, sessions, console)
+        else:
+            services = preflight_of_services(options, self.role)
+            logs = [service.name for service in services]
+            session = _session(sessions, console, *logs)
+            self._start(ServicesRun(options, self.role, session, services), console)
+
+    def _start_server(self, options: Settings, sessions: Sessions, console: Console) -> None:
         wanted = Wanted(
-            self.host, self.port or options.api_port, self.checkpoints, self.deployment_file
+            self.host,
+            self.port or options.api_port,
+            self.checkpoints,
+            self.deployment_file,
+            self.role,
         )
         ready = preflight(options, wanted)
         with ready.listening:
-            run = Run(options, wanted, ready, _session(sessions, console))
-            if self.detach:
-                self._say(detach(run), run.session)
-            else:
-                self._serve(run, console)
+            session = _session(sessions, console)
+            self._start(ServerRun(options, wanted, ready, session), console)
+
+    def _start(self, run: Run, console: Console) -> None:
+        if self.detach:
+            self._say(detach(run), run)
+        else:
+            self._serve(run, console)
 
     def _serve(self, run: Run, console: Console) -> None:
         handler = RichHandler(console=console, show_path=False)
         handler.setLevel(logging.INFO if self.verbose else logging.WARNING)
         handler.setFormatter(logging.Formatter("%(message)s"))
         try:
-            run.serve([handler], lambda record: _greet(record, run, console))
+            run.serve([handler], lambda record: self._greet(record, run, console))
         finally:
             run.leave()
         console.print("Stopped.")
 
-    def _say(self, record: Record, session: Own) -> None:
+    def _greet(self, record: Record, run: Run, console: Console) -> None:
+        if isinstance(run, ServerRun):
+            _greet(record, run, console)
+        else:
+            what = "A worker of the cluster" if self.role == "worker" else f"The {self.role} is"
+            console.print(
+                f"{what} at [bold]{record.url}[/].\nLog: {run.log}", highlight=False, soft_wrap=True
+            )
+        console.print("Ctrl-C stops it, and so does `ndif stop`.")
+
+    def _say(self, record: Record, run: Run) -> None:
         if self.as_json:
             said = {
                 "url": record.url,
                 "pid": record.pid,
-                "session": str(session.folder),
-                "log": str(session.log()),
+                "session": str(run.session.folder),
+                "log": str(run.log),
             }
             print(json.dumps(said))
         else:
             Console().print(
-                f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {session.log()}",
+                f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -89,9 +121,9 @@ def _settings() -> Settings:
         raise StartError(str(error)) from error
 
 
-def _session(sessions: Sessions, console: Console) -> Own:
+def _session(sessions: Sessions, console: Console, *logs: str) -> Own:
     try:
-        session = sessions.begin()
+        session = sessions.begin(*logs)
     except SessionError as error:
         raise StartError(str(error)) from error
     if session.stale is not None:
@@ -102,7 +134,7 @@ def _session(sessions: Sessions, console: Console) -> Own:
     return session
 
 
-def _greet(record: Record, run: Run, console: Console) -> None:
+def _greet(record: Record, run: ServerRun, console: Console) -> None:
     host = run.wanted.host
     if not is_loopback(host) and run.options.sandbox != "require":
         console.print(
@@ -122,4 +154,3 @@ def _greet(record: Record, run: Run, console: Console) -> None:
         markup=False,
         soft_wrap=True,
     )
-    console.print("Ctrl-C stops it, and so does `ndif stop`.")

@@ -1,35 +1,26 @@
 """The supervisor of a server of many processes on this machine: starts them, and again where one ends.
 
-The socket is its own and theirs: while a gateway is started anew the others answer. It and they end
-together, whoever ends first: each holds an end of a pipe.
+The socket is its own and theirs: while a gateway is started anew the others answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndif.kept import Kept, Task
 from ndif.part import Part
 
-logger = logging.getLogger(__name__)
-
-_ENDS_WITHIN_S = 30.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _POLL_S = 0.1
-_LIVED_S = 30.0
-"""Whoever lived so long did not fail at once."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A process that there is to be."""
+class Module:
+    """A process of ours that has a part in the server."""
 
     name: str
     module: str
@@ -41,8 +32,8 @@ class Task:
 class Supervisor:
     """Keeps processes alive until it is told to stop."""
 
-    def __init__(self, tasks: list[Task], part: Part, folder: Path) -> None:
-        self._tasks = tasks
+    def __init__(self, modules: list[Module], part: Part, folder: Path) -> None:
+        self._modules = modules
         self._part = part
         self._file = folder / "part.json"
         self._stopping = asyncio.Event()
@@ -60,9 +51,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
-        theirs, ours = os.pipe()
         self._part.write(self._file)
-        keeping = [asyncio.create_task(self._keep(task, theirs)) for task in self._tasks]
+        kept = [Kept(self._task(module)) for module in self._modules]
+        keeping = [one.keeping for one in kept]
         waiting = asyncio.create_task(_until(is_up))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -75,58 +66,18 @@ class Supervisor:
                     task.result()
         finally:
             self._stopping.set()
-            os.close(ours)  # all of them hear this
             waiting.cancel()
             stopping.cancel()
-            await asyncio.gather(*keeping, return_exceptions=True)
-            os.close(theirs)
+            await asyncio.gather(*(one.end() for one in kept))
             self._file.unlink(missing_ok=True)
 
-    async def _keep(self, task: Task, lifeline: int) -> None:
-        """Have a process for as long as the server is to run."""
-        loop = asyncio.get_running_loop()
-        pause_s, lived = _FIRST_PAUSE_S, False
-        while not self._stopping.is_set():
-            began = loop.time()
-            code = await self._run(task, lifeline)
-            if self._stopping.is_set():
-                return
-            if task.gives_up and not lived and loop.time() - began < _LIVED_S:
-                raise RuntimeError(
-                    f"its part {task.name} ended at once ({code}); {task.log} says why"
-                )
-            lived = True
-            pause_s = (
-                _FIRST_PAUSE_S
-                if loop.time() - began > _LIVED_S
-                else min(2 * pause_s, _LONGEST_PAUSE_S)
-            )
-            logger.warning("%s ended (%s); another is started in %.1f s", task.name, code, pause_s)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+    def _task(self, module: Module) -> Task:
+        def command(lifeline: int) -> Sequence[str]:
+            return [sys.executable, "-m", module.module, str(self._file), str(lifeline)]
 
-    async def _run(self, task: Task, lifeline: int) -> int:
-        with task.log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", task.module, str(self._file), str(lifeline)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(self._part.listening, lifeline),
-                # A terminal's Ctrl-C is for the one that ends the others in order.
-                start_new_session=True,
-            )
-        ended = asyncio.create_task(process.wait())
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not ended.done():
-            await asyncio.wait({ended}, timeout=_ENDS_WITHIN_S)
-            if not ended.done():
-                logger.error("%s does not end and is killed", task.name)
-                process.kill()
-        return await ended
+        return Task(
+            module.name, command, module.log, module.gives_up, passes=(self._part.listening,)
+        )
 
 
 async def _until(is_so: Callable[[], bool]) -> None:

@@ -75,6 +75,16 @@ def variables(options: Settings) -> list[Variable]:
     ]
 
 
+def name_of(field: str) -> str:
+    """What the variable of a setting is called."""
+    return _name(field, Settings.model_fields[field])
+
+
+def without_secrets(address: str) -> str:
+    """An address as it may be shown."""
+    return _SECRETS.sub(_HIDDEN, address)
+
+
 def changed(options: Settings) -> dict[str, Any]:
     """Those that are not as by default, by name, without secrets."""
     return {
@@ -121,7 +131,7 @@ def _shown(info: FieldInfo, value: Any) -> Any:
         return _HIDDEN
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return _SECRETS.sub(_HIDDEN, value) if isinstance(value, str) and "://" in value else value
+    return without_secrets(value) if isinstance(value, str) and "://" in value else value
 
 
 def _is_secret(info: FieldInfo) -> bool:

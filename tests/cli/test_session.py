@@ -92,6 +92,8 @@ def test_a_session_is_what_the_specification_says(tmp_path: Path) -> None:
         "version": "0.1.0",
         "arguments": ["--port", "8001"],
         "settings": {"NDIF_RUNNER_POOL": 5},
+        "node_type": "head",
+        "services": {},
     }
     assert len(session.token() or "") >= 32
     assert mode(session.folder) == 0o700

@@ -117,7 +117,7 @@ def connect(url: str | None, token: str | None) -> Server:
         token = _read(Path(token[1:]))
     sessions = Sessions(options().session_root)
     running = sessions.running()
-    if running is None:
+    if running is None or running[1].node_type == "worker":
         if url is not None:
             return Server(_complete(url), token, is_local=False)
         raise nothing_runs(sessions.root)

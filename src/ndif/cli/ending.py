@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Literal
 from ndif.cli.admin import CommandError, Server, options
 
 if TYPE_CHECKING:
+    from ndif.session import Sessions
     from ndif.session_record import Record
 
 PATIENCE_S = 30
-_AFTER_SIGNAL_S = 15
+_AFTER_SIGNAL_S = 60
 _POLL_S = 0.1
 
 
@@ -45,12 +46,34 @@ def end(server: Server, patience_s: float = PATIENCE_S) -> Literal["asked", "sig
         server.post("/admin/stop", {}, timeout_s=_POLL_S * 50)
         if _within(patience_s, lambda: not record.is_alive):
             return "asked"
-    _terminate(record)
+    terminate(record)
     return "signal"
 
 
-def _terminate(record: Record) -> None:
-    """SIGTERM, to the process that the session is of and to no other."""
+def end_worker(record: Record) -> Literal["signal"]:
+    """End a node of a cluster, which answers nobody here.
+
+    Raises:
+        CommandError: if it stays.
+    """
+    terminate(record)
+    return "signal"
+
+
+def services(sessions: Sessions) -> list[tuple[str, Record]]:
+    """Those that run without a server, in the order in which they are ended."""
+    from ndif.services.roles import ALONE
+
+    found = ((name, sessions.of(name).running()) for name in reversed(ALONE))
+    return [(name, running[1]) for name, running in found if running is not None]
+
+
+def terminate(record: Record) -> None:
+    """SIGTERM, to the process that the session is of and to no other.
+
+    Raises:
+        CommandError: if it stays.
+    """
     try:
         if record.is_alive:
             os.kill(record.pid, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -41,14 +42,25 @@ def _session(as_json: bool) -> None:
     from dataclasses import asdict
 
     from ndif.cli.output import add_rows, console, show_json, table
+    from ndif.services.places import places
     from ndif.session import Sessions
 
     sessions = Sessions(options().session_root)
     running = sessions.running()
+    found = places(sessions)
     if running is None:
-        raise nothing_runs(sessions.root)
+        if not found:
+            raise nothing_runs(sessions.root)
+        if as_json:
+            show_json({"services": found})
+        else:
+            made = table("Services", "", "")
+            made.show_header = False
+            console().print(add_rows(made, _services(found)))
+        return
     session, record = running
-    said = {**asdict(record), "folder": str(session.folder), "log": str(session.log())}
+    log = session.log("ray" if record.node_type == "worker" else "api")
+    said = {**asdict(record), "folder": str(session.folder), "log": str(log), "services": found}
     if as_json:
         show_json(said)
         return
@@ -60,12 +72,21 @@ def _session(as_json: bool) -> None:
         ("version", record.version),
         ("started with", " ".join(record.arguments)),
         ("folder", session.folder),
-        ("log", session.log()),
+        ("log", log),
+        *_services(found),
         *settings.items(),
     ]
     made = table(f"Session {record.session_id}", "", "")
     made.show_header = False
     console().print(add_rows(made, rows))
+
+
+def _services(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    how = {True: "runs", False: "does not answer", None: "is Ray's to find"}
+    return [
+        (name, f"{said['address']}: {how[said['answers']]}, {said['whose']}")
+        for name, said in found.items()
+    ]
 
 
 def _config(url: str | None, token: str | None, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TextIO
 import click
 
 from ndif.cli.admin import CommandError, options
+from ndif.services.roles import ALONE
 from ndif.session import SERVICES
 
 _POLL_S = 0.3
@@ -34,8 +35,13 @@ def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
 
     sessions = Sessions(options().session_root)
     session = sessions.latest()
+    alone = sessions.of(service).latest()
+    if alone is not None and (session is None or not session.log(service).exists()):
+        session = alone
     if session is None:
         raise CommandError(f"There was no session yet in {sessions.root}, so there is no log.")
+    if service in ALONE and not session.log(service).exists():
+        raise CommandError(f"{session.id} started no {service}: its log is where that runs.")
     try:
         with session.log(service).open(errors="replace") as file:
             for line in deque(_whole_lines(file), maxlen=lines):
