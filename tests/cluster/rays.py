@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
+
+import uvloop
 
 from ndif.cluster.deployment import Deployment
 from ndif.cluster.level import DeploymentLevel
@@ -26,7 +29,9 @@ from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import ObjectStore
 from tests.services.ray import RayServer
 
+P = ParamSpec("P")
 GIB = 1 << 30
+PATIENCE_S = 240
 OFFERED = Resources.of([], 4 * GIB, 1.0)
 
 
@@ -62,14 +67,27 @@ async def node_called(cluster: RayCluster, name: str) -> str:
     return next(node.id for node in await cluster.discover() if node.name == name)
 
 
+async def an_actor(
+    cluster: RayCluster, config: DeploymentConfig, node: str, replica_id: str
+) -> RayActor:
+    """One that is not started."""
+    place = place_on(await node_called(cluster, node), config, replica_id)
+    return cluster.make_actor(config, "0.8", place)
+
+
+def a_request(payload: bytes = b"", session: str = "me", *, trusted: bool = True) -> Request:
+    key = DeploymentConfig("test/model", "").key
+    return Request(
+        key, "0.8", Wire.ENVELOPE, payload, False, "http://here", session=session, trusted=trusted
+    )
+
+
 @contextlib.asynccontextmanager
 async def a_replica(
     cluster: RayCluster, checkpoint: Path, node: str = "one", replica_id: str = "r1"
 ) -> AsyncIterator[RayActor]:
     """One that is started, and ended."""
-    config = config_of(checkpoint)
-    place = place_on(await node_called(cluster, node), config, replica_id)
-    actor = cluster.make_actor(config, "0.8", place)
+    actor = await an_actor(cluster, config_of(checkpoint), node, replica_id)
     try:
         await actor.start(lambda done, total: None)
         yield actor
@@ -88,16 +106,7 @@ class Client:
         self._listening = asyncio.create_task(self._listen())
 
     async def send(self, payload: bytes, *, trusted: bool = True) -> Request:
-        request = Request(
-            DeploymentConfig("test/model", "").key,
-            "0.8",
-            Wire.ENVELOPE,
-            payload,
-            False,
-            "http://here",
-            session=self._session.session,
-            trusted=trusted,
-        )
+        request = a_request(payload, self._session.session, trusted=trusted)
         await self._broker.submit(request)
         return request
 
@@ -141,6 +150,19 @@ def ray_cluster(environment: Mapping[str, str], *nodes: str) -> Iterator[RayServ
         for name in nodes:
             server.add(name, declaration(OFFERED))
         yield server
+
+
+def as_a_leader(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run a coroutine on the loop that whoever leads has. Where much else runs, Ray takes its time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def whole() -> None:
+            await asyncio.wait_for(test(*args, **kwargs), PATIENCE_S)
+
+        uvloop.run(whole())
+
+    return run
 
 
 async def nothing(_: Response) -> None:

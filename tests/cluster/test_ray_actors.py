@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+import ray
 import torch
 from nnsight import TransformersModel
 
+from ndif.cluster.asking import Asked, Measured
+from ndif.cluster.controller import Controller
+from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.models import Models
+from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
+from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.response import InlineResult
 from ndif.schema.status import Status
+from ndif.schema.variant import Variant
 from ndif.stores.objects import FileStore
-from tests.cluster.rays import a_client, a_replica, driving, nothing, ray_cluster
-from tests.on_loop import on_loop
-from tests.runtime.replica import expected, reading
+from tests.cluster.rays import (
+    GIB,
+    a_client,
+    a_replica,
+    a_request,
+    an_actor,
+    as_a_leader,
+    config_of,
+    driving,
+    node_called,
+    nothing,
+    place_on,
+    ray_cluster,
+)
+from tests.host.stand_in import StandIn
+from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
@@ -55,8 +79,19 @@ def server(environment: dict[str, str]) -> Iterator[RayServer]:
         yield started
 
 
-@on_loop
-async def test_a_trace_runs_on_a_node(
+def large(client: TransformersModel) -> bytes:
+    """A block whose result would go through Ray's object store, if it went through Ray."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        logits = client.lm_head.output[0, -1].repeat(5000).save()  # noqa: F841
+    return sent.payload
+
+
+# With a model
+
+
+@as_a_leader
+async def test_traces_run_on_a_node(
     server: RayServer,
     redis: RedisServer,
     store: FileStore,
@@ -73,9 +108,244 @@ async def test_a_trace_runs_on_a_node(
             request = await user.send(reading(client), trusted=trusted)
             response = await actor(request, nothing)
             assert (response.status, response.delivered) == (Status.COMPLETED, True)
-            assert response.data is None
             told = await user.until(request, Status.COMPLETED)
             assert isinstance(told.data, InlineResult)
             saves = torch.load(io.BytesIO(told.data.content), weights_only=False)
             assert torch.equal(saves["logits"], expected(tiny_gpt2))
             assert [r.status for r in user.told[request.id]] == [Status.RUNNING, Status.COMPLETED]
+
+        response = await actor(await user.send(large(client)), nothing)
+        assert (response.status, response.data) == (Status.COMPLETED, None)
+        kept = "object_store_memory"
+        assert ray.available_resources()[kept] == ray.cluster_resources()[kept]
+
+        job = await user.send(lasting(client))
+        running = asyncio.create_task(actor(job, nothing))
+        await user.until(job, Status.LOG)
+        actor.cancel("The client left.")
+        assert (await running).description == "The client left."
+        assert (await user.until(job, Status.ERROR)).description == "The client left."
+
+        job = await user.send(lasting(client))
+        running = asyncio.create_task(actor(job, nothing))
+        await user.until(job, Status.LOG)
+        await actor.to_cache()
+        with pytest.raises(ReplicaEvictedError, match="taken off its device"):
+            await running
+        with pytest.raises(ReplicaEvictedError):
+            await actor(job, nothing)
+        await actor.from_cache({})
+        request = await user.send(reading(client))
+        assert (await actor(request, nothing)).status is Status.COMPLETED
+        assert not actor.ended.is_set()
+
+
+@as_a_leader
+async def test_its_process_is_killed_in_the_middle_of_a_job(
+    server: RayServer,
+    redis: RedisServer,
+    store: FileStore,
+    tiny_gpt2: Path,
+    client: TransformersModel,
+) -> None:
+    async with (
+        driving(server) as cluster,
+        a_client(redis.url, store) as user,
+        a_replica(cluster, tiny_gpt2) as actor,
+    ):
+        job = await user.send(lasting(client))
+        running = asyncio.create_task(actor(job, nothing))
+        await user.until(job, Status.LOG)
+        (worker,) = server.workers("NodeReplica")
+        model_processes = worker.children(recursive=True)
+        assert model_processes
+        worker.kill()
+        with pytest.raises(ReplicaLostError) as lost:
+            await running
+        assert not isinstance(lost.value, ReplicaEvictedError)
+        await actor.ended.wait()
+        with pytest.raises(ReplicaLostError):
+            await actor(job, nothing)
+        _, left = await asyncio.to_thread(psutil.wait_procs, model_processes, 10)
+        assert left == []
+
+
+@as_a_leader
+async def test_its_model_process_is_killed(
+    server: RayServer,
+    redis: RedisServer,
+    store: FileStore,
+    tiny_gpt2: Path,
+    client: TransformersModel,
+) -> None:
+    async with (
+        driving(server) as cluster,
+        a_client(redis.url, store) as user,
+        a_replica(cluster, tiny_gpt2) as actor,
+    ):
+        job = await user.send(lasting(client))
+        running = asyncio.create_task(actor(job, nothing))
+        await user.until(job, Status.LOG)
+        (worker,) = server.workers("NodeReplica")
+        (zygote,) = [p for p in worker.children() if "ndif.runtime" in p.cmdline()]
+        zygote.kill()
+        with pytest.raises(ReplicaLostError):
+            await running
+        await actor.ended.wait()
+        await actor.stop()
+        await asyncio.to_thread(worker.wait, 10)
+
+
+@as_a_leader
+async def test_what_cannot_be_loaded(server: RayServer, tmp_path: Path) -> None:
+    async with driving(server) as cluster:
+        with pytest.raises(ActorError, match="nothing-is-here"):
+            async with a_replica(cluster, tmp_path / "nothing-is-here"):
+                pass
+        assert await cluster.living() == []
+
+
+@as_a_leader
+async def test_another_leader_takes_over_what_lives_and_what_runs(
+    server: RayServer,
+    redis: RedisServer,
+    store: FileStore,
+    tiny_gpt2: Path,
+    client: TransformersModel,
+) -> None:
+    async with a_client(redis.url, store) as user:
+        job = await user.send(lasting(client))
+        async with driving(server) as cluster:
+            actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "first")
+            await actor.start(lambda done, total: None)
+            running = asyncio.create_task(actor(job, nothing))
+            await user.until(job, Status.LOG)
+        running.cancel()
+
+        async with driving(server) as cluster:
+            models = Models()
+            controller = Controller(models, cluster.make_actor, unmeasured, cluster.discover)
+            await controller.discover()
+            (hosted,) = controller.adopt(await cluster.living())
+            assert hosted.serving
+            assert hosted.actor.model["class"] == "GPT2LMHeadModel"
+            assert [str(model.key) for model in models] == [str(config_of(tiny_gpt2).key)]
+            (place,) = controller.cluster.replicas()
+            assert (place.level, place.size_bytes, place.on_cpu) == (DeploymentLevel.HOT, GIB, True)
+            assert place.deployed > 0
+
+            # Whichever replica is asked for a job that runs, it is awaited where that is.
+            async with a_replica(cluster, tiny_gpt2, "two", "second") as other:
+                attached = asyncio.create_task(other(job, nothing))
+                waiting = asyncio.create_task(
+                    hosted.actor(await user.send(reading(client)), nothing)
+                )
+                await asyncio.wait([attached, waiting], timeout=1)
+                assert not attached.done()
+                assert not waiting.done()
+                other.cancel("Enough.")
+                assert (await attached).description == "Enough."
+                assert (await waiting).status is Status.COMPLETED
+            runs = [r for r in user.told[job.id] if r.status is Status.RUNNING]
+            assert len(runs) == 1
+            await controller.stop()
+            assert await cluster.living() == []
+
+
+async def unmeasured(config: DeploymentConfig, generation: str) -> Measured:
+    return Measured(GIB)
+
+
+# Without one
+
+
+@as_a_leader
+async def test_a_node_that_is_not_there(server: RayServer, tiny_gpt2: Path) -> None:
+    async with driving(server, StandIn) as cluster:
+        config = config_of(tiny_gpt2)
+        actor = cluster.make_actor(config, "0.8", place_on("ab" * 28, config, "nowhere"))
+        with pytest.raises(ActorError, match="the node where it was to be is gone"):
+            await actor.start(lambda done, total: None)
+        assert actor.ended.is_set()
+        await actor.stop()
+
+
+@as_a_leader
+async def test_one_that_is_ended_before_it_is_there(server: RayServer, tiny_gpt2: Path) -> None:
+    async with driving(server, StandIn) as cluster:
+        actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "brief")
+        starting = asyncio.create_task(actor.start(lambda done, total: None))
+        await asyncio.sleep(0)
+        await actor.stop()
+        with pytest.raises(ActorError):
+            await starting
+        assert actor.ended.is_set()
+        assert await cluster.living() == []
+        never = await an_actor(cluster, config_of(tiny_gpt2), "one", "never")
+        await never.stop()
+        assert never.ended.is_set()
+
+
+@as_a_leader
+async def test_one_that_was_being_loaded_goes_on(server: RayServer, tiny_gpt2: Path) -> None:
+    config = replace(config_of(tiny_gpt2), execution_timeout_s=5.0)  # which it takes to start
+    async with driving(server, StandIn) as cluster:
+        actor = await an_actor(cluster, config, "two", "young")
+        begun = asyncio.Event()
+        starting = asyncio.create_task(actor.start(lambda done, total: begun.set()))
+        await begun.wait()
+        starting.cancel()
+    async with driving(server, StandIn) as cluster:
+        controller = Controller(Models(), cluster.make_actor, unmeasured, cluster.discover)
+        await controller.discover()
+        (hosted,) = controller.adopt(await cluster.living())
+        assert not hosted.is_loaded
+        await hosted.up()
+        assert hosted.actor.model == {"class": "Waiting"}
+        await controller.stop()
+
+
+@as_a_leader
+async def test_a_node_that_dies_is_forgotten_and_so_is_what_was_on_it(
+    server: RayServer, tiny_gpt2: Path
+) -> None:
+    third = await asyncio.to_thread(server.add, "three", {"ndif_cpu_memory": 64 * GIB})
+    async with driving(server, StandIn) as cluster:
+        config = config_of(tiny_gpt2)
+        models = Models([config])
+        controller = Controller(models, cluster.make_actor, too_large, cluster.discover)
+        await controller.discover()
+        (provided,) = await controller.deploy([Asked(next(iter(models)), "0.8", 1)])
+        hosted = controller.hosted(Variant(config.key, "0.8"), provided.replica_ids[0])
+        assert hosted is not None
+        await hosted.up()
+        node_id = await node_called(cluster, "three")
+        running = asyncio.create_task(hosted.actor(a_request(), nothing))
+        left: asyncio.Queue[str] = asyncio.Queue()
+        controller.on_leave = lambda key, why: left.put_nowait(why)
+        await asyncio.to_thread(third.kill)
+        with pytest.raises(ReplicaLostError, match="gone"):
+            await running
+        assert await left.get() == "its node is gone"
+        assert hosted.actor.ended.is_set()
+        assert node_id not in controller.cluster.nodes
+        assert list(controller.cluster.replicas()) == []
+        await controller.stop()
+
+
+async def too_large(config: DeploymentConfig, generation: str) -> Measured:
+    """For any node but one."""
+    return Measured(32 * GIB)
+
+
+@as_a_leader
+async def test_replicas_that_cannot_be_used_are_ended(server: RayServer, tiny_gpt2: Path) -> None:
+    config = config_of(tiny_gpt2)
+    async with driving(server, StandIn) as cluster:
+        actor = await an_actor(cluster, config, "one", "dead")
+        await actor.start(lambda done, total: None)
+        await actor._handle.stop.remote()  # its process stays
+    async with driving(server, StandIn) as cluster:
+        assert await cluster.living() == []
+        _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("StandIn"), 10)
+        assert left == []

@@ -18,18 +18,20 @@ FAILS = "not to be loaded"
 class Waiting:
     """An actor that runs a request for the seconds that its `env` says; for ever, if it says nothing."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, start_s: float = 0.0, *, fails: bool = False) -> None:
         self.ended = asyncio.Event()
         self.model: Mapping[str, Any] = {}
         self.ran: list[str] = []
         self.moves: list[str] = []
         self.runs = asyncio.Event()
         """Whether it runs something."""
+        self._start_s = start_s
         self._fails = fails
         self._running: asyncio.Future[Exception | str] | None = None
 
     async def start(self, progress: Progress) -> None:
         progress(1, 2)
+        await asyncio.sleep(self._start_s)
         if self._fails:
             self.ended.set()
             raise ActorError(FAILS)
@@ -83,7 +85,7 @@ class StandIn(Replica):
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__(said)
-        self.actor = Waiting()
+        self.actor = Waiting(said["config"].get("execution_timeout_s") or 0.0)
         self.told: list[Response] = []
         self.gone: set[str] = set()
         """Requests whose clients have left."""

@@ -54,7 +54,7 @@ class RayNode:
 
     def kill(self) -> None:
         """End it as a power cut does, with all that runs on it."""
-        processes = self._processes()
+        processes = self.processes()
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -63,14 +63,14 @@ class RayNode:
 
     def runs(self, module: str) -> bool:
         """Whether a process of this module is among those that run on it."""
-        for process in self._processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if module in process.cmdline():
                     return True
         return False
 
     def _end(self, end: object) -> None:
-        left = self._processes()
+        left = self.processes()
         assert callable(end)
         end()
         _, alive = psutil.wait_procs(left, timeout=10)
@@ -78,7 +78,8 @@ class RayNode:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def _processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on it now."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if (pid := self._process.pid) is not None:
                 return psutil.Process(pid).children(recursive=True)
@@ -107,6 +108,16 @@ class RayServer:
     def nodes(self) -> list[RayNode]:
         """Those that were added to the head."""
         return self._nodes[1:]
+
+    def workers(self, kind: str) -> list[psutil.Process]:
+        """The processes of actors of this class, on any node of this cluster."""
+        found = []
+        for node in self._nodes:
+            for process in node.processes():
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    if "".join(process.cmdline()[:1]).startswith(f"ray::{kind}"):
+                        found.append(process)
+        return found
 
     def add(
         self, name: str, resources: Mapping[str, int], environment: Mapping[str, str] | None = None

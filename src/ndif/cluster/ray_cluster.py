@@ -103,7 +103,7 @@ class RayCluster:
             with contextlib.suppress(Exception):
                 await aside(ray.shutdown)
             raise ClusterError(
-                f"the Ray cluster at {self._address} cannot be reached: {error or 'no answer'}"
+                f"the Ray cluster at {self._address} cannot be reached: {str(error) or 'no answer'}"
             ) from error
 
     async def _knock(self) -> None:
@@ -182,8 +182,11 @@ class RayCluster:
         try:
             said = await asyncio.wait_for(actor.describe(), _DESCRIBE_S)
             living = None if said["ended"] or said["moving"] else _living(said, actor)
-        except (ReplicaLostError, RayError, asyncio.TimeoutError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be used: %s", name, error or "it does not answer")
+        except asyncio.TimeoutError:
+            logger.warning("%s does not answer", name)
+            living = None
+        except (ReplicaLostError, RayError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be used: %s", name, error)
             living = None
         if living is None:
             await actor.stop()
