@@ -6,6 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
+import uvicorn
 import uvloop
 
 from bench.noop import noop_runtime
@@ -37,7 +38,7 @@ async def serve(folder: Path) -> None:
         for hosted in await server.bring_up("0.8"):
             await hosted.up()
         print(listening.getsockname()[1], flush=True)
-        await server.http(listening).serve(sockets=[listening])
+        await uvicorn.Server(server.http(listening)).serve(sockets=[listening])
 
 
 if __name__ == "__main__":
