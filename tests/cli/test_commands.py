@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -220,14 +221,14 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
         *("DEPLOYING 25 %", "[one] of the disks is slow."),
     ):
         assert text in said, text
-    assert printed(ndif("status", "--json")) == table.status()
+    assert printed(ndif("status", "--json")) == asyncio.run(table.status())
 
 
 def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:
     said = ndif("queue").stdout
     for text in ("request-1", "ann", "runs", "request-3", "bob", "1 min 15 s"):
         assert text in said, text
-    assert printed(ndif("queue", "--json")) == table.queue()
+    assert printed(ndif("queue", "--json")) == asyncio.run(table.queue())
     table.running.clear()
     table.waiting.clear()
     assert ndif("queue").stdout == "Nothing runs, and nothing waits.\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -227,8 +228,8 @@ def test_the_rest_is_passed_on(http: httpx.Client, table: Table) -> None:
     assert "`ndif queue`" in refused(
         http.post("/admin/kill", json={"request_id": "request-2"}), 404
     )
-    assert http.get("/admin/status").json() == table.status()
-    assert http.get("/admin/queue").json() == table.queue()
+    assert http.get("/admin/status").json() == asyncio.run(table.status())
+    assert http.get("/admin/queue").json() == asyncio.run(table.queue())
     assert http.get("/admin/export").json() == {
         "version": 1,
         "deployments": [{"repo_id": "org/a", "replicas": 1}],

@@ -27,7 +27,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker
+from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import ObjectStore
 
 PROMPT = "The Eiffel Tower is in"
@@ -160,7 +160,7 @@ def a_replica(
         config,
         runtime,
         settings or Settings(),
-        cast(Broker, None),
+        MemoryBroker(),
         cast(ObjectStore, None),
         Weights(),
         untrusted=settings is not None,

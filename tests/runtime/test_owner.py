@@ -22,7 +22,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.weights import Weights
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker
+from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import ObjectStore
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
@@ -241,7 +241,7 @@ async def test_cuda_where_there_is_none(tiny_gpt2: Path) -> None:
         config,
         runtime,
         Settings(),
-        cast(Broker, None),
+        MemoryBroker(),
         cast(ObjectStore, None),
         Weights(),
         untrusted=False,
