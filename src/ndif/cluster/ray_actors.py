@@ -13,7 +13,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayActorError,
+    RayError,
+)
 
 from ndif.cluster.ray_calls import aside
 from ndif.host.port import (
@@ -196,7 +201,7 @@ class RayActor:
             except ActorUnavailableError as error:
                 # Its node cannot be reached: it comes back, or Ray finds that it is dead.
                 logger.warning("a replica does not answer: %s", _first_line(error))
-            except RayActorError as error:
+            except (RayActorError, ActorUnschedulableError) as error:
                 self._end()
                 raise ReplicaLostError(_why(error)) from error
             await asyncio.sleep(_AGAIN_S)
@@ -210,7 +215,7 @@ class RayActor:
         self.ended.set()
 
 
-def _why(error: RayActorError) -> str:
+def _why(error: RayError) -> str:
     text = str(error)
     if "node has died" in text or "node was terminated" in text:
         return "the node that it was on is gone"
