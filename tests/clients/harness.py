@@ -15,7 +15,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 CLIENTS = Path(__file__).parent
 NDIF = Path(sys.executable).with_name("ndif")
@@ -30,6 +32,15 @@ def scenarios(module: str) -> list[str]:
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("scenario_")
     ]
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for something to be so; what it is then."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
 
 
 class LocalServer:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hub import Hub, HubModel
-from tests.clients.harness import NDIF, Client, StartedServer
+from tests.clients.harness import NDIF, Client, StartedServer, until
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama
 
@@ -164,15 +164,6 @@ def line(server: StartedServer) -> dict[str, Any]:
     found: dict[str, Any] = next(
         m for m in models if (m["repo_id"], m["generation"]) == ("tests/gpt2", "0.8")
     )
-    return found
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something to be so; what it is then."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     return found
 
 

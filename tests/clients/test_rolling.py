@@ -7,7 +7,7 @@ import json
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.clients.harness import Client, StartedServer
+from tests.clients.harness import PATIENCE_S, Client, StartedServer, until
 from tests.clients.test_many import Many, hub, models
 from tests.cluster.rays import ray_cluster
 from tests.services.ray import RayServer
@@ -24,17 +24,8 @@ from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
 __all__ = ["hub", "models"]
 
-PATIENCE_S = 120
 MODEL = "tests/gpt2"
 KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "tests/gpt2"}'
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what takes a moment."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @dataclass

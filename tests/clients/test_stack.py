@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.harness import PATIENCE_S, StartedServer
+from tests.clients.harness import StartedServer, until
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
 from tests.conftest import NAME, Clients
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what takes a moment."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
