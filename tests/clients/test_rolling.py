@@ -122,7 +122,9 @@ def test_a_broker_that_is_restarted_loses_no_job(stack: Stack) -> None:
 
 def test_a_gateway_that_dies_is_missed_by_nobody(stack: Stack) -> None:
     for _ in range(2):
-        parts(stack.hosts[0], "ndif.worker")[0].kill()
+        dying = parts(stack.hosts[0], "ndif.worker")[0]
+        dying.kill()
+        dying.wait(PATIENCE_S)  # until it is gone it may yet be given a connection
         stack.client().run("scenario_a_trace")
     until(lambda: len(parts(stack.hosts[0], "ndif.worker")) == 2)
 

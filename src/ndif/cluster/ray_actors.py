@@ -91,7 +91,9 @@ class RayActor:
             if self._handle is None:
                 # Ray waits for its head here.
                 self._making = aside(self._make)
-                self._have(await asyncio.shield(self._making))
+                handle = await asyncio.shield(self._making)
+                if self._handle is None:  # `stop` waits for it too
+                    self._have(handle)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
                 answer = await self._ask("start")
@@ -106,6 +108,8 @@ class RayActor:
         await self._came_up(answer)
 
     async def _came_up(self, answer: Mapping[str, Any]) -> None:
+        if self._evicted:
+            raise ActorError("it was ended while it was started")
         if "error" in answer:
             await self.stop()
             raise ActorError(answer["error"])
@@ -137,7 +141,9 @@ class RayActor:
         self._evicted = self._evicted or not self.ended.is_set()
         if self._making is not None and self._handle is None:
             with contextlib.suppress(Exception):  # then there is nothing to end
-                self._have(await self._making)
+                handle = await asyncio.shield(self._making)
+                if self._handle is None:
+                    self._have(handle)
         if self._handle is not None:
             with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._ask("stop"), _STOP_S)

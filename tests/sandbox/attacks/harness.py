@@ -29,14 +29,14 @@ from tests.tiny_models import make_gpt2
 
 ROOT = Path(__file__).parents[3]
 NAME = "test-org/tiny-gpt2"
-PATIENCE_S = 15.0
+PATIENCE_S = 40.0
 """An attack that has not ended by then hangs."""
 
 _LEAVE_NOTHING = ("files", "network")
 """Families after which a runner that is kept is as before."""
 
 MIB = 1 << 20
-EXECUTION_S = 2.5
+EXECUTION_S = 4.0
 
 LOW = {
     "NDIF_EXECUTION_TIMEOUT_SECONDS": str(EXECUTION_S),

@@ -15,9 +15,9 @@ def forks() -> object:
     import time
 
     if os.fork() == 0:
-        time.sleep(0.4)
+        time.sleep(1.2)
         os._exit(0)
-    time.sleep(0.2)
+    time.sleep(1)
     return True
 
 
@@ -27,9 +27,9 @@ def forks_a_terminal() -> object:
     import time
 
     if os.forkpty()[0] == 0:
-        time.sleep(0.4)
+        time.sleep(1.2)
         os._exit(0)
-    time.sleep(0.2)
+    time.sleep(1)
     return True
 
 
@@ -40,9 +40,9 @@ def forks_by_number() -> object:
     import time
 
     if ctypes.CDLL(None).syscall(57) == 0:
-        time.sleep(0.4)
+        time.sleep(1.2)
         os._exit(0)
-    time.sleep(0.2)
+    time.sleep(1)
     return True
 
 
@@ -53,9 +53,9 @@ def clones() -> object:
     import time
 
     if ctypes.CDLL(None).syscall(56, 17, 0, 0, 0, 0) == 0:
-        time.sleep(0.4)
+        time.sleep(1.2)
         os._exit(0)
-    time.sleep(0.2)
+    time.sleep(1)
     return True
 
 
@@ -67,9 +67,9 @@ def clones_anew() -> object:
 
     arguments = (ctypes.c_uint64 * 8)(0, 0, 0, 0, 17, 0, 0, 0)
     if ctypes.CDLL(None).syscall(435, arguments, 64) == 0:
-        time.sleep(0.4)
+        time.sleep(1.2)
         os._exit(0)
-    time.sleep(0.2)
+    time.sleep(1)
     return True
 
 
@@ -81,9 +81,9 @@ def becomes_a_daemon() -> object:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            time.sleep(0.6)
+            time.sleep(1.4)
         os._exit(0)
-    time.sleep(0.2)
+    time.sleep(1)
     return True
 
 
@@ -92,7 +92,7 @@ def forks_with_multiprocessing() -> object:
     import multiprocessing
     import time
 
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.3,))
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1,))
     process.start()
     process.join()
     return True
@@ -104,7 +104,7 @@ def forks_with_torch() -> object:
 
     import torch
 
-    process = torch.multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.3,))
+    process = torch.multiprocessing.get_context("fork").Process(target=time.sleep, args=(1,))
     process.start()
     process.join()
     return True
@@ -118,7 +118,7 @@ def forks_with_a_data_loader() -> object:
 
     batches = iter(torch.utils.data.DataLoader([torch.zeros(1)] * 400, num_workers=1))
     first = next(batches)
-    time.sleep(0.2)
+    time.sleep(1)
     return first
 
 
@@ -126,28 +126,28 @@ def runs_a_program(token: str) -> object:
     """subprocess, which uses vfork"""
     import subprocess
 
-    return subprocess.run(["sh", "-c", f"sleep 0.2; : {token}"], check=False).returncode
+    return subprocess.run(["sh", "-c", f"sleep 1; : {token}"], check=False).returncode
 
 
 def runs_a_shell(token: str) -> object:
     """os.system"""
     import os
 
-    return os.system(f"sleep 0.2; : {token}")
+    return os.system(f"sleep 1; : {token}")
 
 
 def runs_a_pipe(token: str) -> object:
     """os.popen"""
     import os
 
-    return os.popen(f"sleep 0.2; : {token}").read()
+    return os.popen(f"sleep 1; : {token}").read()
 
 
 def spawns(token: str) -> object:
     """os.posix_spawn"""
     import os
 
-    pid = os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.2; : {token}"], {})
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 1; : {token}"], {})
     return os.waitpid(pid, 0)
 
 
@@ -155,14 +155,14 @@ def becomes_a_program(token: str) -> object:
     """os.execv: the runner becomes another program, and keeps what it had open"""
     import os
 
-    return os.execv("/bin/sh", ["sh", "-c", f"sleep 0.3; : {token}"])
+    return os.execv("/bin/sh", ["sh", "-c", f"sleep 1; : {token}"])
 
 
 def becomes_a_program_by_number(token: str) -> object:
     """execveat by number"""
     import ctypes
 
-    arguments = (ctypes.c_char_p * 4)(b"sh", b"-c", f"sleep 0.3; : {token}".encode(), None)
+    arguments = (ctypes.c_char_p * 4)(b"sh", b"-c", f"sleep 1; : {token}".encode(), None)
     return ctypes.CDLL(None).syscall(322, -100, b"/bin/sh", arguments, None, 0)
 
 
@@ -173,7 +173,7 @@ def runs_from_memory(token: str) -> object:
     fd = os.memfd_create("program")
     with open("/bin/sh", "rb") as shell:  # noqa: PTH123 - as an attacker would
         os.write(fd, shell.read())
-    return os.execve(fd, ["sh", "-c", f"sleep 0.3; : {token}"], {})
+    return os.execve(fd, ["sh", "-c", f"sleep 1; : {token}"], {})
 
 
 # Harming others
