@@ -47,14 +47,14 @@ class Leader:
     """Stands by until it leads, and leads until it is told to stop or another does."""
 
     def __init__(self, settings: Settings, part: Part) -> None:
-        self._settings = settings
+        self.settings = settings
         self._part = part
         self._objects = open_store(settings, part.results, part.secret)
         self._broker = RedisBroker(
             settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
         )
         self._lead = Lead(self._broker.client)
-        self._runtimes = Runtimes(settings.runtimes)
+        self._runtimes = self.runtimes()
         self.told_to_stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -73,7 +73,7 @@ class Leader:
 
     async def _lead_until(self, stopping: asyncio.Task[Any]) -> None:
         """Lead until told to stop, or until another leads, or there is nothing left to lead."""
-        fleet = self._fleet()
+        fleet = self.fleet()
         replaced = asyncio.create_task(self._lead.lost.wait())
         connecting = asyncio.create_task(fleet.connect())
         lost = asyncio.create_task(fleet.lost.wait())
@@ -93,9 +93,13 @@ class Leader:
             await end([replaced, connecting, lost])
             await fleet.close()
 
-    def _fleet(self) -> Fleet:
+    def runtimes(self) -> Runtimes:
+        """Those that tell what models take."""
+        return Runtimes(self.settings.runtimes)
+
+    def fleet(self) -> Fleet:
         """The machines of a Ray cluster, or this one."""
-        settings = self._settings
+        settings = self.settings
         if settings.ray_address:
             # What one machine does not need it does not import.
             from ndif.cluster.ray_cluster import RayCluster
@@ -120,7 +124,7 @@ class Leader:
 
     @contextlib.asynccontextmanager
     async def _leading(self, fleet: Fleet) -> AsyncIterator[Coordinator]:
-        settings, client = self._settings, self._broker.client
+        settings, client = self.settings, self._broker.client
         coordinator = Coordinator(
             settings,
             self._part.deployments,
@@ -147,8 +151,7 @@ class Leader:
             await self._objects.stop()
 
 
-async def _run(settings: Settings, part: Part, lifeline: int) -> None:
-    leader = Leader(settings, part)
+async def _run(leader: Leader, lifeline: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, leader.told_to_stop.set)
@@ -156,11 +159,11 @@ async def _run(settings: Settings, part: Part, lifeline: int) -> None:
     await leader.run()
 
 
-def main() -> None:
+def main(kind: type[Leader] = Leader) -> None:
     """Stand by or lead until told to stop."""
     part = Part.read(Path(sys.argv[1]))
     log_to_stderr()
-    uvloop.run(_run(Settings(), part, lifeline=int(sys.argv[2])))
+    uvloop.run(_run(kind(Settings(), part), lifeline=int(sys.argv[2])))
 
 
 if __name__ == "__main__":

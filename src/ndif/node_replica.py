@@ -30,12 +30,16 @@ class NodeReplica(Replica):
         # It has a process of its own, whose output its cluster keeps.
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
+    def runtimes(self, settings: Settings) -> Runtimes:
+        """Those of its node."""
+        return Runtimes(settings.runtimes)
+
     async def prepare(self) -> Equipment:
         """See `Replica.prepare`."""
         settings = _settings()
         said: dict[str, Any] = self._said
         generation = said["generation"]
-        runtimes = Runtimes(settings.runtimes)
+        runtimes = self.runtimes(settings)
         if generation not in runtimes.installed():
             raise ActorError(
                 f"nnsight {generation} is not installed on the node where it was to be; "

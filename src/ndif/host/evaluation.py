@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ndif.host.environment import environment
 from ndif.host.port import ActorError
@@ -100,61 +102,59 @@ class Evaluator:
         await asyncio.gather(*(process.end() for process in self._processes.values()))
 
 
+class _EndedError(Exception):
+    """The process ended before it answered."""
+
+
 class _Process:
     """One process of a runtime, there while it has work and for some time after."""
 
     def __init__(self, runtime: Runtime, idle_s: float) -> None:
         self._runtime = runtime
         self._idle_s = idle_s
-        self._turn = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        self._numbers = itertools.count()
+        self._speaking: _Speaking | None = None
+        self._starting = asyncio.Lock()
         self._retiring: asyncio.Task[None] | None = None
 
     async def ask(self, spec: ModelSpec) -> _Found:
         """What it says of a model.
 
         Raises:
-            EvaluationError: with its reason, or where it ended.
+            EvaluationError: with its reason, or where it ended twice.
         """
-        async with self._turn:
-            if self._retiring is not None:
-                self._retiring.cancel()
-            try:
-                return await asyncio.wait_for(self._answer(spec), _PATIENCE_S)
-            except asyncio.TimeoutError as error:
-                await self._kill()
-                raise EvaluationError(
-                    f"the size of {spec.checkpoint!r} was not known after {_PATIENCE_S:g} s"
-                ) from error
-            except asyncio.CancelledError:
-                # What it is about to say would be taken for the answer to another question.
-                await self._kill()
-                raise
-            finally:
-                self._retiring = asyncio.create_task(self._retire(), name="evaluation retires")
-
-    async def _answer(self, spec: ModelSpec) -> _Found:
-        process = self._process
-        if process is None or process.returncode is not None:
-            process = self._process = await self._start()
-        assert process.stdin is not None  # noqa: S101 - they are pipes
-        assert process.stdout is not None  # noqa: S101
-        with contextlib.suppress(ConnectionError):  # it ended: the answer says so
-            process.stdin.write(json.dumps(spec.header()).encode() + b"\n")
-            await process.stdin.drain()
-        line = await process.stdout.readline()
-        if not line:
-            await self._kill()
+        try:
+            return _found(await self._ask_again(spec))
+        except _EndedError as error:
             raise EvaluationError(
                 f"the process that was to work out the size of {spec.checkpoint!r} ended"
-            )
-        answer = json.loads(line)
-        if "failed" in answer:
-            raise EvaluationError(answer["failed"])
-        task = answer["task"]
-        if task is None and answer["config"] is not None:
-            task = task_of(Path(answer["config"]))
-        return _Found(answer["bytes"], answer["parameters"], task, answer["repo_id"])
+            ) from error
+        except asyncio.TimeoutError as error:
+            # It may be stuck in a model's own code. What else it was asked is asked again.
+            await self._kill()
+            raise EvaluationError(
+                f"the size of {spec.checkpoint!r} was not known after {_PATIENCE_S:g} s"
+            ) from error
+
+    async def _ask_again(self, spec: ModelSpec) -> dict[str, Any]:
+        """Its answer: from another process, where the first ended, perhaps of another's model."""
+        try:
+            return await self._ask_once(spec)
+        except _EndedError:
+            return await self._ask_once(spec)
+
+    async def _ask_once(self, spec: ModelSpec) -> dict[str, Any]:
+        if self._retiring is not None:
+            self._retiring.cancel()
+        async with self._starting:
+            speaking = self._speaking
+            if speaking is None or speaking.ended:
+                speaking = self._speaking = _Speaking(await self._start())
+        try:
+            return await asyncio.wait_for(speaking.ask(next(self._numbers), spec), _PATIENCE_S)
+        finally:
+            if not speaking.pending:
+                self._retiring = asyncio.create_task(self._retire(), name="evaluation retires")
 
     async def _start(self) -> asyncio.subprocess.Process:
         try:
@@ -184,9 +184,72 @@ class _Process:
         await self._kill()
 
     async def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
+        speaking, self._speaking = self._speaking, None
+        if speaking is not None:
+            await speaking.kill()
+
+
+class _Speaking:
+    """A process that runs, and the questions that it has not answered."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._process = process
+        self._reading = asyncio.create_task(self._read(), name="evaluations")
+
+    @property
+    def ended(self) -> bool:
+        """Whether it answers no more."""
+        return self._reading.done()
+
+    async def ask(self, number: int, spec: ModelSpec) -> dict[str, Any]:
+        """Its answer.
+
+        Raises:
+            _EndedError: if it ends first.
+        """
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.pending[number] = answer
+        question = {"number": number, "spec": spec.header()}
+        try:
+            if self.ended:
+                raise _EndedError
+            with contextlib.suppress(ConnectionError):  # it ended: `_read` says so
+                self._process.stdin.write(json.dumps(question).encode() + b"\n")
+                await self._process.stdin.drain()
+            return await answer
+        finally:
+            del self.pending[number]
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        async for line in self._process.stdout:
+            answer = json.loads(line)
+            asked = self.pending.get(answer.pop("number"))
+            if asked is not None and not asked.done():
+                asked.set_result(answer)
+        for asked in self.pending.values():
+            if not asked.done():
+                asked.set_exception(_EndedError())
+
+    async def kill(self) -> None:
+        """End it, and those who wait for it hear so."""
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+            self._process.kill()
+        await self._process.wait()
+        await self._reading
+
+
+def _found(answer: dict[str, Any]) -> _Found:
+    """What a process says.
+
+    Raises:
+        EvaluationError: if it says why it cannot tell.
+    """
+    if "failed" in answer:
+        raise EvaluationError(answer["failed"])
+    task = answer["task"]
+    if task is None and answer["config"] is not None:
+        task = task_of(Path(answer["config"]))
+    return _Found(answer["bytes"], answer["parameters"], task, answer["repo_id"])

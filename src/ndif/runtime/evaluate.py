@@ -1,5 +1,7 @@
-"""`python -m ndif.runtime.evaluate`: what models take, one JSON line for each that is asked for.
+"""`python -m ndif.runtime.evaluate`: what models take; a JSON line asks, with a number, and a line answers.
 
+Many are asked for at a time: where a hub takes its time over one, the others do not wait for it. They are
+built one after the other, because what a model's own code does to the process is not to meet another's.
 The architecture is built from its config without memory for it, so nothing of the weights is fetched or
 read. Importing torch and transformers takes longer than that, so this process stays for the next.
 """
@@ -9,9 +11,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import IO, Any
 
 import torch
 from huggingface_hub import HfApi, errors
@@ -21,9 +26,12 @@ from transformers.pipelines import check_task
 from transformers.utils import cached_file
 
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.tracebacks import sentence
+from ndif.runtime.tracebacks import SaidError, sentence
 from ndif.runtime.zygote import end_with_parent
 
+_AT_ONCE = 8
+_BUILDING = threading.Lock()
+_WRITING = threading.Lock()
 _HUB_PATIENCE_S = 10.0
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The floating types of a checkpoint that a model may be loaded in, as safetensors names them."""
@@ -31,8 +39,8 @@ _LARGEST_HEADER = 100 << 20
 _LONGEST = 4096
 
 
-class UnknownError(ValueError):
-    """What the model takes cannot be known; the message is a sentence."""
+class UnknownError(SaidError):
+    """What the model takes cannot be known."""
 
 
 def main() -> None:
@@ -41,14 +49,27 @@ def main() -> None:
     # What a library prints is no answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            answer = evaluate(ModelSpec.of(json.loads(line)))
-        except Exception as error:
-            traceback.print_exc()
-            why = str(error) if isinstance(error, UnknownError) else sentence(error)
-            answer = {"failed": why[:_LONGEST]}
-        print(json.dumps(answer), file=answers, flush=True)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for line in sys.stdin:
+            question = json.loads(line)
+            asked = threads.submit(answer, ModelSpec.of(question["spec"]))
+            asked.add_done_callback(partial(tell, answers, question["number"]))
+
+
+def answer(spec: ModelSpec) -> dict[str, Any]:
+    """What is found of a model, or why nothing is."""
+    try:
+        return evaluate(spec)
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": sentence(error)[:_LONGEST]}
+
+
+def tell(answers: IO[str], number: int, asked: Future[dict[str, Any]]) -> None:
+    """Write one answer whole."""
+    line = json.dumps({"number": number, **asked.result()})
+    with _WRITING:
+        print(line, file=answers, flush=True)
 
 
 def evaluate(spec: ModelSpec) -> dict[str, Any]:
@@ -56,8 +77,10 @@ def evaluate(spec: ModelSpec) -> dict[str, Any]:
     hub = None if spec.is_folder else _ask_hub(spec)
     task = spec.task or getattr(hub, "pipeline_tag", None)
     config = _config(spec)
-    model = _build(spec, config, task)
-    tensors = _tensors(model)
+    dtype = _dtype(spec, config)
+    with _BUILDING:
+        model = _build(spec, config, task, dtype)
+        tensors = list(_tensors(model))
     return {
         "bytes": sum(count * dtype.itemsize for count, dtype in tensors),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -124,13 +147,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _build(spec: ModelSpec, config: Any, task: str | None) -> Any:
+def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -> Any:
     """The model as it would be loaded, on no device.
 
     Raises:
         UnknownError: if no class has such a model.
     """
-    dtype = _dtype(spec, config)
     error: Exception | None = None
     for kind in _classes(spec, config, task):
         try:

@@ -13,7 +13,7 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from ndif.runtime import progress
+from ndif.runtime import progress, space
 from ndif.runtime.generations import adapter
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
@@ -25,6 +25,7 @@ def main(spec: ModelSpec) -> None:
     progress.report(lambda done, total: tell(done=done, total=total))
     generation = adapter(spec.generation)
     try:
+        space.check(spec)
         generation.load(replace(spec, device="meta"))
     except Exception as error:
         traceback.print_exc()

@@ -43,6 +43,10 @@ def _text(error: BaseException) -> str:
         return f"{type(error).__name__}: <its text cannot be made>"
 
 
+class SaidError(Exception):
+    """One whose message is a sentence for whoever asked."""
+
+
 def sentence(error: BaseException) -> str:
     """Why something failed, in one line where that can be.
 
@@ -50,6 +54,8 @@ def sentence(error: BaseException) -> str:
     last line of the last of them is the reason.
     """
     text = str(error).strip()
+    if isinstance(error, SaidError):
+        return text
     if "Traceback (most recent call last)" in text:
         return next(line for line in reversed(text.splitlines()) if line.strip())
     return f"{type(error).__name__}: {text}"
