@@ -29,6 +29,7 @@ from ndif.queue.scaling import Scaling
 from ndif.queue.upkeep import Upkeep
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.operation import OperationError
+from ndif.schema.request import Request
 from ndif.stores.broker import Broker
 from ndif.tasks import end
 
@@ -83,10 +84,15 @@ class Coordinator:
         """The nnsight generations that are installed, the newest first."""
         return sorted(self._runtimes.installed(), key=Version, reverse=True)
 
-    async def start(self) -> None:
-        """Look at the machines, serve the lines, and have what the server was started with."""
+    async def start(self, waited: Sequence[Request] = ()) -> None:
+        """Look at the machines, serve the lines, and have what the server was started with.
+
+        `waited`: requests that were claimed before.
+        """
         await self.controller.discover()
         self.dispatcher.adopt(await self._fleet.living())
+        for request in waited:
+            await self.dispatcher.put_in_line(request)
         self.dispatcher.start()
         self._tasks.append(asyncio.create_task(self.upkeep.run(), name="upkeep"))
         if self._places:

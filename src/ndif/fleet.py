@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ndif.cluster.asking import Living
@@ -33,8 +33,8 @@ class Fleet(Protocol):
     lost: asyncio.Event
     """Set once the machines are out of reach for good."""
 
-    async def connect(self) -> None:
-        """Return once the machines can be reached."""
+    async def connect(self, waiting: Callable[[], None]) -> None:
+        """Return once the machines can be reached; `waiting` is called each time that they cannot."""
         ...
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class ThisMachine:
         self._has_gpus = False
         self.lost = asyncio.Event()
 
-    async def connect(self) -> None:
+    async def connect(self, waiting: Callable[[], None]) -> None:
         """See `Fleet.connect`."""
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from ndif.part import Part, log_to_stderr, on_hang_up
 from ndif.queue.publishing import Publishing
 from ndif.queue.remote import carry_out
 from ndif.queue.responder import Responder
+from ndif.queue.waiting_room import WaitingRoom
+from ndif.schema.request import Request
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.coordination.events import Events
@@ -53,6 +55,7 @@ class Leader:
         self._broker = RedisBroker(
             settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
         )
+        self._responder = Responder(self._broker, self._objects)
         self._lead = Lead(self._broker.client)
         self._runtimes = self.runtimes()
         self.told_to_stop = asyncio.Event()
@@ -75,7 +78,8 @@ class Leader:
         """Lead until told to stop, or until another leads, or there is nothing left to lead."""
         fleet = self.fleet()
         replaced = asyncio.create_task(self._lead.lost.wait())
-        connecting = asyncio.create_task(fleet.connect())
+        room = WaitingRoom(self._broker, self._responder, _CLUSTER_LOST)
+        connecting = asyncio.create_task(fleet.connect(room.open))
         lost = asyncio.create_task(fleet.lost.wait())
         try:
             await asyncio.wait(
@@ -83,7 +87,7 @@ class Leader:
             )
             if connecting.done():
                 connecting.result()
-                async with self._leading(fleet) as coordinator:
+                async with self._leading(fleet, await room.close()) as coordinator:
                     await asyncio.wait(
                         {stopping, replaced, lost}, return_when=asyncio.FIRST_COMPLETED
                     )
@@ -91,6 +95,7 @@ class Leader:
                         await coordinator.dispatcher.tell_everybody(_CLUSTER_LOST)
         finally:
             await end([replaced, connecting, lost])
+            await room.close()
             await fleet.close()
 
     def runtimes(self) -> Runtimes:
@@ -123,19 +128,19 @@ class Leader:
         logger.info("Leading")
 
     @contextlib.asynccontextmanager
-    async def _leading(self, fleet: Fleet) -> AsyncIterator[Coordinator]:
+    async def _leading(self, fleet: Fleet, waited: Sequence[Request]) -> AsyncIterator[Coordinator]:
         settings, client = self.settings, self._broker.client
         coordinator = Coordinator(
             settings,
             self._part.deployments,
             self._broker,
-            Responder(self._broker, self._objects),
+            self._responder,
             fleet,
             self._runtimes,
             places=True,
         )
         await self._objects.start()
-        await coordinator.start()
+        await coordinator.start(waited)
         publishing = Publishing(coordinator.controller, Notes(client), settings.status_cache_freq_s)
         tasks = [
             asyncio.create_task(publishing.run(), name="publishing"),

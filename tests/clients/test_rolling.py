@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -18,6 +19,7 @@ import pytest
 from tests.clients.harness import PATIENCE_S, Client, StartedServer, until
 from tests.clients.test_many import Many, hub, models
 from tests.cluster.rays import ray_cluster
+from tests.services.process import HOST
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
@@ -70,6 +72,23 @@ def leads(process: psutil.Process, host: StartedServer) -> bool:
     return log.rpartition("Standing by")[2].count("Leading") > 0
 
 
+def send(host: StartedServer) -> httpx.Response:
+    """Send a job that is polled for, and that fails once it is run."""
+    return httpx.post(
+        f"{host.url}/request",
+        data={"data": json.dumps({"model_key": KEY, "session_id": ""})},
+        files={"blob": b"opaque"},
+        headers={"nnsight-version": "0.8.1"},
+        timeout=PATIENCE_S,
+    )
+
+
+def answer(host: StartedServer, job: str) -> dict[str, Any]:
+    """How a job that is polled for stands."""
+    found: dict[str, Any] = httpx.get(f"{host.url}/response/{job}").json()
+    return found
+
+
 @pytest.fixture(scope="module")
 def stack(
     hub: str,
@@ -93,7 +112,10 @@ def stack(
             "NDIF_OBJECT_STORE_BUCKET": f"rolling-{uuid.uuid4()}",
             "NDIF_RUNNER_POOL": "1",
         }
-        ray = all_of_it.enter_context(ray_cluster(environment, "one", "two"))
+        # What a head must know again after a restart, as docs/cluster.md tells to have it kept.
+        memory = all_of_it.enter_context(RedisServer(tmp_path_factory.mktemp("head")))
+        kept = {"RAY_REDIS_ADDRESS": f"{HOST}:{memory.port}"}
+        ray = all_of_it.enter_context(ray_cluster(environment, "one", "two", head=kept))
         many = Many(hub, models, runtimes, folder)
         all_of_it.callback(many.close)
         settings = {name: value for name, value in environment.items() if "BROKER" in name}
@@ -146,6 +168,24 @@ def test_a_job_whose_node_dies_runs_on_another(stack: Stack) -> None:
     stack.client().run("scenario_all_that_was_sent_is_answered")
 
 
+def test_a_head_that_restarts_finds_its_replicas_again(stack: Stack) -> None:
+    def processes() -> set[int]:
+        return {p.pid for p in stack.ray.workers("NodeReplica")}
+
+    until(processes)
+    before = processes()
+    stack.client().run("scenario_a_long_job_is_sent")
+    stack.ray.head.kill()
+    job = send(stack.hosts[0]).json()["id"]
+    until(lambda: "cannot be reached. Your job waits" in answer(stack.hosts[0], job)["description"])
+    stack.ray.head.start()
+    stack.client().run("scenario_all_that_was_sent_is_answered")
+    # It has been run, as far as that goes.
+    until(lambda: answer(stack.hosts[0], job)["status"] == "ERROR")
+    assert processes() <= before
+    stack.client().run("scenario_a_trace")
+
+
 def test_results_wait_for_an_object_store_that_is_away(stack: Stack) -> None:
     stack.client().run("scenario_a_long_job_is_sent")
     with stack.s3.away():
@@ -156,18 +196,12 @@ def test_results_wait_for_an_object_store_that_is_away(stack: Stack) -> None:
 def test_a_broker_that_does_not_answer_is_said_and_hangs_nobody(stack: Stack) -> None:
     stack.redis.pause()
     try:
-        answer = httpx.post(
-            f"{stack.hosts[0].url}/request",
-            data={"data": json.dumps({"model_key": KEY, "session_id": ""})},
-            files={"blob": b"opaque"},
-            headers={"nnsight-version": "0.8.1"},
-            timeout=PATIENCE_S,
-        )
+        refused = send(stack.hosts[0])
     finally:
         stack.redis.resume()
-    assert answer.status_code == 503, answer.text
-    assert int(answer.headers["retry-after"]) > 0
-    assert "broker does not answer" in answer.json()["detail"]
+    assert refused.status_code == 503, refused.text
+    assert int(refused.headers["retry-after"]) > 0
+    assert "broker does not answer" in refused.json()["detail"]
     until(stack.is_running)
     stack.client().run("scenario_a_trace")
 

@@ -140,13 +140,15 @@ async def a_client(url: str, objects: ObjectStore) -> AsyncIterator[Client]:
 
 
 @contextlib.contextmanager
-def ray_cluster(environment: Mapping[str, str], *nodes: str) -> Iterator[RayServer]:
-    """A head and these nodes."""
+def ray_cluster(
+    environment: Mapping[str, str], *nodes: str, head: Mapping[str, str] | None = None
+) -> Iterator[RayServer]:
+    """A head, with an environment of its own beside the nodes', and these nodes."""
     # What the tests import is there, too.
     path = os.pathsep.join(
         [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    with RayServer({"PYTHONPATH": path, **environment}) as server:
+    with RayServer({"PYTHONPATH": path, **environment}, head) as server:
         for name in nodes:
             server.add(name, declaration(OFFERED))
         yield server

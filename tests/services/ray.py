@@ -89,8 +89,10 @@ class RayNode:
 class RayServer:
     """A head, which takes no models, and the nodes that are added to it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment`: of everything that runs on its nodes."""
+    def __init__(
+        self, environment: Mapping[str, str], head: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment`: of everything that runs on its nodes; `head`: and of its head besides."""
         # Sockets' names are short, and pytest's folders are not.
         self._folder = Path(tempfile.mkdtemp(prefix="ndif-"))
         self._environment = {**_QUICK, **environment}
@@ -101,6 +103,7 @@ class RayServer:
             {"head": 1},
             *("--head", f"--port={self.port}", "--include-dashboard=false"),
             f"--temp-dir={self._folder / 'r'}",
+            environment=head,
         )
         self._nodes = [self.head]
 

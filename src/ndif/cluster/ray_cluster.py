@@ -66,14 +66,14 @@ class RayCluster:
         self._actors: list[RayActor] = []
         self._looking: asyncio.Task[None] | None = None
 
-    async def connect(self, waiting: Callable[[str], None] = lambda why: None) -> None:
-        """Return once this process belongs to the cluster; `waiting` is told each time that it cannot."""
+    async def connect(self, waiting: Callable[[], None] = lambda: None) -> None:
+        """Return once this process belongs to the cluster; `waiting` is called each time that it cannot."""
         while True:
             try:
                 await self._connect()
             except ClusterError as error:
                 logger.warning("%s; it is tried again", error)
-                waiting(str(error))
+                waiting()
                 await asyncio.sleep(_CONNECT_S)
             else:
                 break

@@ -60,7 +60,7 @@ class Dispatcher:
             processor = Processor(
                 model, generation, self._controller, self._broker, self._responder, self._customs
             )
-            processor.put_in_line = self._put_in_line
+            processor.put_in_line = self.put_in_line
             self.processors[variant] = processor
             self._tasks[variant] = asyncio.create_task(processor.run(), name=f"line of {variant}")
         return processor
@@ -97,9 +97,10 @@ class Dispatcher:
 
     async def _dispatch_forever(self) -> None:
         while True:
-            await self._put_in_line(await self._broker.claim())
+            await self.put_in_line(await self._broker.claim())
 
-    async def _put_in_line(self, request: Request) -> None:
+    async def put_in_line(self, request: Request) -> None:
+        """Put a request in the line of its model, or say why there is none."""
         try:
             await self._dispatch(request)
         except Exception:

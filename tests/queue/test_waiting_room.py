@@ -1,0 +1,56 @@
+"""Requests that come while there is nothing yet that could run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.on_loop import on_loop
+
+from ndif.queue.responder import Responder
+from ndif.queue.waiting_room import WaitingRoom
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.status import Status
+from ndif.stores.broker import MemoryBroker
+from ndif.stores.objects import FileStore
+
+MODEL = ModelKey("a.B", "org/name")
+TEXT = "It waits."
+
+
+def a_request(session: str) -> Request:
+    return Request(MODEL, "0.8", Wire.ENVELOPE, b"", False, "http://here", session=session)
+
+
+@on_loop
+async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    room = WaitingRoom(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
+    client = await broker.subscribe()
+    sent = [a_request(client.session) for _ in range(3)]
+    for request in sent:
+        await broker.submit(request)
+    room.open()
+    room.open()
+    for request in sent:
+        of, update = await client.next()
+        assert (of.id, update.status, update.description) == (request.id, Status.QUEUED, TEXT)
+    # Whoever has left hears nothing, and is kept like the others.
+    gone = a_request("gone")
+    await broker.submit(gone)
+    last = a_request(client.session)
+    await broker.submit(last)
+    assert (await client.next())[0].id == last.id
+    waited = await room.close()
+    assert [request.id for request in waited] == [one.id for one in (*sent, gone, last)]
+    # From now on others take them.
+    await broker.submit(later := a_request(client.session))
+    assert (await broker.claim()).id == later.id
+
+
+@on_loop
+async def test_one_that_was_never_opened(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    room = WaitingRoom(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
+    await broker.submit(a_request("me"))
+    assert await room.close() == []
