@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.cluster import cluster
 from bench.control import control
 from bench.figures import MB, Figure
 from bench.line import line
@@ -103,6 +104,7 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
     figures += warm(folder, environment)
     figures += control()
     figures += simulate()
+    figures += cluster(folder, environment)
     return figures, raw
 
 

@@ -9,23 +9,10 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from bench.noop import noop_runtime
+from bench.noop import NoopRuntimes
 from ndif.config import Settings
-from ndif.host.runtimes import Runtime, Runtimes
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server import Server
-
-
-class NoopRuntimes(Runtimes):
-    """One runtime, whose models take no time."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._runtime = noop_runtime(folder)
-
-    def installed(self) -> dict[str, Runtime]:
-        """See `Runtimes.installed`."""
-        return {self._runtime.generation: self._runtime}
 
 
 async def serve(folder: Path) -> None:

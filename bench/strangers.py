@@ -90,4 +90,5 @@ def main() -> None:
     print(json.dumps(report))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from ndif.host.runtimes import Runtime
+from ndif.host.runtimes import Runtime, Runtimes
 
 _PROGRAM = Path(__file__).with_name("process.py")
 
@@ -18,3 +18,15 @@ def noop_runtime(folder: Path, generation: str = "0.8", size_bytes: int = 1 << 3
     interpreter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     interpreter.chmod(0o755)
     return Runtime(generation, f"{generation}.0", interpreter, ())
+
+
+class NoopRuntimes(Runtimes):
+    """One runtime, whose models take no time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._runtime = noop_runtime(folder)
+
+    def installed(self) -> dict[str, Runtime]:
+        """See `Runtimes.installed`."""
+        return {self._runtime.generation: self._runtime}

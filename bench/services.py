@@ -1,0 +1,113 @@
+"""Redis, S3 and two nodes of Ray on this machine, all of them real, and hosts before them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tests.clients.harness import StartedServer, until
+from tests.cluster.rays import ray_cluster
+from tests.services.redis import RedisServer
+from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+
+from bench.processes import ROOT
+
+
+@contextlib.contextmanager
+def services(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], RedisServer]]:
+    """All that a server of many machines needs: the environment that names it, and its broker."""
+    with contextlib.ExitStack() as all_of_it:
+        folders = (
+            Path(all_of_it.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+            for _ in range(3)
+        )
+        redis = all_of_it.enter_context(RedisServer(next(folders)))
+        s3_folder = next(folders)
+        s3_folder.chmod(0o755)  # its processes are another user's
+        s3 = all_of_it.enter_context(SwiftServer(s3_folder))
+        settings = {
+            "NDIF_SESSION_ROOT": str(next(folders)),
+            "NDIF_BROKER_URL": redis.url,
+            "NDIF_OBJECT_STORE_URL": s3.url,
+            "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
+            "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
+            "NDIF_OBJECT_STORE_BUCKET": "bench",
+            "NDIF_API_WORKERS": "2",
+        }
+        ray = all_of_it.enter_context(ray_cluster({**environment, **settings}, "one", "two"))
+        yield {**environment, **settings, "NDIF_RAY_ADDRESS": ray.address}, redis
+
+
+def claimed(redis: RedisServer) -> int:
+    """The requests that a dispatcher has taken, and that have not ended."""
+    return int(redis.command("xpending", "queue", "dispatchers").split()[0])
+
+
+@contextlib.contextmanager
+def started(checkpoint: str, environment: dict[str, str]) -> Iterator[str]:
+    """`ndif start` with a model, once that is loaded: its address."""
+    host = StartedServer(checkpoint, environment=environment)
+    try:
+        host.ready()
+        until(lambda: b'"RUNNING"' in host.get("/status")[1])
+        yield host.url
+    finally:
+        host.stop()
+
+
+@dataclass
+class NoopHost:
+    """A host before models that take no time."""
+
+    pid: int
+    port: int
+    folder: Path
+
+    @property
+    def leader(self) -> psutil.Process:
+        """Its process that leads, or stands by."""
+        for process in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "bench.noop.lead" in process.cmdline():
+                    return process
+        raise ProcessLookupError
+
+    @property
+    def leads(self) -> bool:
+        """Whether that leads."""
+        return "Leading" in self._said.rpartition("Standing by")[2]
+
+    @property
+    def stood_by(self) -> int:
+        """How often it has."""
+        return self._said.count("Standing by")
+
+    @property
+    def _said(self) -> str:
+        return (self.folder / "dispatcher.log").read_text()
+
+
+@contextlib.asynccontextmanager
+async def noop_host(settings: dict[str, str]) -> AsyncIterator[NoopHost]:
+    """One, with two gateways."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.noop.host", folder),
+            env={**os.environ, **settings},
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        try:
+            port = int(await process.stdout.readline())
+            yield NoopHost(process.pid, port, Path(folder))
+        finally:
+            process.terminate()
+            await process.wait()
