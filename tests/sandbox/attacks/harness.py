@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import zstandard
 
-from tests.clients.harness import LocalServer
+from tests.clients.harness import CHEAP_TLS, LocalServer
 from tests.sandbox.attacks import plain
 from tests.sandbox.attacks.table import FAMILIES, Attack, Layer
 from tests.sandbox.attacks.watch import Outcome, watching
@@ -134,6 +134,7 @@ class _Client:
             [sys.executable, Path(__file__).with_name("worker.py"), NAME, folder, *FAMILIES],
             env={
                 **os.environ,
+                **CHEAP_TLS,
                 "PYTHONPATH": str(ROOT),
                 "TOKENIZERS_PARALLELISM": "false",
                 "NDIF_HOST": site.server.url,
