@@ -19,12 +19,13 @@ from functools import partial
 from typing import IO, Any
 
 import torch
-from huggingface_hub import HfApi, errors
+from huggingface_hub import HfApi
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import build_glob_alternation
 from transformers.pipelines import check_task
 from transformers.utils import cached_file
 
+from ndif.runtime import hub
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import SaidError, sentence
 from ndif.runtime.zygote import end_with_parent
@@ -32,7 +33,6 @@ from ndif.runtime.zygote import end_with_parent
 _AT_ONCE = 8
 _BUILDING = threading.Lock()
 _WRITING = threading.Lock()
-_HUB_PATIENCE_S = 10.0
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The floating types of a checkpoint that a model may be loaded in, as safetensors names them."""
 _LARGEST_HEADER = 100 << 20
@@ -74,8 +74,8 @@ def tell(answers: IO[str], number: int, asked: Future[dict[str, Any]]) -> None:
 
 def evaluate(spec: ModelSpec) -> dict[str, Any]:
     """Bytes and number of its parameters, bytes of its buffers, and what a hub knows of it."""
-    hub = None if spec.is_folder else _ask_hub(spec)
-    task = spec.task or getattr(hub, "pipeline_tag", None)
+    known = None if spec.is_folder else _ask_hub(spec)
+    task = spec.task or getattr(known, "pipeline_tag", None)
     config = _config(spec)
     dtype = _dtype(spec, config)
     with _BUILDING:
@@ -85,7 +85,7 @@ def evaluate(spec: ModelSpec) -> dict[str, Any]:
         "bytes": sum(count * dtype.itemsize for count, dtype in tensors),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "task": task,
-        "repo_id": getattr(hub, "id", None),
+        "repo_id": getattr(known, "id", None),
         "config": _file(spec, "config.json"),
     }
 
@@ -93,7 +93,7 @@ def evaluate(spec: ModelSpec) -> dict[str, Any]:
 def _ask_hub(spec: ModelSpec) -> Any:
     """What a hub says of the repository; None where there is none to be reached."""
     try:
-        return HfApi().model_info(spec.checkpoint, revision=spec.revision, timeout=_HUB_PATIENCE_S)
+        return hub.ask(spec)
     except Exception:  # what matters is whether its files are here
         return None
 
@@ -104,47 +104,7 @@ def _config(spec: ModelSpec) -> Any:
             spec.checkpoint, revision=spec.revision, trust_remote_code=spec.trust_remote_code
         )
     except Exception as error:
-        raise UnknownError(_why(spec, error)) from error
-
-
-def _why(spec: ModelSpec, error: BaseException) -> str:
-    """Why there is no config, for the operator who asked for the model."""
-    chain = list(_chain(error))
-    name = repr(spec.checkpoint)
-    at = f" at revision {spec.revision!r}" if spec.revision else ""
-
-    def is_one_of(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(cause, kinds) for cause in chain)
-
-    if spec.is_folder and not os.path.exists(os.path.join(spec.checkpoint, "config.json")):  # noqa: PTH110, PTH118 - a name from outside, as it is
-        return f"The folder {name} holds no config.json: it is not a checkpoint's folder."
-    if is_one_of(errors.GatedRepoError):
-        return (
-            f"{name} is gated, and this server has no token of somebody who may read it: accept its "
-            "terms on the hub, and set HF_TOKEN."
-        )
-    if is_one_of(errors.RevisionNotFoundError):
-        return f"{name} has no revision {spec.revision!r} on the hub."
-    if is_one_of(errors.RepositoryNotFoundError):
-        return f"There is no repository {name} on the hub that this server may read."
-    if is_one_of(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        return (
-            f"{name}{at} is not in this machine's cache, and the hub cannot be reached. Download it "
-            "first, or give a folder."
-        )
-    if is_one_of(errors.EntryNotFoundError):
-        return f"{name}{at} has no config.json: it is no model that transformers can load."
-    if not spec.trust_remote_code and "trust_remote_code" in str(error):
-        return (
-            f"{name} comes with code of its own. If you trust it, deploy it with trust_remote_code."
-        )
-    return sentence(error)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        raise UnknownError(hub.why(spec, error)) from error
 
 
 def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -> Any:
@@ -167,7 +127,7 @@ def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -
     if error is None:
         raise UnknownError(f"{spec.checkpoint!r} does not say what architecture it has.")
     if not spec.trust_remote_code and "trust_remote_code" in str(error):
-        raise UnknownError(_why(spec, error)) from error
+        raise UnknownError(hub.why(spec, error)) from error
     raise error
 
 

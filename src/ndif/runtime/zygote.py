@@ -114,7 +114,7 @@ class Zygote:
         return reduce_tensor if on_cuda(self._spec) else None
 
     def _load(self) -> dict[str, Any]:
-        from ndif.runtime import progress, space
+        from ndif.runtime import progress
         from ndif.runtime.huge import share, weights_of
         from ndif.runtime.rehearsal import Rehearsal
 
@@ -124,8 +124,6 @@ class Zygote:
             )
         )
         started = time.perf_counter()
-        if self._spec.untrusted is None:  # or else it has been downloaded by another
-            space.check(self._spec)
         self._generation.load(self._spec)
         loaded, loaded_at = time.perf_counter(), time.time()
         model = describe(self._generation.model, self._spec)

@@ -1,0 +1,136 @@
+"""What is downloaded before a process without secrets loads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from ndif.gateway.hub import Hub, HubModel
+from ndif.host.download import DownloadError, Found, download
+from ndif.runtime.fetch import needed
+from ndif.runtime.spec import ModelSpec
+from tests.conftest import NAME
+from tests.on_loop import on_loop
+from tests.runtime.replica import HERE
+from tests.serving import serving
+
+LARGE = "test-org/large"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str) -> Path:
+    """An empty cache, before a hub."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", hub_url)
+    return tmp_path / "home"
+
+
+def here(home: Path) -> set[str]:
+    """The names of the files that were downloaded."""
+    return {path.name for path in home.glob("hub/models--*/snapshots/*/*")}
+
+
+@pytest.fixture
+def large(tiny_gpt2: Path, tmp_path: Path) -> Iterator[str]:
+    """A hub with a model that no disk has room for."""
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "large")
+    os.truncate(folder / "model.safetensors", 8 << 40)  # a hole, which takes no space here
+    hub = Hub(share_weights=True)
+    hub.serve(HubModel(LARGE, folder, None, "text-generation"))
+    with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
+        yield f"{url}/hub"
+
+
+@on_loop
+async def test_all_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
+    told: list[tuple[int, int]] = []
+    spec = ModelSpec(NAME, "0.8")
+    found = await download(spec, HERE, lambda done, total: told.append((done, total)))
+    assert found == Found(NAME, "text-generation")
+    # In bytes, of all of it at last.
+    assert told[-1][0] == told[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= here(home)
+    # Before 0.8 there were no tasks.
+    assert await download(ModelSpec(NAME, "0.7"), HERE, print) == Found(NAME, None)
+
+
+@on_loop
+async def test_what_is_here_does_where_no_hub_answers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DownloadError, match=r"not in this machine's cache.* give a folder\.$"):
+        await download(ModelSpec(NAME, "0.8"), HERE, print)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    await download(ModelSpec(NAME, "0.8"), HERE, print)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    task = "text-generation"
+    assert await download(ModelSpec(NAME, "0.8", task=task), HERE, print) == Found(None, task)
+
+
+@on_loop
+async def test_what_a_hub_does_not_have(home: Path) -> None:
+    with pytest.raises(DownloadError, match=r"^There is no repository 'test-org/nothing'"):
+        await download(ModelSpec("test-org/nothing", "0.8"), HERE, print)
+
+
+@on_loop
+async def test_a_model_larger_than_the_disk(
+    home: Path, large: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", large)
+    with pytest.raises(DownloadError, match=r"^8,796\.1 GB of it are .* free some, or set HF_HOME"):
+        await download(ModelSpec(LARGE, "0.8"), HERE, print)
+    assert here(home) == set()
+
+
+def test_which_files_are_needed() -> None:
+    small = ["config.json", "tokenizer.model", "vocab.txt", "chat_template.jinja", "own.py"]
+    no_use = ["README.png", "model.onnx", "onnx/model.onnx", "original/consolidated.00.pth"]
+    no_use += ["pytorch_model.bin", "flax_model.msgpack", "original/params.json"]
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = "model.safetensors.index.json"
+    there = [*small, *no_use, *shards, index]
+    assert {*needed(there, own_code=False)} == {*small, *shards, index}
+    assert needed(["pytorch_model.bin", "config.json"], own_code=False) == [
+        "pytorch_model.bin",
+        "config.json",
+    ]
+    # Laid out in a way of its own.
+    assert needed(["weights/a.gguf", "config.json"], own_code=False) == [
+        "weights/a.gguf",
+        "config.json",
+    ]
+    code = ["model.safetensors", "parts/own.py"]
+    assert needed(code, own_code=False) == code[:1]
+    assert needed(code, own_code=True) == code
+
+
+@on_loop
+async def test_classes_of_another_repository(
+    home: Path, tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "own.py").write_text("class Own: ...\n")
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "test-org/other--own.Own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    hub = Hub(share_weights=True)
+    hub.serve(HubModel("test-org/model", folder, None, "text-generation"))
+    hub.serve(HubModel("test-org/other", other, None, None))
+    with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
+        monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
+        await download(ModelSpec("test-org/model", "0.8"), HERE, print)
+        assert "own.py" not in here(home)
+        spec = ModelSpec("test-org/model", "0.8", trust_remote_code=True)
+        await download(spec, HERE, print)
+    assert "own.py" in here(home)
