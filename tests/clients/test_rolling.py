@@ -67,9 +67,13 @@ def parts(host: StartedServer, module: str) -> list[psutil.Process]:
 
 def leads(process: psutil.Process, host: StartedServer) -> bool:
     """Whether it has said so since it began; a driver of Ray has children that who stands by has not."""
+    return log(host).rpartition("Standing by")[2].count("Leading") > 0
+
+
+def log(host: StartedServer) -> str:
+    """What its coordinator has said."""
     root = Path(host.environment["NDIF_SESSION_ROOT"])
-    log = (root / "current" / "logs" / "dispatcher" / "output.log").read_text()
-    return log.rpartition("Standing by")[2].count("Leading") > 0
+    return (root / "current" / "logs" / "dispatcher" / "output.log").read_text()
 
 
 def send(host: StartedServer) -> httpx.Response:
@@ -176,6 +180,8 @@ def test_a_head_that_restarts_finds_its_replicas_again(stack: Stack) -> None:
     before = processes()
     stack.client().run("scenario_a_long_job_is_sent")
     stack.ray.head.kill()
+    # Until then whoever leads still reaches the replicas, and jobs run.
+    until(lambda: any("cannot be reached" in log(host) for host in stack.hosts))
     job = send(stack.hosts[0]).json()["id"]
     until(lambda: "cannot be reached. Your job waits" in answer(stack.hosts[0], job)["description"])
     stack.ray.head.start()
