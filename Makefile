@@ -9,7 +9,7 @@ demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
 test: .venv/dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 check: .venv/dev
 	$(BIN)/ruff format --check .
