@@ -82,6 +82,12 @@ async def test_what_a_hub_does_not_have(home: Path) -> None:
 
 
 @on_loop
+async def test_a_folder_that_is_not_there(home: Path) -> None:
+    with pytest.raises(DownloadError, match=r"^'/no/such/folder' is neither a folder"):
+        await download(ModelSpec("/no/such/folder", "0.8"), HERE, print)
+
+
+@on_loop
 async def test_a_model_larger_than_the_disk(
     home: Path, large: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

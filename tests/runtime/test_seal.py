@@ -23,6 +23,16 @@ def test_one_changed_byte_is_seen(dtype: torch.dtype, count: int) -> None:
         assert seal.broken(tensors) == []
 
 
+def test_signs_are_seen_whatever_the_key() -> None:
+    for _ in range(30):
+        tensor = torch.randn(64)
+        seal = Seal.of({"it": tensor})
+        for places in ([1], [0, 1], [1, 3], [60, 61, 62, 63]):
+            tensor[places] *= -1
+            assert seal.broken({"it": tensor}) == ["it"]
+            tensor[places] *= -1
+
+
 def test_numbers_that_change_places_are_seen() -> None:
     tensor = torch.randn(1 << 20)
     seal = Seal.of({"it": tensor})

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ndif.runtime import hub
@@ -117,7 +118,11 @@ def _check(missing: int) -> None:
 
 
 def _is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
-    return isinstance(try_to_load_from_cache(spec.checkpoint, name, revision=revision), str)
+    try:
+        found = try_to_load_from_cache(spec.checkpoint, name, revision=revision)
+    except HFValidationError:  # a folder that is not here is not the name of a repository
+        return False
+    return isinstance(found, str)
 
 
 def _code_of_others(folder: Path) -> set[str]:

@@ -32,6 +32,8 @@ def why(spec: ModelSpec, error: BaseException) -> str:
 
     if spec.is_folder and not os.path.exists(os.path.join(spec.checkpoint, "config.json")):  # noqa: PTH110, PTH118 - a name from outside, as it is
         return f"The folder {name} holds no config.json: it is not a checkpoint's folder."
+    if is_one_of(errors.HFValidationError):
+        return f"{name} is neither a folder on this machine nor the name of a repository."
     if is_one_of(errors.GatedRepoError):
         return (
             f"{name} is gated, and this server has no token of somebody who may read it: accept its "
