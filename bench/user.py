@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import struct
+import time
 
 KEY = (
     'nnsight.modeling.transformers.TransformersModel:{"repo_id": "bench/nothing", "revision": null}'
@@ -17,6 +18,8 @@ _BOUNDARY = "a-boundary"
 _TEXT, _BINARY, _PING, _PONG = 1, 2, 9, 10
 """Kinds of WebSocket frames (RFC 6455, section 5.2)."""
 _NO_MASK = bytes(4)
+_KEPT_ALIVE_S = 3.0
+"""A gateway closes a connection on which nobody has asked for longer."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -77,7 +80,11 @@ class User:
         await self._heard.readuntil(b"\r\n\r\n")
         _, first = await self._frame()
         self._session = json.loads(first)["session_id"]
+        await self._reconnect()
+
+    async def _reconnect(self) -> None:
         self._answers, self._asks = await asyncio.open_connection("127.0.0.1", self._port)
+        self._used = time.monotonic()
 
     async def _frame(self) -> tuple[int, bytes]:
         first, second = await self._heard.readexactly(2)
@@ -92,9 +99,35 @@ class User:
         await self.result()
 
     async def send(self, payload: bytes = SMALL) -> None:
-        """Send one request."""
+        """Send one request; it has been accepted.
+
+        Raises:
+            RuntimeError: if it is refused.
+        """
+        if time.monotonic() - self._used > _KEPT_ALIVE_S:
+            self._asks.close()
+            await self._reconnect()
+        self._used = time.monotonic()
         self._asks.write(post(self._port, self._session, payload))
-        self._accepted = asyncio.ensure_future(answered(self._answers))
+        await answered(self._answers)
+
+    def _answer_ping(self, kind: int, content: bytes) -> bool:
+        """Whether it was one."""
+        if kind == _PING:
+            self._channel.write(bytes((0x80 | _PONG, 0x80 | len(content), *_NO_MASK)) + content)
+        return kind == _PING
+
+    async def send_many(self, count: int) -> None:
+        """Send requests, one after the other, whose results nobody waits for."""
+        hearing = asyncio.ensure_future(self._hear())
+        for _ in range(count):
+            await self.send()
+        hearing.cancel()
+
+    async def _hear(self) -> None:
+        while True:
+            kind, content = await self._frame()
+            self._answer_ping(kind, content)
 
     async def result(self) -> None:
         """Return once the result is here."""
@@ -102,9 +135,7 @@ class User:
             kind, content = await self._frame()
             if kind == _BINARY:
                 break
-            if kind == _PING:
-                self._channel.write(bytes((0x80 | _PONG, 0x80 | len(content), *_NO_MASK)) + content)
+            if self._answer_ping(kind, content):
                 continue
             if kind != _TEXT or b'"ERROR"' in content:
                 raise RuntimeError(content.decode(errors="replace"))
-        await self._accepted
