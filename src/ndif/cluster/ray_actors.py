@@ -85,15 +85,19 @@ class RayActor:
         self._handle = handle
         self._watching = asyncio.create_task(self._watch(), name="watch over a replica")
 
+    async def _made(self, making: asyncio.Future[Any]) -> None:
+        """Have it once Ray has made it, for which `start` and `stop` may both wait."""
+        handle = await asyncio.shield(making)
+        if self._handle is None:
+            self._have(handle)
+
     async def start(self, progress: Progress) -> None:
         """See `Actor.start`."""
         try:
             if self._handle is None:
                 # Ray waits for its head here.
                 self._making = aside(self._make)
-                handle = await asyncio.shield(self._making)
-                if self._handle is None:  # `stop` waits for it too
-                    self._have(handle)
+                await self._made(self._making)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
                 answer = await self._ask("start")
@@ -141,9 +145,7 @@ class RayActor:
         self._evicted = self._evicted or not self.ended.is_set()
         if self._making is not None and self._handle is None:
             with contextlib.suppress(Exception):  # then there is nothing to end
-                handle = await asyncio.shield(self._making)
-                if self._handle is None:
-                    self._have(handle)
+                await self._made(self._making)
         if self._handle is not None:
             with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._ask("stop"), _STOP_S)

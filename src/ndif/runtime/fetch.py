@@ -48,30 +48,32 @@ class NoSpaceError(SaidError):
 
 
 def main(spec: ModelSpec) -> None:
-    """Download what loading the model needs; where no hub answers, what is here has to do."""
+    """Download what loading the model needs, and tell what is known of it, or why it is not to be had."""
     try:
-        found = hub.ask(spec, sizes=True)
-    except Exception as error:
-        if not _is_here(spec, "config.json", spec.revision):
-            traceback.print_exc()
-            tell(failed=hub.why(spec, error))
-            raise SystemExit(1) from error
-        tell(repo_id=None, task=spec.task)
-        return
-    try:
-        fetch(spec, found)
+        tell(**have(spec))
     except Exception as error:
         traceback.print_exc()
         tell(failed=hub.why(spec, error))
         raise SystemExit(1) from error
-    # Before 0.8 there were no tasks.
-    task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
-    tell(repo_id=found.id, task=task)
 
 
 def tell(**said: Any) -> None:
     """One line to the host."""
     print(json.dumps(said), flush=True)
+
+
+def have(spec: ModelSpec) -> dict[str, Any]:
+    """Have its files here, and what a hub knows of it; where none answers, what is here has to do."""
+    try:
+        found = hub.ask(spec, sizes=True)
+    except Exception:
+        if not _is_here(spec, "config.json", spec.revision):
+            raise
+        return {"repo_id": None, "task": spec.task}
+    fetch(spec, found)
+    # Before 0.8 there were no tasks.
+    task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
+    return {"repo_id": found.id, "task": task}
 
 
 def fetch(spec: ModelSpec, found: Any) -> None:
