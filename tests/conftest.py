@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -51,9 +52,13 @@ def runtimes() -> Path:
     """A folder with every older generation, installed once and kept between runs."""
     folder = CACHE / "runtimes"
     environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(folder)}
-    for generation in OLDER:
-        if not (folder / generation).is_dir():
-            subprocess.run([NDIF, "runtime", "add", generation], check=True, env=environment)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "runtimes.lock").open("w") as lock:
+        # Test processes run side by side, and in a fresh clone all of them find it missing at once.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for generation in OLDER:
+            if not (folder / generation).is_dir():
+                subprocess.run([NDIF, "runtime", "add", generation], check=True, env=environment)
     return folder
 
 
