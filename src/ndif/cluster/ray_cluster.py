@@ -149,6 +149,8 @@ class RayCluster:
             # A lost one is for the controller to replace.
             "max_restarts": 0,
             "max_concurrency": _AT_ONCE,
+            # Of its calls Ray's head keeps no history: what jobs there were says this server's own.
+            "enable_task_events": False,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(place.node_id, soft=False),
             # Which GPUs a replica uses is said to it, and not by what it can see.
             "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},

@@ -36,7 +36,7 @@ class Equipment:
 
     actor: Actor
     """Not started."""
-    deliver: Callable[[Request, Response], Awaitable[None]]
+    deliver: Callable[[Request, Response], Awaitable[object]]
     """An update, to its client."""
     has_left: Callable[[Request], Awaitable[bool]]
     """Whether its client has."""

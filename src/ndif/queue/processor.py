@@ -23,7 +23,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
-from ndif.stores.broker import Broker
+from ndif.stores.broker import Broker, BrokerError
 
 logger = logging.getLogger(__name__)
 
@@ -362,11 +362,10 @@ class Processor:
     # One request
 
     async def _serve(self, replica_: Replica, actor: Actor, entry: Entry[Request]) -> None:
-        session = entry.what.session
         replica_.status = ProcessorStatus.BUSY
         replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
         try:
-            if session is not None and await self._broker.absent([session]):
+            if not await self._dispatched(entry.what):
                 await self._let_go(entry.what)
                 return
             self._peak.running = max(self._peak.running, len(self.replicas.runs))
@@ -374,15 +373,22 @@ class Processor:
         finally:
             replica_.run, replica_.status = None, ProcessorStatus.READY
 
+    async def _dispatched(self, request: Request) -> bool:
+        """Tell its user that a request is about to run; whether they are still there."""
+        said = Response(request.id, Status.DISPATCHED, "Your job has been sent to a replica.")
+        try:
+            return await self._responder.respond(request, said)
+        except BrokerError as error:
+            # Then it runs unannounced: of a broker that is away nothing is known.
+            logger.warning("request %s: %s", request.id, error)
+            return True
+
     async def _execute(self, run: Run) -> None:
         request, actor = run.entry.what, run.actor
 
         async def respond(response: Response) -> None:
             await self._responder.respond(request, response)
 
-        await respond(
-            Response(request.id, Status.DISPATCHED, "Your job has been sent to a replica.")
-        )
         leaving = None
         if request.session is not None:
             leaving = asyncio.create_task(self._cancel_when_gone(request.session, actor))

@@ -31,10 +31,10 @@ class Responder:
 
     async def respond(
         self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
-    ) -> None:
+    ) -> bool:
         """Deliver one update, in the order of calls, unless `unless` when its turn comes.
 
-        After a terminal one nothing may follow.
+        Whether somebody waits for it: who polls does. After a terminal one nothing may follow.
 
         Raises:
             ObjectStoreError: if the first or the last response of a polled job cannot be kept.
@@ -43,9 +43,10 @@ class Responder:
         turn = self._turns.setdefault(request.id, asyncio.Lock())
         async with turn:
             if unless():
-                return
+                return True
+            heard = True
             if request.session is not None:
-                await self._broker.publish(request, response)
+                heard = await self._broker.publish(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
                 await self._keep(request, response)
         if request.callback and response.status.terminal:
@@ -53,6 +54,7 @@ class Responder:
             task = asyncio.create_task(_call_back(request, response))
             self._callbacks.add(task)
             task.add_done_callback(self._callbacks.discard)
+        return heard
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Have the client's next poll find this."""

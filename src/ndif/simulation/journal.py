@@ -105,9 +105,10 @@ class JournalBroker(MemoryBroker):
         self._journal = journal
         self._left = asyncio.Event()
 
-    async def publish(self, request: Request, response: Response) -> None:
+    async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
         self._journal.told(request, response, asyncio.get_running_loop().time())
+        return True
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`."""

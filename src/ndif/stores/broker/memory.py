@@ -102,10 +102,12 @@ class MemoryBroker:
         if self._subscriptions.get(subscription.session) is subscription:
             del self._subscriptions[subscription.session]
 
-    async def publish(self, request: Request, response: Response) -> None:
+    async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
-        if request.session and (subscription := self._subscriptions.get(request.session)):
+        subscription = self._subscriptions.get(request.session or "")
+        if subscription is not None:
             subscription.put(request, response)
+        return subscription is not None
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`."""

@@ -84,8 +84,8 @@ class Broker(Protocol):
         """
         ...
 
-    async def publish(self, request: Request, response: Response) -> None:
-        """Tell the session that waits for `request`. Nobody there: nothing happens.
+    async def publish(self, request: Request, response: Response) -> bool:
+        """Tell the session that waits for `request`; whether anybody is there to hear it.
 
         Raises:
             BrokerError: if it cannot be told.

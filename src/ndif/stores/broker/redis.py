@@ -224,27 +224,30 @@ class RedisBroker:
         """See `Broker.subscribe`."""
         return await self._channels.subscribe(session)
 
-    async def publish(self, request: Request, response: Response) -> None:
+    async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
         if request.session is None:
-            return
+            return False
         update, session = encode_update(request, response), request.session
         if not response.status.terminal:
-            await persist(lambda: self.client.publish(channel_of(session), update), _FORWARD_S)
-            return
+            heard = await persist(
+                lambda: self.client.publish(channel_of(session), update), _FORWARD_S
+            )
+            return bool(heard)
 
-        async def last() -> None:
+        async def last() -> bool:
             async with self.client.pipeline(transaction=True) as commands:
                 commands.rpush(mailbox_of(session), update)
                 commands.expire(mailbox_of(session), _MAILBOX_S)
                 commands.publish(channel_of(session), update)
-                await commands.execute()
+                _, _, heard = await commands.execute()
+            return bool(heard)
 
-        await persist(last, _PERSIST_S)
+        return await persist(last, _PERSIST_S)
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`. Of a broker that is away nothing is known: nobody counts as gone."""
-        names = list(sessions)
+        names = [session for session in sessions if not self._channels.has(session)]
         absent: set[str] = set()
         for start in range(0, len(names), _ABSENT_AT_ONCE):
             part = names[start : start + _ABSENT_AT_ONCE]
@@ -256,8 +259,6 @@ class RedisBroker:
 
     async def departed(self, session: str) -> None:
         """See `Broker.departed`."""
-        if await self.absent([session]):
-            return
         if self._looking is None:
             self._looking = asyncio.create_task(self._look_forever(), name="departures")
         await self._watched.setdefault(session, asyncio.Event()).wait()

@@ -86,11 +86,12 @@ class Channels:
         self._pubsub: PubSub | None = None
         self._turn = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
-        self._tidying: set[asyncio.Task[Any]] = set()
+        self._received: list[tuple[str, bytes]] = []
+        self._tidying: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
         """Close everything."""
-        await end([*self._tidying, *([self._reading] if self._reading else [])])
+        await end([*filter(None, (self._tidying, self._reading))])
         await self._disconnect()
 
     async def subscribe(self, session: str | None) -> RedisSubscription:
@@ -113,16 +114,29 @@ class Channels:
             with contextlib.suppress(BrokerError):  # then nobody counts it any more
                 await self._say("unsubscribe", channel_of(subscription.session))
 
+    def has(self, session: str) -> bool:
+        """Whether its client listens here."""
+        return session in self._open
+
     def received(self, session: str, update: bytes) -> None:
         """Nobody has to find this in the mailbox any more."""
-        task = asyncio.ensure_future(self._tidy(session, update))
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+        self._received.append((mailbox_of(session), update))
+        if self._tidying is None:
+            self._tidying = asyncio.create_task(self._tidy(), name="mailboxes")
 
-    async def _tidy(self, session: str, update: bytes) -> None:
-        with contextlib.suppress(BrokerError):  # it ends by itself in time
-            async with speaking():
-                await self._client.lrem(mailbox_of(session), 1, update)  # type: ignore[arg-type]
+    async def _tidy(self) -> None:
+        """Empty mailboxes, many at a time."""
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            received, self._received = self._received, []
+            with contextlib.suppress(BrokerError):  # they end by themselves in time
+                async with speaking(), self._client.pipeline(transaction=False) as commands:
+                    for mailbox, update in received:
+                        commands.lrem(mailbox, 1, update)  # type: ignore[arg-type]
+                    await commands.execute()
+            if not self._received:
+                self._tidying = None
+                break
 
     async def _say(self, command: str, channel: str) -> None:
         """Subscribe to one or no longer, and return when that is so."""
