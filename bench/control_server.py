@@ -12,7 +12,7 @@ import uvloop
 from bench.noop import NoopRuntimes
 from ndif.config import Settings
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server import Server
+from ndif.server.embedded import Server
 
 
 async def serve(folder: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import uvloop
 
-from ndif.part import Part
+from ndif.gateway.serving import answers
 from ndif.schema.deployment import DeploymentConfig
-from ndif.serving import answers
-from ndif.supervisor import Module, Supervisor
+from ndif.server.part import Part
+from ndif.server.supervisor import Module, Supervisor
 
 HOST = "127.0.0.1"
 GATEWAYS = 2
@@ -28,7 +28,7 @@ async def serve(folder: Path) -> None:
         part = Part(listening.fileno(), folder, "a secret", "a token", True, [config])
         leader = Module("dispatcher", "bench.noop.lead", folder / "dispatcher.log", gives_up=False)
         gateways = [
-            Module(f"gateway {n}", "ndif.worker", folder / "gateways.log", gives_up=True)
+            Module(f"gateway {n}", "ndif.server.worker", folder / "gateways.log", gives_up=True)
             for n in range(GATEWAYS)
         ]
         supervisor = Supervisor([leader, *gateways], part, folder)

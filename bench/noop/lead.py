@@ -1,13 +1,13 @@
-"""`python -m ndif.lead`, but for the replicas that it has Ray start: their models take no time."""
+"""`python -m ndif.server.lead`, but for the replicas that it has Ray start: their models take no time."""
 
 from __future__ import annotations
 
 from bench.noop import NoopRuntimes
 from bench.noop.replica import NoopReplica
+from ndif.cluster.fleet import Fleet
 from ndif.cluster.ray_cluster import RayCluster
-from ndif.fleet import Fleet
 from ndif.host.runtimes import Runtimes
-from ndif.lead import Leader, main
+from ndif.server.lead import Leader, main
 
 
 class NoopLeader(Leader):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.noop import NoopRuntimes
 from ndif.config import Settings
 from ndif.host.runtimes import Runtimes
-from ndif.node_replica import NodeReplica
+from ndif.server.node_replica import NodeReplica
 
 
 class NoopReplica(NodeReplica):

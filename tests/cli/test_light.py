@@ -21,7 +21,9 @@ def test_the_help_of_a_command_imports_nothing_it_does_not_need(
     assert imported.isdisjoint((*HEAVY, *SERVING, "httpx", "rich", "yaml"))
 
 
-@pytest.mark.parametrize("module", ["ndif.start", "ndif.preflight", "ndif.session"])
+@pytest.mark.parametrize(
+    "module", ["ndif.launch.start", "ndif.launch.preflight", "ndif.session.folder"]
+)
 def test_what_starts_a_server_imports_no_model_plane(tmp_path: Path, module: str) -> None:
     imported, _ = modules_of(tmp_path, "-c", f"import {module}")
     assert "ndif" in imported

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ndif.session_record import started_at
+from ndif.session.record import started_at
 from tests.cli.test_start import Place, a_place, within
 from tests.services.packages import need
 from tests.services.process import accepts, free_port

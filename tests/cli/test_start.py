@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from ndif import __version__
-from ndif.session_record import started_at
+from ndif.session.record import started_at
 from tests.clients.harness import NDIF
 from tests.conftest import NAME
 from tests.sandbox.test_layers import without
@@ -430,7 +430,7 @@ def test_json_is_for_a_server_behind_the_terminal(place: Place) -> None:
 
 FAILS = """
 import sys
-from ndif.server import Server
+from ndif.server.embedded import Server
 def fails(*arguments, **named):
     raise OSError("the disk is on fire")
 Server.many = fails

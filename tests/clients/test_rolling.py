@@ -47,7 +47,7 @@ class Stack:
     def leader(self) -> psutil.Process:
         """The process that leads now."""
         for host in self.hosts:
-            for process in parts(host, "ndif.lead"):
+            for process in parts(host, "ndif.server.lead"):
                 if self.redis.command("get", "dispatcher:leader") and leads(process, host):
                     return process
         raise AssertionError("nobody leads")
@@ -148,11 +148,11 @@ def test_a_broker_that_is_restarted_loses_no_job(stack: Stack) -> None:
 
 def test_a_gateway_that_dies_is_missed_by_nobody(stack: Stack) -> None:
     for _ in range(2):
-        dying = parts(stack.hosts[0], "ndif.worker")[0]
+        dying = parts(stack.hosts[0], "ndif.server.worker")[0]
         dying.kill()
         dying.wait(PATIENCE_S)  # until it is gone it may yet be given a connection
         stack.client().run("scenario_a_trace")
-    until(lambda: len(parts(stack.hosts[0], "ndif.worker")) == 2)
+    until(lambda: len(parts(stack.hosts[0], "ndif.server.worker")) == 2)
 
 
 def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
@@ -160,7 +160,9 @@ def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
     before = stack.leader
     before.kill()
     stack.client().run("scenario_all_that_was_sent_is_answered")
-    until(lambda: before.pid not in {p.pid for h in stack.hosts for p in parts(h, "ndif.lead")})
+    until(
+        lambda: before.pid not in {p.pid for h in stack.hosts for p in parts(h, "ndif.server.lead")}
+    )
     stack.client(1).run("scenario_a_trace")
 
 

@@ -18,12 +18,12 @@ from ndif.cluster.ray_actors import RayActor
 from ndif.cluster.ray_cluster import RayCluster
 from ndif.cluster.ray_nodes import declaration
 from ndif.cluster.resources import Resources
-from ndif.node_replica import NodeReplica
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
+from ndif.server.node_replica import NodeReplica
 from ndif.stores.broker import Broker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import ObjectStore

@@ -12,11 +12,11 @@ from tests.host.stand_in import FAILS, StandIn, Waiting
 from tests.on_loop import on_loop
 
 from ndif.host.replica import Answer
-from ndif.node_replica import NodeReplica
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.server.node_replica import NodeReplica
 from ndif.stores.broker.encoding import encode_request
 
 SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}

@@ -112,8 +112,8 @@ def connect(url: str | None, token: str | None) -> Server:
     Raises:
         CommandError: if there is none.
     """
-    from ndif.serving import local_url
-    from ndif.session import Sessions
+    from ndif.gateway.serving import local_url
+    from ndif.session.folder import Sessions
 
     if token is not None and token.startswith("@"):
         token = _read(Path(token[1:]))

@@ -64,7 +64,7 @@ def _entries(
     if bool(checkpoints) == (file is not None):
         raise click.UsageError("Name either CHECKPOINTs or a file with --deployment-config.")
 
-    from ndif.checkpoints import CheckpointError, deployment_of
+    from ndif.schema.checkpoints import CheckpointError, deployment_of
     from ndif.schema.deployment_entry import entry_of
     from ndif.schema.deployment_file import DeploymentFileError, read_file
 

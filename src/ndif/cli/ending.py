@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from ndif.cli.admin import CommandError, Server, options
 
 if TYPE_CHECKING:
-    from ndif.session import Sessions
-    from ndif.session_record import Record
+    from ndif.session.folder import Sessions
+    from ndif.session.record import Record
 
 PATIENCE_S = 30
 _AFTER_SIGNAL_S = 60
@@ -35,7 +35,7 @@ def end(server: Server, patience_s: float = PATIENCE_S) -> Literal["asked", "sig
             )
         return "asked"
 
-    from ndif.session import Sessions
+    from ndif.session.folder import Sessions
 
     running = Sessions(options().session_root).running()
     if running is None:

@@ -43,7 +43,7 @@ def _session(as_json: bool) -> None:
 
     from ndif.cli.output import add_rows, console, show_json, table
     from ndif.services.places import places
-    from ndif.session import Sessions
+    from ndif.session.folder import Sessions
 
     sessions = Sessions(options().session_root)
     running = sessions.running()

@@ -70,8 +70,8 @@ def start(
     verbose: bool,
 ) -> None:
     """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
-    from ndif.local import Local
-    from ndif.serving import StartError
+    from ndif.gateway.serving import StartError
+    from ndif.server.local import Local
 
     try:
         Local(

@@ -12,7 +12,7 @@ import click
 
 from ndif.cli.admin import CommandError, options
 from ndif.services.roles import ALONE
-from ndif.session import SERVICES
+from ndif.session.folder import SERVICES
 
 _POLL_S = 0.3
 
@@ -31,7 +31,7 @@ _POLL_S = 0.3
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
 def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
     """Show the log of the server here, or of the one that was here last."""
-    from ndif.session import Sessions
+    from ndif.session.folder import Sessions
 
     sessions = Sessions(options().session_root)
     session = sessions.latest()

@@ -14,8 +14,8 @@ from ndif.cli.admin import CommandError, RefusedError, Server, options, to_a_ser
 from ndif.cli.completion import models
 
 if TYPE_CHECKING:
-    from ndif.session import Session
-    from ndif.session_record import Record
+    from ndif.session.folder import Session
+    from ndif.session.record import Record
 
 
 @click.command("restart")
@@ -48,7 +48,7 @@ def _model(server: Server, as_json: bool, model: str) -> None:
 
 def _server(server: Server, as_json: bool) -> None:
     from ndif.cli.ending import end
-    from ndif.session import Sessions
+    from ndif.session.folder import Sessions
 
     running = Sessions(options().session_root).running()
     if not server.is_local or running is None:

@@ -57,8 +57,8 @@ def command(
             f"Models and ports are a server's, and {'--worker' if worker else words[0]} starts none."
         )
 
-    from ndif.serving import StartError
-    from ndif.start import Start
+    from ndif.gateway.serving import StartError
+    from ndif.launch.start import Start
 
     try:
         Start(role, host, port, checkpoints, deployment_file, detach, as_json, verbose).run()

@@ -27,7 +27,7 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
     """Stop the server, with its model processes, and then the services that were started here."""
     from ndif.cli.ending import end, end_worker, services, terminate
     from ndif.cli.output import show_json
-    from ndif.session import Sessions
+    from ndif.session.folder import Sessions
 
     sessions = Sessions(options().session_root)
     running = sessions.running()

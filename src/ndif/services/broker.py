@@ -9,7 +9,7 @@ from ndif.config import Settings
 from ndif.gateway.origin import is_loopback
 from ndif.services.missing import library, program
 from ndif.services.service import Program, Service, ServiceError, folder, is_taken
-from ndif.session import Session
+from ndif.session.folder import Session
 from ndif.variables import name_of, without_secrets
 
 NAME = "broker"

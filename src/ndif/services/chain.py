@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from ndif.kept import Kept
+from ndif.services.kept import Kept
 from ndif.services.service import Service, ServiceError
-from ndif.session import Session
+from ndif.session.folder import Session
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 from ndif.config import Settings
 from ndif.gateway.origin import is_loopback
+from ndif.gateway.serving import for_url
 from ndif.services.missing import library, program
 from ndif.services.service import Program, Service, ServiceError, folder
-from ndif.serving import for_url
-from ndif.session import Session
+from ndif.session.folder import Session
 from ndif.variables import name_of
 
 NAME = "object-store"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from ndif.services.roles import ALONE
 from ndif.services.service import is_taken
-from ndif.session import Sessions
+from ndif.session.folder import Sessions
 
 _PORTS = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443, "ray": 10001, "": 6379}
 

@@ -13,10 +13,10 @@ from ndif.cluster.ray_nodes import HEAD, declaration
 from ndif.config import Settings
 from ndif.gateway.origin import is_loopback
 from ndif.host import machine
-from ndif.room import lack_of_room
 from ndif.services.missing import library
+from ndif.services.room import lack_of_room
 from ndif.services.service import Program, Service, ServiceError, is_here, is_taken
-from ndif.session import Session
+from ndif.session.folder import Session
 from ndif.variables import name_of
 
 NAME = "ray"
@@ -113,7 +113,7 @@ def _service(
 async def _node(
     options: Settings, ip: str | None, beside: Mapping[str, int], what: Sequence[str]
 ) -> Program:
-    from ndif.fleet import look
+    from ndif.cluster.fleet import look
 
     node, _ = await look(options)
     resources = {**declaration(node.resources), **beside}

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndif.gateway.origin import is_loopback
-from ndif.kept import Task
-from ndif.session import Session
+from ndif.services.kept import Task
+from ndif.session.folder import Session
 
 _LOOK_S = 1.0
 

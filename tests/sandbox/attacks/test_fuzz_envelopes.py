@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from ndif.config import Settings
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server import Server
+from ndif.server.embedded import Server
 
 NAME = "test-org/tiny-gpt2"
 NEW = "nnsight.modeling.transformers.TransformersModel"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ndif.config import Settings
-from ndif.preflight import Ready, Wanted, preflight
+from ndif.gateway.serving import StartError
+from ndif.launch.preflight import Ready, Wanted, preflight
 from ndif.schema.deployment import DeploymentConfig
-from ndif.serving import StartError
 
 
 def free_port() -> int:

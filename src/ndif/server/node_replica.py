@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ndif.cluster.deployment import Deployment
+from ndif.cluster.fleet import ThisMachine
 from ndif.cluster.level import DeploymentLevel
 from ndif.config import Settings
-from ndif.fleet import ThisMachine
 from ndif.host.port import ActorError
 from ndif.host.replica import Equipment, Replica
 from ndif.host.runtimes import Runtimes

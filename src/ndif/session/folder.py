@@ -27,7 +27,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from ndif.session_record import Record
+from ndif.session.record import Record
 
 SERVICES = ("api", "dispatcher", "broker", "object-store", "ray")
 """What has a log of its own."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ndif.kept import Kept, Task
-from ndif.part import Part
+from ndif.server.part import Part
+from ndif.services.kept import Kept, Task
 
 _POLL_S = 0.1
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import uvloop
 
 from ndif.config import Settings
+from ndif.gateway.serving import StartError
 from ndif.services.chain import Chain
 from ndif.services.needed import addresses
 from ndif.services.service import Service, ServiceError
-from ndif.serving import StartError
-from ndif.session import Own
-from ndif.session_record import Record
+from ndif.session.folder import Own
+from ndif.session.record import Record
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from ndif import __version__
 from ndif.config import Settings
-from ndif.run import Run
+from ndif.launch.run import Run
 from ndif.services.roles import Role
 from ndif.services.service import Service
-from ndif.session import Own
-from ndif.session_record import Record, record_of
+from ndif.session.folder import Own
+from ndif.session.record import Record, record_of
 from ndif.variables import changed
 
 

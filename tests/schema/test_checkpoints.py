@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.checkpoints import CheckpointError, deployment_of
+from ndif.schema.checkpoints import CheckpointError, deployment_of
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_entry import entry_of
 from ndif.schema.deployment_file import from_value

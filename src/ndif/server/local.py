@@ -20,11 +20,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ndif.cluster.hosted import DeploymentError
 from ndif.config import Settings
 from ndif.gateway.origin import is_loopback
+from ndif.gateway.serving import Http, StartError, for_url, listen
 from ndif.host.actor import ModelActor
 from ndif.sandbox.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig, task_of
-from ndif.server import Server
-from ndif.serving import Http, StartError, for_url, listen
+from ndif.server.embedded import Server
 from ndif.variables import VariableError, read
 
 _GENERATION = "0.8"

@@ -10,14 +10,14 @@ from pathlib import Path
 from ndif import __version__
 from ndif.config import Settings
 from ndif.gateway.origin import is_loopback
-from ndif.part import Part
-from ndif.preflight import Ready, Wanted
-from ndif.run import Run
-from ndif.server import Server
-from ndif.serving import Http, answers, for_url
-from ndif.session import Own
-from ndif.session_record import Record, record_of
-from ndif.supervisor import Module, Supervisor
+from ndif.gateway.serving import Http, answers, for_url
+from ndif.launch.preflight import Ready, Wanted
+from ndif.launch.run import Run
+from ndif.server.embedded import Server
+from ndif.server.part import Part
+from ndif.server.supervisor import Module, Supervisor
+from ndif.session.folder import Own
+from ndif.session.record import Record, record_of
 from ndif.variables import changed
 
 
@@ -56,10 +56,10 @@ class ServerRun(Run):
             self._deployments,
         )
         gateways = [
-            Module(f"gateway {number}", "ndif.worker", session.log(), gives_up=True)
+            Module(f"gateway {number}", "ndif.server.worker", session.log(), gives_up=True)
             for number in range(self.options.api_workers)
         ]
-        leader = Module("dispatcher", "ndif.lead", session.log("dispatcher"), gives_up=False)
+        leader = Module("dispatcher", "ndif.server.lead", session.log("dispatcher"), gives_up=False)
         supervisor = Supervisor([leader, *gateways], part, session.folder)
         await supervisor.run(lambda: answers(self.wanted.host, listening.getsockname()[1]), up)
 

@@ -11,12 +11,12 @@ from packaging.version import Version
 
 from ndif.cluster.asking import Asked, Measured
 from ndif.cluster.controller import Controller
+from ndif.cluster.fleet import Fleet
 from ndif.cluster.hosted import Hosted
 from ndif.cluster.models import Models
 from ndif.cluster.rules import Rules
 from ndif.cluster.schedule_source import ScheduleSource
 from ndif.config import Settings
-from ndif.fleet import Fleet
 from ndif.host.evaluation import Evaluator
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes

@@ -24,7 +24,7 @@ import websocket
 import zstandard
 from transformers import GPT2LMHeadModel
 
-from ndif.serving import StartError, listen
+from ndif.gateway.serving import StartError, listen
 from tests.clients.harness import NDIF, Client, LocalServer
 from tests.conftest import NAME, client_environment
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ndif.session import Own, SessionError, Sessions
-from ndif.session_record import Record, record_of, started_at
+from ndif.session.folder import Own, SessionError, Sessions
+from ndif.session.record import Record, record_of, started_at
 
 BEGIN = """
 import sys, time
 from pathlib import Path
-from ndif.session import Sessions, SessionError
-from ndif.session_record import record_of
+from ndif.session.folder import Sessions, SessionError
+from ndif.session.record import record_of
 try:
     session = Sessions(Path(sys.argv[1])).begin()
 except SessionError as error:

@@ -9,9 +9,9 @@ import signal
 import sys
 import time
 
-from ndif.run import Run
-from ndif.serving import StartError
-from ndif.session_record import Record
+from ndif.gateway.serving import StartError
+from ndif.launch.run import Run
+from ndif.session.record import Record
 
 _ENDS_WITHIN_S = 60
 _POLL_S = 0.1

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ndif.checkpoints import CheckpointError, deployment_of
 from ndif.config import Settings
+from ndif.gateway.serving import StartError, listen
 from ndif.host.runtimes import SUPPORTED, Runtimes
-from ndif.room import lack_of_room
 from ndif.sandbox.confinement import ConfinementError, verify
+from ndif.schema.checkpoints import CheckpointError, deployment_of
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import DeploymentFileError, from_variable, read_file
 from ndif.services.needed import needed
 from ndif.services.roles import Role
+from ndif.services.room import lack_of_room
 from ndif.services.service import Service
-from ndif.serving import StartError, listen
 from ndif.stores.accounts import FileAccounts, KeysError
 from ndif.variables import name_of
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 
+from ndif.cluster.fleet import ThisMachine
 from ndif.cluster.hosted import Hosted
 from ndif.cluster.status import for_clients
 from ndif.config import Settings
-from ndif.coordinator import Coordinator
-from ndif.fleet import ThisMachine
 from ndif.gateway.catalogue import OwnCatalogue
 from ndif.gateway.door import door, http
 from ndif.gateway.hub import Hub, HubModel
 from ndif.host.runtimes import Runtimes
 from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
+from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import Accounts, OpenAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import open_store

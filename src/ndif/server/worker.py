@@ -1,4 +1,4 @@
-"""One gateway of a server of many processes: `python -m ndif.worker FILE LIFELINE`.
+"""One gateway of a server of many processes: `python -m ndif.server.worker FILE LIFELINE`.
 
 It answers on a socket that it shares with others, and ends when its lifeline does.
 """
@@ -20,11 +20,11 @@ from ndif.config import Settings
 from ndif.gateway.door import door, http
 from ndif.gateway.hub import Hub
 from ndif.gateway.published_catalogue import PublishedCatalogue
+from ndif.gateway.serving import Http
 from ndif.host.runtimes import Runtimes
-from ndif.part import Part, log_to_stderr, on_hang_up
 from ndif.queue.remote import RemoteOperations
 from ndif.queue.responder import Responder
-from ndif.serving import Http
+from ndif.server.part import Part, log_to_stderr, on_hang_up
 from ndif.stores.accounts import open_accounts
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.coordination.events import Events

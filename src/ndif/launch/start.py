@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from ndif.config import Settings
-from ndif.detached import detach
 from ndif.gateway.origin import is_loopback
-from ndif.preflight import Wanted, preflight, preflight_of_services
-from ndif.run import Run
-from ndif.server_run import ServerRun
+from ndif.gateway.serving import StartError
+from ndif.launch.detached import detach
+from ndif.launch.preflight import Wanted, preflight, preflight_of_services
+from ndif.launch.run import Run
+from ndif.launch.server_run import ServerRun
+from ndif.launch.services_run import ServicesRun
 from ndif.services.roles import ALONE, Role
-from ndif.services.run import ServicesRun
-from ndif.serving import StartError
-from ndif.session import Own, SessionError, Sessions
-from ndif.session_record import Record
+from ndif.session.folder import Own, SessionError, Sessions
+from ndif.session.record import Record
 from ndif.variables import VariableError, read
 
 

@@ -1,4 +1,4 @@
-"""The coordinator of a server of many processes: `python -m ndif.lead FILE LIFELINE`.
+"""The coordinator of a server of many processes: `python -m ndif.server.lead FILE LIFELINE`.
 
 One leads, the others stand by.
 
@@ -19,16 +19,16 @@ from typing import Any
 
 import uvloop
 
+from ndif.cluster.fleet import Fleet, ThisMachine
 from ndif.config import Settings
-from ndif.coordinator import Coordinator
-from ndif.fleet import Fleet, ThisMachine
 from ndif.host.runtimes import Runtimes
-from ndif.part import Part, log_to_stderr, on_hang_up
 from ndif.queue.publishing import Publishing
 from ndif.queue.remote import carry_out
 from ndif.queue.responder import Responder
 from ndif.queue.waiting_room import WaitingRoom
 from ndif.schema.request import Request
+from ndif.server.coordinator import Coordinator
+from ndif.server.part import Part, log_to_stderr, on_hang_up
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.coordination.events import Events
@@ -108,7 +108,7 @@ class Leader:
         if settings.ray_address:
             # What one machine does not need it does not import.
             from ndif.cluster.ray_cluster import RayCluster
-            from ndif.node_replica import NodeReplica
+            from ndif.server.node_replica import NodeReplica
 
             return RayCluster(settings.ray_address, NodeReplica)
         return ThisMachine(

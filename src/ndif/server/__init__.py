@@ -1,0 +1,1 @@
+"""What a server is put together from, in each of its sizes."""
