@@ -34,8 +34,8 @@ class Settings(BaseSettings):
     max_queued_bytes: int = Field(
         default=4 * GiB,
         gt=0,
-        description="Requests that wait and run in one process have no more than this together; others are "
-        "told to come again.",
+        description="Requests that wait and run have no more than this together; others are told to come "
+        "again.",
     )
     max_result_bytes: int = Field(
         default=8 * GiB, gt=0, description="A larger result (before compression) is an ERROR."

@@ -15,25 +15,27 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker, LineFullError, MemoryBroker
+from ndif.stores.broker import Broker, BrokerError, LineFullError, MemoryBroker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import FileStore
 from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
 
-Opening = Callable[[], AbstractAsyncContextManager[Broker]]
+Opening = Callable[..., AbstractAsyncContextManager[Broker]]
 SOON_S = 0.05
 INLINE = 100_000
 
 
 @contextlib.asynccontextmanager
-async def memory() -> AsyncIterator[Broker]:
-    yield MemoryBroker()
+async def memory(max_bytes: int | None = None) -> AsyncIterator[Broker]:
+    yield MemoryBroker(max_bytes)
 
 
 def on_redis(url: str, folder: Path) -> Opening:
     @contextlib.asynccontextmanager
-    async def opening() -> AsyncIterator[Broker]:
-        broker = RedisBroker(url, FileStore(folder, 3600), inline_bytes=INLINE)
+    async def opening(max_bytes: int | None = None) -> AsyncIterator[Broker]:
+        objects = FileStore(folder, 3600)
+        broker = RedisBroker(url, objects, inline_bytes=INLINE, max_bytes=max_bytes)
         await broker.client.flushall()
         await broker.start()
         yield broker
@@ -351,24 +353,65 @@ async def test_releasing_twice_is_nothing_new(opening: Opening) -> None:
         assert (await broker.claim()).id == following.id
 
 
-# What is this form's alone
+@on_loop
+async def test_whoever_is_told_says_whether_anybody_hears(opening: Opening) -> None:
+    async with opening() as broker:
+        channel = await broker.subscribe()
+        for status in (Status.QUEUED, Status.COMPLETED):
+            for session, heard in ((channel.session, True), ("nobody", False), (None, False)):
+                request = make_request(session)
+                assert await broker.publish(request, Response(request.id, status)) is heard
+        await channel.close()
+        request = make_request(channel.session)
+        assert not await broker.publish(request, update(request, "too late"))
 
 
 @on_loop
-async def test_what_waits_is_no_more_than_memory_is_given_for() -> None:
-    broker = MemoryBroker(max_bytes=100)
-    large, small, last = (make_request(payload=bytes(size)) for size in (150, 60, 41))
-    await broker.submit(large)  # by itself anything may wait
-    with pytest.raises(LineFullError, match="NDIF_MAX_QUEUED_BYTES"):
+async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) -> None:
+    """Payloads that ride along, and such that are kept elsewhere."""
+    limit = 2 * INLINE
+    large, small, last = (
+        make_request(payload=bytes(size)) for size in (3 * INLINE, INLINE + 1, INLINE)
+    )
+    async with opening(max_bytes=limit) as broker:
+        await broker.submit(large)  # by itself anything may wait
+        with pytest.raises(LineFullError, match="NDIF_MAX_QUEUED_BYTES"):
+            await broker.submit(small)
+        claimed = await broker.claim()
+        assert claimed.id == large.id
+        with pytest.raises(LineFullError, match=f"{3 * INLINE:,} bytes"):
+            await broker.submit(small)
+        for _ in range(2):
+            await broker.release(claimed)
         await broker.submit(small)
-    claimed = await broker.claim()
-    assert claimed.id == large.id
-    with pytest.raises(LineFullError, match="150 bytes"):
-        await broker.submit(small)
-    for _ in range(2):
-        await broker.release(claimed)
-    await broker.submit(small)
-    with pytest.raises(LineFullError, match="60 bytes"):
+        with pytest.raises(LineFullError, match=f"{INLINE + 1:,} bytes"):
+            await broker.submit(last)
+        await broker.release(await broker.claim())
         await broker.submit(last)
-    await broker.release(await broker.claim())
-    await broker.submit(last)
+        assert (await broker.claim()).id == last.id
+
+
+@on_loop
+async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_has(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        channel = await broker.subscribe()
+        request = make_request(channel.session)
+        await broker.submit(request)
+        claimed = await broker.claim()
+        redis.command("config", "set", "maxmemory", "1")
+        try:
+            with pytest.raises(BrokerError, match="maxmemory"):
+                await broker.submit(make_request())
+            done = Response(request.id, Status.COMPLETED)
+            assert await broker.publish(claimed, done)
+            assert (await channel.next())[1] == done
+            await broker.release(claimed)
+            with pytest.raises(BrokerError, match="is there no longer"):
+                await broker.payload(claimed)
+        finally:
+            redis.command("config", "set", "maxmemory", "0")
+        following = make_request()
+        await broker.submit(following)
+        assert (await broker.claim()).id == following.id

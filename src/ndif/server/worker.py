@@ -38,7 +38,10 @@ class Gateway:
     def __init__(self, settings: Settings, part: Part) -> None:
         self._objects = open_store(settings, part.results, part.secret)
         self._broker = RedisBroker(
-            settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
+            settings.broker_url,
+            self._objects,
+            inline_bytes=settings.broker_inline_bytes,
+            max_bytes=settings.max_queued_bytes,
         )
         client = self._broker.client
         self.app = door(

@@ -32,6 +32,7 @@ _CONNECT_S = 2.0
 _PAUSE_S = 0.2
 _RETRIES = 2
 _OLDEST = (6, 2)
+_FULL = "OOM command not allowed"
 
 
 def connect(url: str) -> Redis:
@@ -55,11 +56,12 @@ async def speaking(within_s: float | None = _ANSWER_S) -> AsyncIterator[None]:
     try:
         async with timeout(within_s):
             yield
-    except OutOfMemoryError as error:
-        raise BrokerError(
-            "its broker takes nothing more, as its memory is full (maxmemory of Redis)"
-        ) from error
     except (RedisError, OSError, asyncio.TimeoutError) as error:
+        # From within a script, Redis 6.2 and Valkey say it in the script's words.
+        if isinstance(error, OutOfMemoryError) or _FULL in str(error):
+            raise BrokerError(
+                "its broker takes nothing more, as its memory is full (maxmemory of Redis)"
+            ) from error
         logger.warning("Redis: %s", error)
         raise BrokerError("its broker does not answer") from error
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.port import LineFullError
+from ndif.stores.broker.port import LineFullError, full
 
 _UNREAD = 1
 """How many answers of a hybrid job's client wait for its block."""
@@ -69,10 +69,7 @@ class MemoryBroker:
         """See `Broker.submit`."""
         after = self._bytes + len(request.payload)
         if self._bytes and self._max_bytes is not None and after > self._max_bytes:
-            raise LineFullError(
-                f"the requests that wait and run have {self._bytes:,} bytes, and with this one they would "
-                f"have more than the {self._max_bytes:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
-            )
+            raise LineFullError(full(self._bytes, self._max_bytes))
         self._bytes = after
         self._open[request.id] = request
         self._line.put_nowait(request)

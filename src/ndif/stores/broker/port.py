@@ -17,6 +17,14 @@ class LineFullError(BrokerError):
     """What waits is as much as the server holds: nothing more is accepted until some of it is done."""
 
 
+def full(held: int, limit: int) -> str:
+    """What `LineFullError` says."""
+    return (
+        f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
+        f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
+    )
+
+
 class Subscription(Protocol):
     """One client's live channel, as the broker sees it."""
 

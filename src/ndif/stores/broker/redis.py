@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -19,52 +20,47 @@ from redis.exceptions import ResponseError
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_request, encode_request, encode_update
-from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.port import BrokerError, LineFullError, full
 from ndif.stores.broker.redis_channels import (
     Channels,
     RedisSubscription,
     channel_of,
     mailbox_of,
 )
+from ndif.stores.broker.redis_scripts import GROUP, QUEUE, Scripts, record_of, uploads_of
 from ndif.stores.objects import ObjectStore
 from ndif.stores.redis_client import check, connect, persist, speaking
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
-_QUEUE = "queue"
-_GROUP = "dispatchers"
 _BATCH = 64
 _BLOCK_MS = 2000
 _LOOK_S = 1.0
 """How often those who run jobs look whether their clients are there."""
-_MAILBOX_S = 300
 _ABSENT_AT_ONCE = 1000
 _FORWARD_S = 5.0
 """How long an update may take: more is on its way soon."""
 _PERSIST_S = 600.0
 """How long what must not be lost is tried again."""
 
-# A hybrid job's client hands over what it was asked for, one answer at a time, and nobody else does.
-_UPLOAD = """
-if redis.call('HGET', KEYS[1], 'session') == ARGV[1] and redis.call('LLEN', KEYS[2]) == 0 then
-  redis.call('RPUSH', KEYS[2], ARGV[2])
-  redis.call('EXPIRE', KEYS[2], ARGV[3])
-end
-"""
-_UPLOAD_S = 3600
-
 
 class RedisBroker:
     """The production form of `Broker`."""
 
-    def __init__(self, url: str, objects: ObjectStore, *, inline_bytes: int) -> None:
-        """`inline_bytes`: a larger payload is kept with the objects."""
+    def __init__(
+        self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
+    ) -> None:
+        """`inline_bytes`: a larger payload is kept with the objects.
+
+        `max_bytes`: of the payloads of requests that are not done; one by itself may have more.
+        """
         self.client = connect(url)
         self._objects = objects
         self._inline_bytes = inline_bytes
+        self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._channels = Channels(self.client)
-        self._upload = self.client.register_script(_UPLOAD)
+        self._scripts = Scripts(self.client)
         self._consumer = uuid.uuid4().hex
         self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
         self._claiming: asyncio.Task[None] | None = None
@@ -91,15 +87,24 @@ class RedisBroker:
 
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
-        kept: dict[Any, Any] = {"session": request.session or ""}
-        if len(request.payload) > self._inline_bytes:
+        size, payload = len(request.payload), None
+        if size > self._inline_bytes:
+            async with speaking():
+                held = await self._scripts.held()
+            if held and held + size > self._max_bytes:
+                raise LineFullError(full(held, self._max_bytes))
             await self._objects.put(_object_of(request.id), bytes(request.payload))
         else:
-            kept["payload"] = bytes(request.payload)
-        async with speaking(), self.client.pipeline(transaction=True) as commands:
-            commands.hset(_record_of(request.id), mapping=kept)
-            commands.xadd(_QUEUE, {"request": encode_request(request)})
-            await commands.execute()
+            payload = bytes(request.payload)
+        entry, session = encode_request(request), request.session or ""
+        async with speaking():
+            too_much = await self._scripts.submit(
+                request.id, entry, session, size, self._max_bytes, payload
+            )
+        if too_much is not None:
+            if payload is None:
+                await self._objects.delete(_object_of(request.id))
+            raise LineFullError(full(too_much, self._max_bytes))
 
     async def claim(self) -> Request:
         """See `Broker.claim`."""
@@ -110,7 +115,7 @@ class RedisBroker:
     async def payload(self, request: Request) -> bytes | bytearray:
         """See `Broker.payload`."""
         kept = await persist(
-            lambda: self.client.hmget(_record_of(request.id), "payload", "session"), _FORWARD_S
+            lambda: self.client.hmget(record_of(request.id), "payload", "session"), _FORWARD_S
         )
         if kept[0] is not None:
             return bytes(kept[0])  # type: ignore[arg-type]
@@ -130,14 +135,7 @@ class RedisBroker:
 
     async def _release(self, request: Request) -> None:
         async def forget() -> None:
-            async with self.client.pipeline(transaction=True) as commands:
-                commands.hexists(_record_of(request.id), "payload")
-                commands.delete(_record_of(request.id), _uploads_of(request.id))
-                if request.receipt:
-                    commands.xack(_QUEUE, _GROUP, request.receipt)
-                    commands.xdel(_QUEUE, request.receipt)
-                inline, existed, *_ = await commands.execute()
-            if existed and not inline:
+            if await self._scripts.release(request.id, request.receipt):
                 await self._objects.delete(_object_of(request.id))
 
         try:
@@ -170,23 +168,23 @@ class RedisBroker:
         while True:
             async with speaking():
                 start, entries, *_ = await self.client.xautoclaim(
-                    _QUEUE, _GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
+                    QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
                 )
             for request in self._read(entries):
                 await self._claimed.put(request)
             if start in ("0-0", b"0-0"):
                 break
         async with speaking():
-            for consumer in await self.client.xinfo_consumers(_QUEUE, _GROUP):
+            for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
                 if consumer["name"].decode() != self._consumer and not consumer["pending"]:
-                    await self.client.xgroup_delconsumer(_QUEUE, _GROUP, consumer["name"])
+                    await self.client.xgroup_delconsumer(QUEUE, GROUP, consumer["name"])
 
     async def _arrivals(self) -> list[Request]:
         """What came, as soon as something has."""
         async with speaking():
             try:
                 streams = await self.client.xreadgroup(
-                    _GROUP, self._consumer, {_QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
+                    GROUP, self._consumer, {QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
                 )
             except ResponseError as error:
                 if not str(error).startswith("NOGROUP"):
@@ -213,7 +211,7 @@ class RedisBroker:
 
     async def _have_group(self) -> None:
         try:
-            await self.client.xgroup_create(_QUEUE, _GROUP, id="0", mkstream=True)
+            await self.client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
@@ -229,21 +227,18 @@ class RedisBroker:
         if request.session is None:
             return False
         update, session = encode_update(request, response), request.session
-        if not response.status.terminal:
+        if response.status.terminal:
+            heard = await persist(
+                lambda: self._scripts.publish_last(
+                    channel_of(session), mailbox_of(session), update
+                ),
+                _PERSIST_S,
+            )
+        else:
             heard = await persist(
                 lambda: self.client.publish(channel_of(session), update), _FORWARD_S
             )
-            return bool(heard)
-
-        async def last() -> bool:
-            async with self.client.pipeline(transaction=True) as commands:
-                commands.rpush(mailbox_of(session), update)
-                commands.expire(mailbox_of(session), _MAILBOX_S)
-                commands.publish(channel_of(session), update)
-                _, _, heard = await commands.execute()
-            return bool(heard)
-
-        return await persist(last, _PERSIST_S)
+        return bool(heard)
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`. Of a broker that is away nothing is known: nobody counts as gone."""
@@ -282,27 +277,18 @@ class RedisBroker:
         """See `Broker.upload`."""
         if not session:
             return
-        keys = [_record_of(request_id), _uploads_of(request_id)]
         with contextlib.suppress(BrokerError):
             async with speaking():
-                await self._upload(keys=keys, args=[session, content, _UPLOAD_S])
+                await self._scripts.upload(request_id, session, content)
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""
         while True:
             with contextlib.suppress(BrokerError):
                 async with speaking():
-                    found = await self.client.blpop([_uploads_of(request.id)], timeout=_LOOK_S)
+                    found = await self.client.blpop([uploads_of(request.id)], timeout=_LOOK_S)
                     if found is not None:
                         return bytes(found[1])  # type: ignore[arg-type]
-
-
-def _record_of(request_id: str) -> str:
-    return f"request:{request_id}"
-
-
-def _uploads_of(request_id: str) -> str:
-    return f"uploads:{request_id}"
 
 
 def _object_of(request_id: str) -> str:

@@ -1,0 +1,118 @@
+"""What Redis does in one step, each step at once and whole: scripts that it runs (Redis 6.2 or newer).
+
+A Redis whose memory is full refuses a script's first write and none after it: who is to be accepted is
+refused whole, who is to be let go of lets go first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ndif.stores.redis_client import Redis
+
+QUEUE = "queue"
+GROUP = "dispatchers"
+_HELD = "queue:bytes"
+"""What the payloads of all requests have together that are not done."""
+_MAILBOX_S = 300
+_UPLOAD_S = 3600
+
+# How much is held already, where this one would be too much with it; else nothing.
+_SUBMIT = """
+local held = tonumber(redis.call('GET', KEYS[3]) or '0')
+if held > 0 and held + ARGV[3] > tonumber(ARGV[4]) then return held end
+redis.call('HSET', KEYS[1], 'session', ARGV[2], 'bytes', ARGV[3])
+if ARGV[5] then redis.call('HSET', KEYS[1], 'payload', ARGV[5]) end
+redis.call('INCRBY', KEYS[3], ARGV[3])
+redis.call('XADD', KEYS[2], '*', 'request', ARGV[1])
+"""
+
+# Whether its payload was kept elsewhere, and is to be deleted there.
+_RELEASE = """
+local bytes = redis.call('HGET', KEYS[1], 'bytes')
+local inline = redis.call('HEXISTS', KEYS[1], 'payload')
+redis.call('DEL', KEYS[1], KEYS[2])
+if ARGV[2] ~= '' then
+  redis.call('XACK', KEYS[3], ARGV[1], ARGV[2])
+  redis.call('XDEL', KEYS[3], ARGV[2])
+end
+if bytes then redis.call('DECRBY', KEYS[4], bytes) end
+return bytes and inline == 0
+"""
+
+# The mailbox is for a gateway that does not hear now: without room for it, who hears has it.
+_PUBLISH_LAST = """
+local heard = redis.call('PUBLISH', ARGV[1], ARGV[2])
+if type(redis.pcall('RPUSH', KEYS[1], ARGV[2])) == 'number' then
+  redis.call('EXPIRE', KEYS[1], ARGV[3])
+end
+return heard
+"""
+
+# A hybrid job's client hands over what it was asked for, one answer at a time, and nobody else does.
+_UPLOAD = """
+if redis.call('HGET', KEYS[1], 'session') == ARGV[1] and redis.call('LLEN', KEYS[2]) == 0 then
+  redis.call('RPUSH', KEYS[2], ARGV[2])
+  redis.call('EXPIRE', KEYS[2], ARGV[3])
+end
+"""
+
+
+class Scripts:
+    """Each as a coroutine."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._submit = client.register_script(_SUBMIT)
+        self._release = client.register_script(_RELEASE)
+        self._publish_last = client.register_script(_PUBLISH_LAST)
+        self._upload = client.register_script(_UPLOAD)
+
+    async def submit(
+        self,
+        request_id: str,
+        entry: bytes,
+        session: str,
+        size: int,
+        limit: int,
+        payload: bytes | None,
+    ) -> int | None:
+        """Store a request and put it in the queue; what is held already, where that is too much."""
+        arguments: list[Any] = [
+            entry,
+            session,
+            size,
+            limit,
+            *([] if payload is None else [payload]),
+        ]
+        keys = [record_of(request_id), QUEUE, _HELD]
+        held: int | None = await self._submit(keys=keys, args=arguments)
+        return held
+
+    async def held(self) -> int:
+        """What the payloads of all requests have together that are not done."""
+        return int(await self._client.get(_HELD) or 0)
+
+    async def release(self, request_id: str, receipt: str) -> bool:
+        """Forget a request; whether its payload was kept elsewhere."""
+        keys = [record_of(request_id), uploads_of(request_id), QUEUE, _HELD]
+        return bool(await self._release(keys=keys, args=[GROUP, receipt]))
+
+    async def publish_last(self, channel: str, mailbox: str, update: bytes) -> int:
+        """Publish what a session must not miss; how many heard it."""
+        return int(await self._publish_last(keys=[mailbox], args=[channel, update, _MAILBOX_S]))
+
+    async def upload(self, request_id: str, session: str, content: bytes) -> None:
+        """Keep what the client of a hybrid job sent for it."""
+        keys = [record_of(request_id), uploads_of(request_id)]
+        await self._upload(keys=keys, args=[session, content, _UPLOAD_S])
+
+
+def record_of(request_id: str) -> str:
+    """The hash of a request that is not done."""
+    return f"request:{request_id}"
+
+
+def uploads_of(request_id: str) -> str:
+    """The list of what the client of a hybrid job has sent."""
+    return f"uploads:{request_id}"
