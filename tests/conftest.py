@@ -21,6 +21,8 @@ pytest_plugins = ["tests.services.fixtures"]
 
 CACHE = Path(__file__).parent.parent / ".cache"
 NAME = "test-org/tiny-gpt2"
+WIDE = "test-org/wide"
+"""The same model, by another name."""
 ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
 
@@ -42,6 +44,7 @@ def hub_url(tiny_gpt2: Path, tiny_adapter: Path) -> Iterator[str]:
     """A hub on loopback that gives the tiny models away, weights and all."""
     hub = Hub(share_weights=True)
     hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
+    hub.serve(HubModel(WIDE, tiny_gpt2, None, "text-generation"))
     hub.serve(HubModel(ADAPTER, tiny_adapter, None, None))
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         yield f"{url}/hub"

@@ -297,9 +297,11 @@ def test_a_killed_servers_place_is_taken_over_with_a_word(place: Place) -> None:
 def test_the_server_is_restarted_with_its_models_and_its_environment(
     place: Place, tiny_gpt2: Path
 ) -> None:
-    said = place.start(NDIF_RUNNER_POOL="3")
+    said = place.start("api", NDIF_RUNNER_POOL="3")
     assert place.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--dedicated", "--no-wait").code == 0
     again = place.read("restart")
+    # It was told to start no services, and was not told otherwise since.
+    assert json.loads(Path(again["session"], "config.json").read_text())["arguments"][0] == "api"
     assert again["url"] == said["url"]
     assert again["pid"] != said["pid"]
     assert started_at(said["pid"]) is None

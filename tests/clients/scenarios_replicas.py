@@ -32,6 +32,16 @@ def runs_for(model: Any, seconds: float) -> Any:
     return tracer.backend
 
 
+def is_timed(model: Any, seconds: float) -> Any:
+    """Send a stranger's job that takes as long, and says when it ran."""
+    with model.trace(PROMPT, remote=True, blocking=False) as tracer:
+        hidden = model.transformer.h[1].output.save()
+        began = time.time()
+        time.sleep(seconds)
+        told = [began, time.time()].save()
+    return tracer.backend
+
+
 def results(jobs: list[Any]) -> list[dict[str, Any]]:
     """What they saved, all of them."""
     found: list[Any] = [None] * len(jobs)
@@ -70,3 +80,13 @@ def scenario_jobs_while_a_model_process_is_killed(context: Context) -> None:
 
 def scenario_a_short_job(context: Context) -> None:
     results([runs_for(context.remote, 0.1)])
+
+
+def scenario_three_of_strangers_run_side_by_side(context: Context) -> None:
+    told = [r["told"] for r in results([is_timed(context.remote, 3) for _ in range(3)])]
+    assert max(began for began, _ in told) < min(ended for _, ended in told)
+
+
+def scenario_jobs_of_strangers_while_a_node_is_lost(context: Context) -> None:
+    found = results([is_timed(context.remote, 3) for _ in range(5)])
+    assert all(result["hidden"].shape[-1] == 64 for result in found)

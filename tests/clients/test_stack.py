@@ -1,17 +1,31 @@
-"""Every scenario of two generations against the server of many processes: Redis, S3, two gateways."""
+"""Every scenario of two generations against a server of many machines: Redis, S3, three nodes of Ray."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.clients.harness import StartedServer, until
+from tests.clients.harness import Client, StartedServer, until
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
-from tests.conftest import NAME, Clients
+from tests.clients.test_many import replicas
+from tests.cluster.rays import OFFERED, ray_cluster
+from tests.conftest import NAME, WIDE, Clients, client_environment
+from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+
+
+@dataclass
+class Stack:
+    """What the tests here share."""
+
+    host: StartedServer
+    ray: RayServer
 
 
 @pytest.fixture(scope="module")
@@ -20,40 +34,52 @@ def stack(
     redis: RedisServer,
     s3: SwiftServer,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[StartedServer]:
-    """`ndif start` with a broker, an object store, and two processes that answer."""
+) -> Iterator[Stack]:
+    """`ndif start` with a broker, an object store, three nodes, and two processes that answer."""
     redis.command("flushall")
-    started = StartedServer(
-        NAME,
-        environment={
-            **server_environment,
-            "NDIF_SESSION_ROOT": str(tmp_path_factory.mktemp("session")),
-            "NDIF_BROKER_URL": redis.url,
-            "NDIF_API_WORKERS": "2",
-            "NDIF_HOTSWAPPING": "false",
-            "NDIF_OBJECT_STORE_URL": s3.url,
-            "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
-            "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
-        },
-    )
-    try:
-        started.ready()
-        until(lambda: b'"RUNNING"' in started.get("/status")[1])
-        yield started
-    finally:
-        started.stop()
+    folder = tmp_path_factory.mktemp("stack")
+    deployments = folder / "deployments.json"
+    # No node has room for two of the wide ones.
+    wide = {"replicas": 3, "padding_bytes": OFFERED.cpu_bytes * 2 // 3, "runtime": "0.8"}
+    deployments.write_text(json.dumps({NAME: {}, WIDE: wide}))
+    settings = {
+        "NDIF_BROKER_URL": redis.url,
+        "NDIF_OBJECT_STORE_URL": s3.url,
+        "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
+        "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
+        "NDIF_RUNNER_POOL": "1",
+    }
+    nodes = {**server_environment, **settings, "NDIF_SESSION_ROOT": str(folder / "nodes")}
+    with ray_cluster(nodes, "one", "two", "three") as ray:
+        started = StartedServer(
+            *("--deployment-config", str(deployments)),
+            environment={
+                **server_environment,
+                **settings,
+                "NDIF_SESSION_ROOT": str(folder / "host"),
+                "NDIF_RAY_ADDRESS": ray.address,
+                "NDIF_API_WORKERS": "2",
+                "NDIF_HOTSWAPPING": "false",
+            },
+        )
+        try:
+            started.ready()
+            until(lambda: running(started, WIDE) == 3 and running(started, NAME) == 1)
+            yield Stack(started, ray)
+        finally:
+            started.stop()
 
 
 @pytest.fixture(scope="module")
 def users(
-    stack: StartedServer,
+    stack: Stack,
     hub_url: str,
     tiny_gpt2: Path,
     runtimes: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Clients]:
     """Clients of it; what a model's files say they have from the hub, as on any machine."""
-    clients = Clients(stack, tiny_gpt2, runtimes, tmp_path_factory, hub_url)
+    clients = Clients(stack.host, tiny_gpt2, runtimes, tmp_path_factory, hub_url)
     yield clients
     clients.close()
 
@@ -68,3 +94,38 @@ def test_each_channel_and_request_may_meet_another_process(
     else:
         with pytest.raises(AssertionError, match=refusal):
             users[generation].run(scenario)
+
+
+@pytest.fixture(scope="module")
+def of_the_wide(
+    stack: Stack, hub_url: str, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A client of the model that has a replica on each node."""
+    environment = client_environment(stack.host, tmp_path_factory.mktemp("client"), None)
+    environment["HF_ENDPOINT"] = hub_url
+    client = Client("scenarios_replicas", WIDE, tiny_gpt2, environment)
+    yield client
+    client.close()
+
+
+def running(host: StartedServer, name: str) -> int:
+    """How many replicas of a model are up."""
+    return sum(replica["state"] == "RUNNING" for replica in replicas(host, name))
+
+
+def test_each_node_runs_a_job_at_the_same_time(stack: Stack, of_the_wide: Client) -> None:
+    assert len({replica["node_id"] for replica in replicas(stack.host, WIDE)}) == 3
+    assert all(node.runs("ndif.runtime") for node in stack.ray.nodes)
+    of_the_wide.run("scenario_three_of_strangers_run_side_by_side")
+
+
+def test_two_nodes_go_on_where_there_were_three(stack: Stack, of_the_wide: Client) -> None:
+    """The third is lost with the job that it runs."""
+    scenario = "scenario_jobs_of_strangers_while_a_node_is_lost"
+    with ThreadPoolExecutor() as threads:
+        jobs = threads.submit(of_the_wide.run, scenario)
+        until(lambda: all(r["request_id"] for r in replicas(stack.host, WIDE)))
+        stack.ray.nodes[-1].kill()
+        jobs.result()
+    # It fits nowhere else.
+    until(lambda: running(stack.host, WIDE) == 2)

@@ -12,6 +12,7 @@ import click
 
 from ndif.cli.admin import CommandError, RefusedError, Server, options, to_a_server
 from ndif.cli.completion import models
+from ndif.services.roles import WORDS
 
 if TYPE_CHECKING:
     from ndif.session.folder import Session
@@ -81,7 +82,9 @@ def _arguments(server: Server, session: Session, record: Record) -> list[str]:
         return record.arguments
     file = session.folder / "deployments.json"
     file.write_text(json.dumps(deployed, indent=2))
-    return ["--host", record.host, "--port", str(record.port), "--deployment-config", str(file)]
+    words = [word for word in record.arguments[:1] if word in WORDS]
+    place = ["--host", record.host, "--port", str(record.port)]
+    return [*words, *place, "--deployment-config", str(file)]
 
 
 def _environment(pid: int) -> dict[str, str]:
