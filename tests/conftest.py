@@ -118,11 +118,8 @@ class Clients:
         folder: Path,
         runtimes: Path,
         factory: pytest.TempPathFactory,
-        hub_url: str = "",
     ) -> None:
-        """`hub_url`: where they find what a model's files say, unless the server tells them."""
         self._server = server
-        self._hub_url = hub_url
         self._folder = folder
         self._runtimes = runtimes
         self._factory = factory
@@ -135,8 +132,6 @@ class Clients:
             scenarios = "scenarios_headers" if overlay else "scenarios_08"
             home = self._factory.mktemp(f"client-{generation}")
             environment = client_environment(self._server, home, overlay)
-            if self._hub_url:
-                environment["HF_ENDPOINT"] = self._hub_url
             self._started[generation] = Client(scenarios, NAME, self._folder, environment)
         return self._started[generation]
 

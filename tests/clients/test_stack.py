@@ -65,6 +65,8 @@ def stack(
         try:
             started.ready()
             until(lambda: running(started, WIDE) == 3 and running(started, NAME) == 1)
+            for name in (NAME, WIDE):
+                until(lambda name=name: started.get(f"/hub/api/models/{name}")[0] == 200)
             yield Stack(started, ray)
         finally:
             started.stop()
@@ -73,13 +75,12 @@ def stack(
 @pytest.fixture(scope="module")
 def users(
     stack: Stack,
-    hub_url: str,
     tiny_gpt2: Path,
     runtimes: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Clients]:
-    """Clients of it; what a model's files say they have from the hub, as on any machine."""
-    clients = Clients(stack.host, tiny_gpt2, runtimes, tmp_path_factory, hub_url)
+    """Clients of it, who have what a model's files say from it as well."""
+    clients = Clients(stack.host, tiny_gpt2, runtimes, tmp_path_factory)
     yield clients
     clients.close()
 
@@ -98,11 +99,10 @@ def test_each_channel_and_request_may_meet_another_process(
 
 @pytest.fixture(scope="module")
 def of_the_wide(
-    stack: Stack, hub_url: str, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
+    stack: Stack, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
     """A client of the model that has a replica on each node."""
     environment = client_environment(stack.host, tmp_path_factory.mktemp("client"), None)
-    environment["HF_ENDPOINT"] = hub_url
     client = Client("scenarios_replicas", WIDE, tiny_gpt2, environment)
     yield client
     client.close()

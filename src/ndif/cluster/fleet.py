@@ -68,14 +68,19 @@ class ThisMachine:
         *,
         trusted: bool,
         places: bool,
+        shares: bool = False,
     ) -> None:
-        """`places`: whether replicas are told where to be, or are where their options say."""
+        """`places`: whether replicas are told where to be, or are where their options say.
+
+        `shares`: whether it is for others to answer clients who ask for a checkpoint's files.
+        """
         self._settings = settings
         self._broker = broker
         self._objects = objects
         self._runtimes = runtimes
         self._trusted = trusted
         self._places = places
+        self._shares = shares
         self._weights = Weights()
         self._node: Node | None = None
         self._has_gpus = False
@@ -115,6 +120,7 @@ class ThisMachine:
             untrusted=not self._trusted,
             gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
             device="cpu" if on_cpu else None,
+            shares=self._shares,
         )
 
 

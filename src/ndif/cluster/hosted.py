@@ -95,6 +95,11 @@ class Hosted:
         """Whether it is coming up, or returning."""
         return not self._up.done()
 
+    @property
+    def speaks_for_model(self) -> bool:
+        """Whether its files are those that clients build the model from: a user's own revision is not."""
+        return not (self.model.on_demand and self.model.config.revision)
+
     async def up(self) -> None:
         """Return once it can run a request.
 

@@ -1,4 +1,4 @@
-"""Models as one process tells another what it serves: all that is needed to admit a request."""
+"""Models as one process tells another of them: what is needed to admit a request, and their files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ndif.cluster.hosted import Hosted
 from ndif.cluster.models import Model, Models
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
@@ -40,3 +41,16 @@ def read(described: Sequence[Mapping[str, Any]]) -> Models:
             )
         )
     return models
+
+
+def files(hosted: Iterable[Hosted]) -> dict[str, dict[str, Any]]:
+    """Where the files are, for JSON, that clients build models from (`Actor.model`)."""
+    return {
+        each.model.config.repo_id: {
+            "files": each.actor.model["files"],
+            "revision": each.model.config.revision,
+            "task": each.model.config.task,
+        }
+        for each in hosted
+        if each.is_up and each.speaks_for_model and "files" in each.actor.model
+    }

@@ -7,52 +7,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import os
-import re
-import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-_CONFIGS = ("config.json", "*_config.json", "model_index.json")
-_TEMPLATES = ("*.jinja", "chat_template.json")
-_VOCABULARIES = (
-    "tokenizer.json",
-    "tekken.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*.json",
-    "*_vocab.json",
-    "normalizer.json",
-    "emoji.json",
-    "byte_maps.json",
-    "word_shape.json",
-    "word_pronunciation.json",
-    "vocab*.txt",
-    "merges.txt",
-    "dict.txt",
-    "bpe.codes",
-    "*.tiktoken",
-    "*.spm",
-    "tokenizer*.model",
-    "tokenizer.model.*",
-    "tiktoken.model",
-    "spiece*.model",
-    "spm*.model",
-    "sentencepiece*.model",
-)
-# What is named here is shared and nothing else is: a new format of weights is withheld by itself.
-_WITHOUT_WEIGHTS = (*_CONFIGS, *_TEMPLATES, *_VOCABULARIES)
-_CODE = "*.py"
+from ndif.host.snapshot import Snapshot, look
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _HASHED_BYTES = 64 << 20
 """A larger file is told apart by its size and time: reading it all would keep clients waiting."""
 _CHUNK_BYTES = 1 << 20
@@ -63,10 +28,16 @@ class HubModel:
     """A model whose files are answered."""
 
     repo_id: str
-    folder: Path
-    """A snapshot in a Hugging Face cache, or a plain folder."""
+    source: Path | Snapshot
+    """A snapshot in a Hugging Face cache, a plain folder, or what another machine has sent of one."""
     revision: str | None
     task: str | None
+
+    def look(self, *, share_weights: bool) -> Snapshot:
+        """What of it is shared."""
+        if isinstance(self.source, Snapshot):
+            return self.source
+        return look(self.source, self.revision, share_weights=share_weights)
 
 
 @dataclass(frozen=True)
@@ -187,7 +158,7 @@ class _Repository:
         """What is shared, and under which commit."""
         with self._lock:
             if self._listing is None:
-                self._listing = _list(self.model, share_weights=self._share_weights)
+                self._listing = _list(self.model.look(share_weights=self._share_weights))
             return self._listing
 
     def split(self, location: str, *, whole: bool = False) -> str:
@@ -290,77 +261,17 @@ def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], R
     return answer
 
 
-def _list(model: HubModel, *, share_weights: bool) -> _Listing:
-    folder = model.folder.resolve()
-    found = dict(sorted(_walk(folder)))
-    has_code = any(
-        "/" not in name and _matches(name, _CONFIGS) and _declares_code(path)
-        for name, path in found.items()
-    )
-    shared = (*_WITHOUT_WEIGHTS, _CODE) if has_code else _WITHOUT_WEIGHTS
+def _list(snapshot: Snapshot) -> _Listing:
     files = {
-        name: _File(path, path.stat().st_size, _etag(path))
-        for name, path in found.items()
-        if share_weights or _matches(name, shared)
+        name: _File(path, path.stat().st_size, _etag(path)) for name, path in snapshot.files.items()
     }
-    own = _own_commit(model.revision, folder)
     contents = [f"{name}\n{file.etag}\n".encode() for name, file in files.items()]
     return _Listing(
-        commit=own or _sha1(*contents),
-        is_whole=own is None,
+        commit=snapshot.commit or _sha1(*contents),
+        is_whole=snapshot.commit is None,
         files=files,
-        withheld=frozenset(found.keys() - files.keys()),
+        withheld=snapshot.withheld,
     )
-
-
-def _own_commit(revision: str | None, folder: Path) -> str | None:
-    """The commit of the Hub that the files are, if they are known to be one.
-
-    A client on this machine may use the same cache: another commit for `main` would lead it, and
-    this server when it next starts, to a snapshot without weights.
-    """
-    if revision is not None and _COMMIT.fullmatch(revision):
-        return revision
-    return folder.name if _is_snapshot(folder) else None
-
-
-def _is_snapshot(folder: Path) -> bool:
-    return folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) is not None
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The regular files below a folder: the names that clients use, and where the bytes lie."""
-    roots = [folder]
-    if _is_snapshot(folder):
-        # A snapshot's files are links to the repository's blobs, and those to the cache's.
-        repository = folder.parent.parent
-        roots += [repository / "blobs", repository.parent / "blobs"]
-    for parent, folders, names in os.walk(folder):
-        # `.git`, `.cache`, `.env`: no part of a checkpoint, and nobody's business.
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            link = Path(parent, name)
-            shown = link.relative_to(folder).as_posix()
-            try:
-                path = link.resolve(strict=True)
-                is_file = stat.S_ISREG(path.stat().st_mode)
-            except (OSError, RuntimeError):  # a link to nothing, or to itself
-                continue
-            is_inside = any(path.is_relative_to(root) for root in roots)
-            if is_file and is_inside and not name.startswith(".") and shown.isprintable():
-                yield shown, path
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in patterns)
-
-
-def _declares_code(config: Path) -> bool:
-    """Whether a checkpoint brings its own code; the scripts beside any other are not part of it."""
-    try:
-        return bool(json.loads(config.read_bytes()).get("auto_map"))
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def _etag(path: Path) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ndif.config import Settings
@@ -19,6 +20,7 @@ from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Resp
 from ndif.host.process import ModelProcess, ModelProcessError
 from ndif.host.runner import Runner, RunnerError
 from ndif.host.runtimes import Runtime
+from ndif.host.snapshot import share
 from ndif.host.watch import Watch
 from ndif.host.weights import Weights
 from ndif.runtime.spec import ModelSpec, Untrusted
@@ -49,8 +51,11 @@ class ModelActor:
         untrusted: bool,
         gpu_mem_bytes_by_id: Mapping[int, int] | None = None,
         device: str | None = None,
+        shares: bool = False,
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
+
+        `shares`: whether others answer clients who ask for its checkpoint's files.
 
         `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `device` goes
         before the one in `config`.
@@ -68,6 +73,8 @@ class ModelActor:
             max_memory=dict(gpu_mem_bytes_by_id) if gpu_mem_bytes_by_id else None,
         )
         self.process = ModelProcess(spec, runtime, weights)
+        self._objects = objects if shares else None
+        self._files: dict[str, str] = {}
         self._settings = settings
         self._timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         self._kept = Kept(lambda: self._fork(fresh=False))
@@ -96,7 +103,7 @@ class ModelActor:
     @property
     def model(self) -> Mapping[str, Any]:
         """See `Actor.model`."""
-        return self.process.model
+        return {**self.process.model, **self._files}
 
     async def start(self, progress: Progress) -> None:
         """Load the model and have runners ready.
@@ -114,11 +121,24 @@ class ModelActor:
 
     async def _start(self, progress: Progress) -> None:
         await self.process.start(self._settings.model_start_timeout_s, progress)
+        await self._share()
         try:
             await self._have_runners()
         except BaseException:
             await self.process.stop()
             raise
+
+    async def _share(self) -> None:
+        """Have others know the files that clients build the model from; it serves without that, too."""
+        folder = self.process.model.get("folder")
+        if self._objects is None or folder is None:
+            return
+        try:
+            key = await share(Path(folder), self.process.spec.revision, self._objects)
+        except (ObjectStoreError, OSError) as error:
+            logger.warning("clients cannot have the files of %s from here: %s", folder, error)
+        else:
+            self._files = {"files": key}
 
     async def _have_runners(self) -> None:
         self._forks = True

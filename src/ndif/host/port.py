@@ -35,7 +35,10 @@ class Actor(Protocol):
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """What was loaded: class, parameters, dtype, device, task, folder, repo_id. Empty before."""
+        """What was loaded: class, parameters, dtype, device, task, folder, repo_id. Empty before.
+
+        `files`: where among the objects is what clients build it from (`ndif.host.snapshot`).
+        """
         ...
 
     async def start(self, progress: Progress) -> None:

@@ -7,14 +7,14 @@ import logging
 from typing import Any
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.published import describe
+from ndif.cluster.published import describe, files
 from ndif.cluster.status import for_clients
 from ndif.stores.broker import BrokerError
 from ndif.stores.coordination.notes import Notes
 
 logger = logging.getLogger(__name__)
 
-STATUS, MODELS = "status", "models"
+STATUS, MODELS, FILES = "status", "models", "files"
 """The notes' names."""
 
 _LOOK_S = 0.5
@@ -34,10 +34,11 @@ class Publishing:
     async def run(self) -> None:
         """Publish until cancelled."""
         while True:
-            models = self._controller.models
+            models, replicas = self._controller.models, self._controller.replicas()
             try:
                 await self._write(MODELS, describe(models))
-                await self._write(STATUS, for_clients(models, self._controller.replicas()))
+                await self._write(STATUS, for_clients(models, replicas))
+                await self._write(FILES, files(replicas))
             except BrokerError as error:
                 logger.warning("what is served is not published: %s", error)
             await asyncio.sleep(_LOOK_S)

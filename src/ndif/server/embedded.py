@@ -153,7 +153,6 @@ class Server:
     def _share(self, hosted: Hosted) -> None:
         """Answer the hub's routes for a model that is loaded."""
         config, loaded = hosted.model.config, hosted.actor.model
-        # A user's choice of a revision is not what others build the model from.
-        if "folder" in loaded and not (hosted.model.on_demand and config.revision):
+        if "folder" in loaded and hosted.speaks_for_model:
             folder = Path(loaded["folder"])
             self._hub.serve(HubModel(config.repo_id, folder, config.revision, config.task))

@@ -112,7 +112,13 @@ class Leader:
 
             return RayCluster(settings.ray_address, NodeReplica)
         return ThisMachine(
-            settings, self._broker, self._objects, self._runtimes, trusted=False, places=True
+            settings,
+            self._broker,
+            self._objects,
+            self._runtimes,
+            trusted=False,
+            places=True,
+            shares=True,
         )
 
     async def _stand_by(self) -> None:

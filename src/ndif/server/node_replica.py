@@ -50,7 +50,9 @@ class NodeReplica(Replica):
             settings.broker_url, objects, inline_bytes=settings.broker_inline_bytes
         )
         await broker.start()
-        fleet = ThisMachine(settings, broker, objects, runtimes, trusted=False, places=True)
+        fleet = ThisMachine(
+            settings, broker, objects, runtimes, trusted=False, places=True, shares=True
+        )
         await fleet.discover()
         place = Deployment(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)

@@ -5,6 +5,7 @@ It answers on a socket that it shares with others, and ends when its lifeline do
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -12,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvloop
 from starlette.applications import Starlette
@@ -20,6 +22,7 @@ from ndif.config import Settings
 from ndif.gateway.door import door, http
 from ndif.gateway.hub import Hub
 from ndif.gateway.published_catalogue import PublishedCatalogue
+from ndif.gateway.published_hub import PublishedHub
 from ndif.gateway.serving import Http
 from ndif.host.runtimes import Runtimes
 from ndif.queue.remote import RemoteOperations
@@ -30,6 +33,7 @@ from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.coordination.events import Events
 from ndif.stores.coordination.notes import Notes
 from ndif.stores.objects import open_store
+from ndif.tasks import end
 
 
 class Gateway:
@@ -43,16 +47,19 @@ class Gateway:
             inline_bytes=settings.broker_inline_bytes,
             max_bytes=settings.max_queued_bytes,
         )
-        client = self._broker.client
+        client, hub = self._broker.client, Hub(share_weights=False)
+        notes = Notes(client)
+        self._scratch = TemporaryDirectory(prefix="ndif-hub-", ignore_cleanup_errors=True)
+        self._hub = PublishedHub(hub, notes, self._objects, Path(self._scratch.name))
         self.app = door(
             settings,
             self._broker,
             self._objects,
             Responder(self._broker, self._objects),
-            PublishedCatalogue(client, Notes(client)),
+            PublishedCatalogue(client, notes),
             Runtimes(settings.runtimes),
             open_accounts(settings),
-            Hub(share_weights=False),
+            hub,
             self._lifespan,
             loopback=part.loopback,
             operations=RemoteOperations(Events(client), _stop),
@@ -63,9 +70,12 @@ class Gateway:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self._objects.start()
         await self._broker.start()
+        following = asyncio.create_task(self._hub.run(), name="hub")
         try:
             yield
         finally:
+            await end([following])
+            self._scratch.cleanup()
             await self._broker.stop()
             await self._objects.stop()
 

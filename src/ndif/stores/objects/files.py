@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from tempfile import mkstemp
 
-from ndif.stores.objects.keys import FOLDERS, check, is_key, is_ours, lifetime_s
+from ndif.stores.objects.keys import SWEPT, check, is_key, is_ours, lifetime_s
 
 _SWEEPS_PER_LIFETIME = 10
 _PART = ".ndif-part-"
@@ -149,7 +149,7 @@ class FileStore:
         """Delete every object older than its time, and uploads that nobody finished."""
         for path in self.root.glob(f"{_PART}*"):
             _delete_old(path, self.ttl_s)
-        for folder in FOLDERS:
+        for folder in SWEPT:
             for path in (self.root / folder).glob("*"):
                 if is_ours(f"{folder}/{path.name}"):
                     _delete_old(path, lifetime_s(folder, self.ttl_s))

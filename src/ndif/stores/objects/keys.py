@@ -1,11 +1,12 @@
-"""Keys of objects: results, responses, and requests too large for the queue."""
+"""Keys of objects: results, responses, requests too large for the queue, and files for the hub's routes."""
 
 from __future__ import annotations
 
 import re
 
-FOLDERS = ("results", "responses", "requests")
-_KEY = re.compile(rf"({'|'.join(FOLDERS)})/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}")
+SWEPT = ("results", "responses", "requests")
+"""Folders whose objects have a time. What is in `hub` is named for its content and stays, as models do."""
+_KEY = re.compile(rf"({'|'.join((*SWEPT, 'hub'))})/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _OURS = re.compile(rf"results/{_UUID}\.pt|responses/{_UUID}\.json|requests/{_UUID}")
 _REQUEST_S = 86_400.0

@@ -17,7 +17,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
-from ndif.stores.objects.keys import FOLDERS, check, is_key, is_ours, lifetime_s
+from ndif.stores.objects.keys import SWEPT, check, is_key, is_ours, lifetime_s
 from ndif.stores.objects.port import ObjectStoreError
 from ndif.stores.objects.s3_address import S3Address
 from ndif.stores.objects.s3_errors import answered, no_bucket, sentence
@@ -157,7 +157,7 @@ class S3Store:
             ObjectStoreError: if the store is away.
         """
         with self._told():
-            for folder in FOLDERS:
+            for folder in SWEPT:
                 await self._sweep(folder)
 
     async def _make_bucket(self) -> None:

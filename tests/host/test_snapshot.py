@@ -1,0 +1,80 @@
+"""What of a checkpoint is shared travels whole, and nothing travels with it."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.on_loop import on_loop
+
+from ndif.host.snapshot import look, pack, share, unpack
+from ndif.stores.objects import FileStore
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def checkpoint(folder: Path) -> Path:
+    """One with a folder in it, weights, and what is nobody's business."""
+    for name, content in {
+        "config.json": b"{}",
+        "tokenizer.json": b'{"model": 1}' * 1000,
+        "original/tokenizer.model": bytes(range(256)),
+        "model.safetensors": b"weights",
+        ".env": b"TOKEN=secret",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def test_what_is_shared_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    of = checkpoint(tmp_path / "of")
+    packed = pack(look(of, COMMIT, share_weights=False))
+    found = unpack(packed, tmp_path / "to")
+    assert set(found.files) == {"config.json", "tokenizer.json", "original/tokenizer.model"}
+    assert all(path.read_bytes() == (of / name).read_bytes() for name, path in found.files.items())
+    assert found.withheld == {"model.safetensors"}
+    assert found.commit == COMMIT
+    assert b"secret" not in packed
+
+
+def test_the_same_files_are_packed_the_same(tmp_path: Path) -> None:
+    first, second = checkpoint(tmp_path / "first"), checkpoint(tmp_path / "second")
+    (second / "config.json").touch()
+    packed = [pack(look(folder, None, share_weights=False)) for folder in (first, second)]
+    assert packed[0] == packed[1]
+    (second / "config.json").write_text('{"a": 1}')
+    assert pack(look(second, None, share_weights=False)) != packed[0]
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.comment = json.dumps({"commit": None, "withheld": []}).encode()
+        archive.writestr("../outside", b"")
+        archive.writestr(str(tmp_path / "absolute"), b"")
+    found = unpack(content.getvalue(), tmp_path / "inside")
+    assert all(path.is_relative_to(tmp_path / "inside") for path in found.files.values())
+    assert {path.name for path in tmp_path.iterdir()} == {"inside"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", pack(look(Path("/nowhere"), None, share_weights=False))[:-3]]
+)
+def test_what_is_no_archive_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ValueError, match="no archive of a checkpoint"):
+        unpack(content, tmp_path)
+
+
+@on_loop
+async def test_it_is_kept_among_the_objects_for_as_long_as_there_are_any(tmp_path: Path) -> None:
+    objects = FileStore(tmp_path / "objects", ttl_s=0)
+    key = await share(checkpoint(tmp_path / "of"), None, objects)
+    objects.sweep()
+    content = await objects.get(key)
+    assert content is not None
+    assert "config.json" in unpack(content, tmp_path / "to").files
