@@ -12,7 +12,7 @@ import pytest
 
 from tests.clients.harness import Client, StartedServer, until
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
-from tests.clients.test_many import replicas
+from tests.clients.test_many import ndif, replicas
 from tests.cluster.rays import OFFERED, ray_cluster
 from tests.conftest import NAME, WIDE, Clients, client_environment
 from tests.services.ray import RayServer
@@ -38,10 +38,6 @@ def stack(
     """`ndif start` with a broker, an object store, three nodes, and two processes that answer."""
     redis.command("flushall")
     folder = tmp_path_factory.mktemp("stack")
-    deployments = folder / "deployments.json"
-    # No node has room for two of the wide ones.
-    wide = {"replicas": 3, "padding_bytes": OFFERED.cpu_bytes * 2 // 3, "runtime": "0.8"}
-    deployments.write_text(json.dumps({NAME: {}, WIDE: wide}))
     settings = {
         "NDIF_BROKER_URL": redis.url,
         "NDIF_OBJECT_STORE_URL": s3.url,
@@ -49,10 +45,12 @@ def stack(
         "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
         "NDIF_RUNNER_POOL": "1",
     }
-    nodes = {**server_environment, **settings, "NDIF_SESSION_ROOT": str(folder / "nodes")}
+    # Users' files are none of a node's own, though here they lie on one disk.
+    here = {"NDIF_SESSION_ROOT": str(folder / "nodes"), "PYTHONPATH": ""}
+    nodes = {**server_environment, **settings, **here}
     with ray_cluster(nodes, "one", "two", "three") as ray:
         started = StartedServer(
-            *("--deployment-config", str(deployments)),
+            NAME,
             environment={
                 **server_environment,
                 **settings,
@@ -64,9 +62,7 @@ def stack(
         )
         try:
             started.ready()
-            until(lambda: running(started, WIDE) == 3 and running(started, NAME) == 1)
-            for name in (NAME, WIDE):
-                until(lambda name=name: started.get(f"/hub/api/models/{name}")[0] == 200)
+            until(lambda: is_shared(started, NAME))
             yield Stack(started, ray)
         finally:
             started.stop()
@@ -101,11 +97,27 @@ def test_each_channel_and_request_may_meet_another_process(
 def of_the_wide(
     stack: Stack, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """A client of the model that has a replica on each node."""
+    """A client of a model that is given a replica on each node."""
+    # No node has room for two of them.
+    settings = {
+        "dedicated": True,
+        "replicas": 3,
+        "padding_bytes": OFFERED.cpu_bytes * 2 // 3,
+        "runtime": "0.8",
+    }
+    file = tmp_path_factory.mktemp("wide") / "deployments.json"
+    file.write_text(json.dumps({WIDE: settings}))
+    ndif(stack.host, "deploy", "--deployment-config", str(file))
+    until(lambda: running(stack.host, WIDE) == 3 and is_shared(stack.host, WIDE))
     environment = client_environment(stack.host, tmp_path_factory.mktemp("client"), None)
     client = Client("scenarios_replicas", WIDE, tiny_gpt2, environment)
     yield client
     client.close()
+
+
+def is_shared(host: StartedServer, name: str) -> bool:
+    """Whether clients can have what they build a model from."""
+    return host.get(f"/hub/api/models/{name}")[0] == 200
 
 
 def running(host: StartedServer, name: str) -> int:
