@@ -27,7 +27,7 @@ from ndif.cluster.rules import DEFAULT_RULES, Rules
 from ndif.cluster.why import why_not
 from ndif.host.port import ActorError
 from ndif.schema.variant import Variant
-from ndif.tasks import end
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ class Controller:
         key = hosted.deployment.key
         if self.cluster.find(key) is not None and not hosted.actor.ended.is_set():
             try:
-                await asyncio.wait_for(hosted.actor.to_cache(), _CACHE_PATIENCE_S)
+                await within(hosted.actor.to_cache(), _CACHE_PATIENCE_S)
             except Exception:
                 logger.exception("%s could not be kept warm", hosted.deployment.name)
             else:
@@ -317,7 +317,7 @@ class Controller:
     async def _drain(self, lease: Lease) -> None:
         """Give those who run requests on it time to end: longer than that nobody else waits."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(lease.ended(), self._drain_s)
+            await within(lease.ended(), self._drain_s)
 
     async def _end(self, hosted: Hosted) -> None:
         hosted.is_ending = True

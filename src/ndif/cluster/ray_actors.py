@@ -32,6 +32,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker.encoding import encode_request
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class RayActor:
                 await self._made(self._making)
         if self._handle is not None:
             with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._ask("stop"), _STOP_S)
+                await within(self._ask("stop"), _STOP_S)
             with contextlib.suppress(RayError):
                 await aside(lambda: ray.kill(self._handle))
         self._end()

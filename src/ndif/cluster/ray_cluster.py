@@ -30,6 +30,7 @@ from ndif.cluster.ray_nodes import nodes_of
 from ndif.host.port import ReplicaLostError
 from ndif.host.replica import Replica
 from ndif.schema.deployment import DeploymentConfig
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class RayCluster:
         if parts.hostname is None or parts.port is None:  # `auto`
             return
         connecting = asyncio.open_connection(parts.hostname, parts.port)
-        _, writer = await asyncio.wait_for(connecting, _PATIENCE_S)
+        _, writer = await within(connecting, _PATIENCE_S)
         writer.close()
 
     async def close(self) -> None:
@@ -182,7 +183,7 @@ class RayCluster:
             return None
         actor = self._keep(RayActor.found(handle, self._whereabouts))
         try:
-            said = await asyncio.wait_for(actor.describe(), _DESCRIBE_S)
+            said = await within(actor.describe(), _DESCRIBE_S)
             living = None if said["ended"] or said["moving"] else _living(said, actor)
         except asyncio.TimeoutError:
             logger.warning("%s does not answer", name)
@@ -218,7 +219,7 @@ class RayCluster:
     async def _do(self, work: Callable[[], T]) -> T:
         """What Ray's head answers, which may be silent: in a thread, and not for ever."""
         try:
-            return await asyncio.wait_for(aside(work), _PATIENCE_S / 2)
+            return await within(aside(work), _PATIENCE_S / 2)
         except asyncio.TimeoutError as error:
             raise ClusterError(f"the Ray cluster at {self._address} does not answer") from error
         except (RayError, RuntimeError, OSError) as error:

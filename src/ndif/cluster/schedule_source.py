@@ -16,6 +16,7 @@ import httpx
 from ndif.cluster.calendar.content import CalendarError
 from ndif.cluster.schedule import Schedule, read
 from ndif.schema.deployment import DeploymentConfig
+from ndif.tasks import within
 
 _MAX_BYTES = 10_000_000
 _TIMEOUT_S = 30.0
@@ -77,7 +78,7 @@ class ScheduleSource:
             failure: str | None = None
             fetched = self._good
             try:
-                fetched = await asyncio.wait_for(self._fetch(), self._timeout_s)
+                fetched = await within(self._fetch(), self._timeout_s)
                 await self._read(fetched, now)
                 self._good, self._good_at = fetched, now
             except (_SourceError, CalendarError) as error:

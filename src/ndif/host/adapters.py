@@ -15,6 +15,7 @@ from typing import Any
 
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
+from ndif.tasks import within
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PATIENCE_S = 60.0
@@ -74,7 +75,7 @@ class Adapters:
             stderr=subprocess.PIPE,
         )
         try:
-            _, said = await asyncio.wait_for(fetching.communicate(), _PATIENCE_S)
+            _, said = await within(fetching.communicate(), _PATIENCE_S)
         except asyncio.TimeoutError as error:
             raise AdapterError(
                 f"The adapter {name!r} did not arrive within {_PATIENCE_S:g} seconds."

@@ -17,6 +17,7 @@ from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
 from ndif.schema.deployment import DeploymentConfig, task_of
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class _Process:
             if speaking is None or speaking.ended:
                 speaking = self._speaking = _Speaking(await self._start())
         try:
-            return await asyncio.wait_for(speaking.ask(next(self._numbers), spec), _PATIENCE_S)
+            return await within(speaking.ask(next(self._numbers), spec), _PATIENCE_S)
         finally:
             if not speaking.pending:
                 self._retiring = asyncio.create_task(self._retire(), name="evaluation retires")

@@ -7,6 +7,8 @@ import platform
 import shutil
 from pathlib import Path
 
+from ndif.tasks import within
+
 _MIB = 1024**2
 _KIB = 1024
 _PATIENCE_S = 20.0
@@ -54,7 +56,7 @@ async def gpus() -> tuple[int, ...]:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), _PATIENCE_S)
+        said, _ = await within(process.communicate(), _PATIENCE_S)
     except asyncio.TimeoutError:
         process.kill()  # a driver that hangs has no GPU to offer
         return ()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ndif.host.runner import Runner, RunnerError
+from ndif.tasks import within
 
 _PATIENCE_S = 120.0
 _DELIVERY_S = 0.01
@@ -133,7 +134,7 @@ class Fresh:
     async def _new(self) -> Runner:
         runner = await self._fork()
         try:
-            await asyncio.wait_for(runner.ready(), _PATIENCE_S)
+            await within(runner.ready(), _PATIENCE_S)
         except asyncio.TimeoutError as error:
             _discard(runner)
             raise RunnerError(f"a runner was not ready within {_PATIENCE_S:g} s") from error

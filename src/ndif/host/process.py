@@ -24,6 +24,7 @@ from ndif.host.runtimes import Runtime
 from ndif.host.weights import Weights
 from ndif.runtime.frames import Header
 from ndif.runtime.spec import ModelSpec
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class ModelProcess:
                 found = await self._download(timeout_s, progress)
             spec = replace(self.spec, task=found.task)
             await control.send({"kind": "load", "spec": spec.header()})
-            await asyncio.wait_for(self._loaded(control, progress), timeout_s)
+            await within(self._loaded(control, progress), timeout_s)
         except (EOFError, OSError, ProtocolError) as error:
             await self.stop()
             why = self._why_it_ended() if self._process else f"it could not be started: {error}"
@@ -119,7 +120,7 @@ class ModelProcess:
 
     async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
         try:
-            return await asyncio.wait_for(download(self.spec, self.runtime, progress), timeout_s)
+            return await within(download(self.spec, self.runtime, progress), timeout_s)
         except DownloadError as error:
             raise ModelProcessError(str(error)) from error
         except asyncio.TimeoutError as error:
@@ -202,7 +203,7 @@ class ModelProcess:
         self.spec = replace(self.spec, max_memory=max_memory)
         asked = {"kind": "uncache", "max_memory": max_memory}
         try:
-            header, body = await asyncio.wait_for(self._ask(asked), timeout_s)
+            header, body = await within(self._ask(asked), timeout_s)
         except asyncio.TimeoutError as error:
             raise ModelProcessError(
                 f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
@@ -233,7 +234,7 @@ class ModelProcess:
             self._control.hang_up()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._process.wait(), timeout=2)
+                await within(self._process.wait(), 2)
             # The whole session: runners too, should the zygote not have ended them.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ndif.host.channel import Channel
 from ndif.runtime.frames import Header
+from ndif.tasks import within
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Runner:
     async def exit_code(self, patience_s: float) -> int | None:
         """How it ended: an exit code, or minus a signal's number; None if nobody could say."""
         with contextlib.suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(self._exit), patience_s)
+            return await within(asyncio.shield(self._exit), patience_s)
         return None
 
     def hang_up(self) -> None:

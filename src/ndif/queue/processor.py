@@ -18,12 +18,13 @@ from ndif.queue.estimates import RunTimes
 from ndif.queue.line import Entry, Line
 from ndif.queue.replicas import ProcessorStatus, Replica, Replicas, Run
 from ndif.queue.responder import Responder
+from ndif.queue.service import Service
 from ndif.queue.updates import Updates
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
-from ndif.stores.broker import Broker, BrokerError
+from ndif.stores.broker import Broker
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,6 @@ class Processor:
         """And as many as there are to be now."""
         self._controller = controller
         self._broker = broker
-        self._responder = responder
         self._customs = customs
         self.line: Line[Request] = Line(customs.head_start_s, customs.patience)
         """Those who wait."""
@@ -87,6 +87,7 @@ class Processor:
         self._short = asyncio.Event()
         self._not_before = 0.0
         self._attempts = Attempts(customs.max_attempts)
+        self._service = Service(broker, responder, self._attempts)
         self._workers: set[asyncio.Task[None]] = set()
         self._provisioning = False
         self._peak = Peak()
@@ -199,7 +200,7 @@ class Processor:
         """End a request wherever it is; whether it was here, and had no answer yet."""
         waiting = self.line.remove(request_id)
         if waiting is not None:
-            await self._finish(waiting.what, Response(request_id, Status.ERROR, reason))
+            await self._service.finish(waiting.what, Response(request_id, Status.ERROR, reason))
             return True
         for run in self.replicas.runs:
             if run.entry.id == request_id and not run.answered:
@@ -216,7 +217,7 @@ class Processor:
         """Tell everybody who waits that it is in vain; how many they were."""
         dismissed = self.line.remove_all(lambda _: True)
         for waiting in dismissed:
-            await self._finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
+            await self._service.finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
         return len(dismissed)
 
     # Replicas
@@ -281,11 +282,7 @@ class Processor:
         sessions = {entry.what.session for entry in self.line} - {None}
         absent = await self._broker.absent(s for s in sessions if s is not None)
         for gone in self.line.remove_all(lambda entry: entry.what.session in absent):
-            await self._let_go(gone.what)
-
-    async def _let_go(self, request: Request) -> None:
-        logger.info("request %s: its client left while it waited", request.id)
-        await self._release(request)
+            await self._service.let_go(gone.what)
 
     async def _refuse_without_access(self) -> None:
         """Nobody's model is loaded on demand who may not have that."""
@@ -296,7 +293,7 @@ class Processor:
                 f"{self.model.config.repo_id!r} is no longer dedicated on this server, and you may not "
                 "have models loaded on demand."
             )
-            await self._finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
+            await self._service.finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S
@@ -351,7 +348,7 @@ class Processor:
             except Exception:
                 # Of whatever could not be told or stored, the next request knows nothing.
                 logger.exception("request %s could not be brought to its end", entry.id)
-                await self._release(entry.what)
+                await self._service.release(entry.what)
             hosted.was_of_use()
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
@@ -363,64 +360,20 @@ class Processor:
 
     async def _serve(self, replica_: Replica, actor: Actor, entry: Entry[Request]) -> None:
         replica_.status = ProcessorStatus.BUSY
-        replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
+        run = replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
         try:
-            if not await self._dispatched(entry.what):
-                await self._let_go(entry.what)
+            if not await self._service.announce(entry.what):
+                await self._service.let_go(entry.what)
                 return
             self._peak.running = max(self._peak.running, len(self.replicas.runs))
-            await self._execute(replica_.run)
+            response = await self._service.run(entry.what, actor)
+            run.answered = True
+            ran_s = asyncio.get_running_loop().time() - run.since
+            self._run_times.measured(entry, ran_s)
+            self.line.settle(entry, ran_s)
+            await self._service.finish(entry.what, response)
         finally:
             replica_.run, replica_.status = None, ProcessorStatus.READY
-
-    async def _dispatched(self, request: Request) -> bool:
-        """Tell its user that a request is about to run; whether they are still there."""
-        said = Response(request.id, Status.DISPATCHED, "Your job has been sent to a replica.")
-        try:
-            return await self._responder.respond(request, said)
-        except BrokerError as error:
-            # Then it runs unannounced: of a broker that is away nothing is known.
-            logger.warning("request %s: %s", request.id, error)
-            return True
-
-    async def _execute(self, run: Run) -> None:
-        request, actor = run.entry.what, run.actor
-
-        async def respond(response: Response) -> None:
-            await self._responder.respond(request, response)
-
-        leaving = None
-        if request.session is not None:
-            leaving = asyncio.create_task(self._cancel_when_gone(request.session, actor))
-        try:
-            reason = self._attempts.cancelled(request.id)  # since it was taken
-            if reason is not None:
-                response = Response(request.id, Status.ERROR, reason)
-            else:
-                response = await actor(request, respond)
-        except ReplicaLostError:
-            raise
-        except Exception:
-            # A defect of ours must cost one request, not the line.
-            logger.exception("request %s failed in its replica", request.id)
-            response = Response(
-                request.id,
-                Status.ERROR,
-                "The server failed while it ran this job; its log says why.",
-            )
-        finally:
-            if leaving is not None:
-                leaving.cancel()
-        run.answered = True
-        ran_s = asyncio.get_running_loop().time() - run.since
-        self._run_times.measured(run.entry, ran_s)
-        self.line.settle(run.entry, ran_s)
-        await self._finish(request, response)
-
-    async def _cancel_when_gone(self, session: str, actor: Actor) -> None:
-        """A job whose client has left would only hold up those who wait."""
-        await self._broker.departed(session)
-        actor.cancel("The client left.")
 
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
@@ -430,18 +383,4 @@ class Processor:
             self._arrived.set()
             self._short.set()
         else:
-            await self._finish(entry.what, Response(entry.id, Status.ERROR, why_not))
-
-    async def _finish(self, request: Request, response: Response) -> None:
-        """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
-        try:
-            if not response.delivered:
-                await self._responder.respond(request, response)
-        except Exception:
-            # A store that fails must cost this answer and no more.
-            logger.exception("request %s could not be told its end", request.id)
-        await self._release(request)
-
-    async def _release(self, request: Request) -> None:
-        self._attempts.forget(request.id)
-        await self._broker.release(request)
+            await self._service.finish(entry.what, Response(entry.id, Status.ERROR, why_not))

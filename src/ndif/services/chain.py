@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ndif.services.kept import Kept
 from ndif.services.service import Service, ServiceError
 from ndif.session.folder import Session
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,7 @@ class Chain:
             kept = Kept(task)
             self._kept.append(kept)
             try:
-                await asyncio.wait_for(
-                    self._answers(service, kept, stopping), service.comes_up_within_s
-                )
+                await within(self._answers(service, kept, stopping), service.comes_up_within_s)
             except (RuntimeError, asyncio.TimeoutError) as error:
                 raise ServiceError(self._said(service)) from error
             kept.has_served = True

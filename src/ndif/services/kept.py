@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndif.tasks import within
+
 logger = logging.getLogger(__name__)
 
 _ENDS_WITHIN_S = 30.0
@@ -77,7 +79,7 @@ class Kept:
             pause_s = _FIRST_PAUSE_S if lived else min(2 * pause_s, _LONGEST_PAUSE_S)
             logger.warning("%s ended (%s); another is started in %.1f s", task.name, code, pause_s)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), pause_s)
+                await within(self._ending.wait(), pause_s)
 
     async def _run(self) -> int:
         task = self.task

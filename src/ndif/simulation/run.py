@@ -32,6 +32,7 @@ from ndif.simulation.replica import SimulatedReplica
 from ndif.simulation.trace import TraceRequest
 from ndif.simulation.world import World
 from ndif.stores.objects import FileStore
+from ndif.tasks import within
 
 _SYNC_S = 30.0
 _PATIENCE_S = 86400.0
@@ -138,7 +139,7 @@ class _Simulation:
         try:
             await self._send(broker, journal, progress)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(journal.all_ended.wait(), _PATIENCE_S)
+                await within(journal.all_ended.wait(), _PATIENCE_S)
         finally:
             keeping.cancel()
 

@@ -21,7 +21,7 @@ from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_update
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.redis_client import Redis, speaking
-from ndif.tasks import end
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Channels:
                 pubsub = await self._connected()
                 async with speaking():
                     await getattr(pubsub, command)(channel)
-            await asyncio.wait_for(confirmed, _CONFIRM_S)
+            await within(confirmed, _CONFIRM_S)
         except asyncio.TimeoutError as error:
             raise BrokerError("the broker does not answer") from error
         finally:

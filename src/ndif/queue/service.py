@@ -1,0 +1,92 @@
+"""Service: one request, from when a replica is idle for it until its last response is delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ndif.host.port import Actor, ReplicaLostError
+from ndif.queue.attempts import Attempts
+from ndif.queue.responder import Responder
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker import Broker, BrokerError
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """What is done for every request, whatever its line."""
+
+    def __init__(self, broker: Broker, responder: Responder, attempts: Attempts) -> None:
+        self._broker = broker
+        self._responder = responder
+        self._attempts = attempts
+
+    async def announce(self, request: Request) -> bool:
+        """Tell its user that a request is about to run; whether they are still there."""
+        said = Response(request.id, Status.DISPATCHED, "Your job has been sent to a replica.")
+        try:
+            return await self._responder.respond(request, said)
+        except BrokerError as error:
+            # Then it runs unannounced: of a broker that is away nothing is known.
+            logger.warning("request %s: %s", request.id, error)
+            return True
+
+    async def run(self, request: Request, actor: Actor) -> Response:
+        """Its last response.
+
+        Raises:
+            ReplicaLostError: if it has none, and may have one elsewhere.
+        """
+
+        async def respond(response: Response) -> None:
+            await self._responder.respond(request, response)
+
+        leaving = None
+        if request.session is not None:
+            leaving = asyncio.create_task(self._cancel_when_gone(request.session, actor))
+        try:
+            reason = self._attempts.cancelled(request.id)  # since it was taken
+            if reason is not None:
+                return Response(request.id, Status.ERROR, reason)
+            return await actor(request, respond)
+        except ReplicaLostError:
+            raise
+        except Exception:
+            # A defect of ours must cost one request, not the line.
+            logger.exception("request %s failed in its replica", request.id)
+            return Response(
+                request.id,
+                Status.ERROR,
+                "The server failed while it ran this job; its log says why.",
+            )
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+
+    async def _cancel_when_gone(self, session: str, actor: Actor) -> None:
+        """A job whose client has left would only hold up those who wait."""
+        await self._broker.departed(session)
+        actor.cancel("The client left.")
+
+    async def finish(self, request: Request, response: Response) -> None:
+        """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
+        try:
+            if not response.delivered:
+                await self._responder.respond(request, response)
+        except Exception:
+            # A store that fails must cost this answer and no more.
+            logger.exception("request %s could not be told its end", request.id)
+        await self.release(request)
+
+    async def let_go(self, request: Request) -> None:
+        """Forget a request for which nobody waits any more."""
+        logger.info("request %s: its client left while it waited", request.id)
+        await self.release(request)
+
+    async def release(self, request: Request) -> None:
+        """Forget a request."""
+        self._attempts.forget(request.id)
+        await self._broker.release(request)
