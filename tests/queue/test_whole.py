@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,7 @@ class World:
             raise ActorError("there is no such repository")
         if generation == self.missing:
             raise ActorError("that is not installed")
-        return Measured(self.sizes[repo_id], repo_id=repo_id)
+        return Measured(self.sizes[repo_id] + config.padding_bytes, repo_id=repo_id)
 
     async def _discover(self) -> list[Node]:
         return [Node("here", "here", Resources.of([GPU] * self.gpus, CPU, 1.0))]
@@ -451,6 +452,53 @@ def test_a_model_that_is_still_measured_is_evicted_and_does_not_come(tmp_path: P
             # It was no ban: who comes then is served.
             (response,) = await world.until_ended(await world.send("a/a"))
             assert response.status is Status.COMPLETED
+
+    run(main())
+
+
+def test_a_model_that_is_still_measured_is_scaled_to_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            config = DeploymentConfig("a/a", "a/a")
+            coming = asyncio.create_task(
+                world.operations.deploy([config], None, wait=True, sync=False)
+            )
+            await asyncio.sleep(0.5)
+            await world.operations.scale("a/a", 0, None)
+            (told,) = await coming
+            assert told["replicas"] == []
+            await asyncio.sleep(60)
+            assert world.actors == {}
+
+    run(main())
+
+
+def test_a_model_that_is_deployed_anew_while_it_is_measured_is_given_what_it_needs_then(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            first = DeploymentConfig("a/a", "a/a")
+            coming = asyncio.create_task(
+                world.operations.deploy([first], None, wait=True, sync=False)
+            )
+            await asyncio.sleep(0.5)
+            larger = replace(first, padding_bytes=30)
+            await world.operations.deploy([larger], None, wait=True, sync=False)
+            await coming
+            (hosted,) = world.of("a/a")
+            assert hosted.deployment.size_bytes == 70
+
+    run(main())
+
+
+def test_fewer_replicas_than_were_asked_for_are_a_problem_once_they_are_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60}) as world:
+            four = DeploymentConfig("a/a", "a/a", replicas=4)
+            (told,) = await world.operations.deploy([four], None, wait=True, sync=False)
+            assert len(told["replicas"]) == 3
+            assert "a/a" in told["problem"]
 
     run(main())
 

@@ -221,10 +221,15 @@ class Controller:
 
     async def _size(self, asked: Asked) -> int | str:
         """The bytes of one replica, or why they cannot be told."""
-        try:
-            measured = await self._evaluate(asked.model.wanted, asked.generation)
-        except ActorError as error:
-            return _not_loaded(asked.model, asked.generation, str(error))
+        measured = None
+        while measured is None:
+            settings = asked.model.wanted
+            try:
+                measured = await self._evaluate(settings, asked.generation)
+            except ActorError as error:
+                return _not_loaded(asked.model, asked.generation, str(error))
+            if asked.model.wanted != settings:
+                measured = None  # it was deployed with others meanwhile
         self.models.learn(asked.model, measured.repo_id, measured.task)
         if not self._of(asked.model):
             self.models.unite(asked.model)

@@ -141,6 +141,8 @@ class Operations:
         told: list[dict[str, Any]] = []
         for one in self._called(model):
             one.config = replace(one.config, replicas=replicas)
+            if not replicas and generation is None:
+                one.withdrawals += 1  # what has yet to have a place is not wanted either
             known = [p for p in self._dispatcher.processors.values() if p.model is one]
             runtimes = {processor.variant.generation for processor in known}
             if generation is not None or not runtimes:
@@ -292,7 +294,12 @@ def _told(asked: Asked, provided: Provided, gone: Sequence[_Gone]) -> dict[str, 
         "generation": asked.generation,
         "replicas": list(provided.replica_ids),
         "evicted": [{"model": model, "replica_id": replica} for model, replica in evicted],
-        "problem": provided.problem
-        if asked.withdrawn or not asked.replicas
-        else asked.model.problems.get(asked.generation),
+        "problem": provided.problem or _failure(asked),
     }
+
+
+def _failure(asked: Asked) -> str | None:
+    """What has become of the replicas that it was given, where that is of interest still."""
+    if asked.withdrawn or not asked.replicas:
+        return None
+    return asked.model.problems.get(asked.generation)
