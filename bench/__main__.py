@@ -38,6 +38,21 @@ from bench.warm import warm
 from prepare_model import prepare  # an example, which `bench.processes` has made importable
 
 
+def loop_seconds() -> float:
+    """How long this machine takes for a loop of five million steps, the median of seven.
+
+    Two runs can be compared only where this is the same: a shared machine's speed changes.
+    """
+    took = []
+    for _ in range(7):
+        began = time.perf_counter()
+        total = 0
+        for number in range(5_000_000):
+            total += number
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
 def help_seconds() -> float:
     """How long `ndif --help` takes, the median of seven."""
     took = []
@@ -122,6 +137,7 @@ def main() -> None:
             "holds" if figure.holds else "[red]does not hold[/]",
             figure.how,
         )
+    table.caption = f"a loop of five million steps takes {loop_seconds():.2f} s on this machine now"
     Console().print(table)
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import uvloop
 
 from bench.control import sustained
 from bench.figures import MB, Figure
-from bench.processes import NAME, client, resident, server
+from bench.processes import NAME, ROOT, client, resident, server
 from bench.services import NoopHost, claimed, noop_host, services, started
 from bench.user import User
 
@@ -65,7 +66,7 @@ async def _without_a_model(environment: dict[str, str]) -> list[Figure]:
             await _both(users, host.folder)
             figures = []
             for measuring in (
-                _throughput(users),
+                _throughput(users, settings["NDIF_RAY_ADDRESS"]),
                 _elsewhere(users, host.folder),
                 _take_over(users[0], [host, other]),
                 _memory([host, other], partial(claimed, redis)),
@@ -75,9 +76,15 @@ async def _without_a_model(environment: dict[str, str]) -> list[Figure]:
             return figures
 
 
-async def _throughput(users: list[User]) -> Figure:
+async def _throughput(users: list[User], ray_address: str) -> Figure:
     await sustained(users)
     rates = [await sustained(users) for _ in range(_ROUNDS)]
+    calling = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.noop.calls", ray_address),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await calling.communicate()
     return Figure(
         "many machines: sustained",
         statistics.median(rates),
@@ -85,7 +92,7 @@ async def _throughput(users: list[User]) -> Figure:
         "requests/s",
         at_most=False,
         how=f"{_USERS} users, two replicas that do nothing, two gateways; {min(rates):.0f} to "
-        f"{max(rates):.0f} in {_ROUNDS} rounds",
+        f"{max(rates):.0f} in {_ROUNDS} rounds; Ray alone carries {float(said):.0f} such calls/s",
     )
 
 
