@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from pathlib import Path
 
 _FILES = 256
 _KIB = 1024
+_ROOT = 0
+_TASKS_OF_OTHERS = 8192
+"""By how many tasks the other processes of this user may grow while a runner waits."""
 
 _NONE = (
     resource.RLIMIT_CORE,
@@ -30,12 +34,11 @@ def restrict(memory_bytes: int | None, result_bytes: int, max_threads: int) -> N
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_FILES, _FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, result_bytes))
+    if os.getuid() != _ROOT:  # whom the kernel counts nothing of
+        _limit_tasks(max_threads)
     if memory_bytes is not None:
         most = _writable_bytes() + memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    if _USER != _ROOT:  # whom the kernel counts nothing of
-        most_tasks = _tasks_of_this_user() + max_threads
-        resource.setrlimit(resource.RLIMIT_NPROC, (most_tasks, most_tasks))
 
 
 def permit_file() -> None:
@@ -52,12 +55,30 @@ def _writable_bytes() -> int:
     raise OSError("/proc/self/status does not tell the memory of this process")
 
 
-def _tasks_of_this_user() -> int:
-    """Threads of every process of this user, which is what RLIMIT_NPROC counts.
+def _limit_tasks(max_threads: int) -> None:
+    """Bound what a bomb of threads can do between two looks of the watcher, who counts them one by one.
 
-    The system's own bound for the machine is far above; where /proc hides others, this is too little
-    by those, and threads are counted by the watcher alone.
+    The kernel counts all tasks of this user, of which others come and go while this process waits for its
+    request, and some may be out of sight: of another container, say. Where those are too many for any
+    bound by what is in sight, there is none but the watcher's.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = _tasks_of_this_user() + max_threads + _TASKS_OF_OTHERS
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
+    try:
+        probe = threading.Thread(target=int)
+        probe.start()
+        probe.join()
+    except RuntimeError:
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    else:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _tasks_of_this_user() -> int:
+    """Threads of every process of this user that is in sight."""
     return sum(_threads(process) for process in Path("/proc").iterdir() if process.name.isdigit())
 
 
@@ -67,8 +88,5 @@ def _threads(process: Path) -> int:
     except OSError:
         return 0
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    mine = fields["Uid"].split()[0] == str(_USER)
+    mine = fields["Uid"].split()[0] == str(os.getuid())
     return int(fields["Threads"]) if mine else 0
-
-
-_USER, _ROOT = os.getuid(), 0

@@ -1,0 +1,49 @@
+"""Threads of a confined process whose user has other processes as well."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# A runner is forked and confined, its user's other processes begin threads, then it needs one itself.
+SCRIPT = """
+import os, sys, threading
+from ndif.sandbox import limits
+if os.getuid() == 0:  # whom the kernel counts nothing of
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+before, during = int(sys.argv[1]), int(sys.argv[2])
+threading.stack_size(1 << 16)
+over = threading.Event()
+def begin(count):
+    for _ in range(count):
+        threading.Thread(target=over.wait).start()
+if before:
+    # Such as no /proc shows: of another container.
+    limits._tasks_of_this_user = lambda: 0
+    limits._TASKS_OF_OTHERS = 0
+    begin(before)
+read, write = os.pipe()
+if (runner := os.fork()) == 0:
+    limits.restrict(8 << 30, 1 << 20, max_threads=64)
+    os.read(read, 1)
+    try:
+        begin(32)
+    except RuntimeError:
+        os._exit(1)
+    os._exit(0)
+begin(during)
+os.write(write, b"x")
+code = os.waitstatus_to_exitcode(os.waitpid(runner, 0)[1])
+over.set()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("before", "during"), [(0, 400), (200, 0)])
+def test_threads_of_other_processes_take_none_from_a_request(before: int, during: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(before), str(during)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
