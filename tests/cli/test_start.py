@@ -294,12 +294,29 @@ def test_a_killed_servers_place_is_taken_over_with_a_word(place: Place) -> None:
     assert place.ndif("logs", "-n", "1").output.count("Serving at") == 1
 
 
+def send(url: str, model: str) -> str:
+    """Send a job that is polled for; its id."""
+    key = f'nnsight.modeling.transformers.TransformersModel:{{"repo_id": "{model}"}}'
+    sent = httpx.post(
+        f"{url}/request",
+        data={"data": json.dumps({"model_key": key, "session_id": ""})},
+        files={"blob": b"opaque"},
+        headers={"nnsight-version": "0.8.1"},
+    )
+    job: str = sent.json()["id"]
+    return job
+
+
 def test_the_server_is_restarted_with_its_models_and_its_environment(
     place: Place, tiny_gpt2: Path
 ) -> None:
     said = place.start("api", NDIF_RUNNER_POOL="3")
     assert place.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--dedicated", "--no-wait").code == 0
+    waiting = send(said["url"], SECOND)
     again = place.read("restart")
+    found = httpx.get(f"{again['url']}/response/{waiting}").json()
+    assert found["status"] == "ERROR"
+    assert "stopped before this job was done" in found["description"]
     # It was told to start no services, and was not told otherwise since.
     assert json.loads(Path(again["session"], "config.json").read_text())["arguments"][0] == "api"
     assert again["url"] == said["url"]

@@ -119,8 +119,18 @@ def test_of_a_session_that_ended_its_log_and_record_are_left(tmp_path: Path) -> 
     assert latest.folder == session.folder
     assert latest.log().read_text() == "line\n"
     assert latest.token() is None
-    assert not latest.results.exists()
     assert latest.record() is not None
+
+
+def test_what_jobs_came_to_is_found_in_the_session_that_follows(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path)
+    first = sessions.begin()
+    (first.results / "large.pt").write_bytes(b"x")
+    first.end()
+    second = sessions.begin()
+    assert not first.results.exists()
+    assert (second.results / "large.pt").read_bytes() == b"x"
+    second.end()
 
 
 def test_of_one_that_never_was_nothing_is_left(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +49,7 @@ class ServerRun(Run):
         part = Part(
             listening.fileno(),
             session.results,
-            secrets.token_hex(32),
+            session.signing(),
             session.token() or "",
             is_loopback(self.wanted.host),
             self._deployments,
@@ -69,6 +68,7 @@ class ServerRun(Run):
             self.options,
             self._deployments,
             self.session.results,
+            secret=self.session.signing(),
             token=self.session.token() or "",
             loopback=is_loopback(self.wanted.host),
             stop=lambda: http.stop(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -18,8 +19,11 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
 from ndif.stores.broker import Broker
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
+
+_DISMISSED_WITHIN_S = 5.0
 
 
 class Dispatcher:
@@ -44,6 +48,17 @@ class Dispatcher:
     def start(self) -> None:
         """Begin to dispatch."""
         self._dispatching = asyncio.create_task(self._dispatch_forever(), name="dispatcher")
+
+    async def dismiss(self, reason: str) -> None:
+        """End every request: nobody will bring it to its end later."""
+        processors = list(self.processors.values())
+        for processor in processors:
+            await processor.dismiss(reason)
+            for run in processor.replicas.runs:
+                await processor.cancel(run.entry.id, reason)
+        ending = [run for processor in processors for run in processor.replicas.runs]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(asyncio.gather(*(run.over.wait() for run in ending)), _DISMISSED_WITHIN_S)
 
     async def stop(self) -> None:
         """Stop dispatching; what runs is abandoned."""

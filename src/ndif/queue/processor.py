@@ -373,6 +373,7 @@ class Processor:
             self.line.settle(entry, ran_s)
             await self._service.finish(entry.what, response)
         finally:
+            run.over.set()
             replica_.run, replica_.status = None, ProcessorStatus.READY
 
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:

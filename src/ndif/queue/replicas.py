@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ndif.host.port import Actor
@@ -40,6 +41,8 @@ class Run:
     """Seconds of the event loop's clock."""
     answered: bool = False
     """Its answer is on its way: it can no longer be ended."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once nothing of it is left to do."""
 
 
 @dataclass(slots=True, eq=False)

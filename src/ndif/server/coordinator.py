@@ -35,6 +35,8 @@ from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
+_STOPPED = "The server was stopped before this job was done. Send it again once it is back."
+
 
 class Coordinator:
     """Lines, decisions and replicas."""
@@ -53,6 +55,7 @@ class Coordinator:
     ) -> None:
         """`places`: whether models are measured and told where to go, or go where their options say."""
         self._configs = configs
+        self._broker = broker
         self._places = places
         self._runtimes = runtimes
         self._fleet = fleet
@@ -101,6 +104,8 @@ class Coordinator:
     async def stop(self) -> None:
         """End the lines, and what serves them unless it outlives them."""
         await end(self._tasks)
+        if not self._broker.outlives:
+            await self.dispatcher.dismiss(_STOPPED)
         await self.dispatcher.stop()
         if self._fleet.outlives:
             await self.controller.leave()

@@ -43,10 +43,14 @@ class Server:
         runtimes: Runtimes | None = None,
         token: str | None = None,
         stop: Callable[[], None] = lambda: None,
+        secret: str | None = None,
     ) -> None:
-        """`places`: whether models are measured and told where to go, or go where their options say."""
+        """`places`: whether models are measured and told where to go, or go where their options say.
+
+        `secret`: with which addresses of results are signed.
+        """
         self._settings = settings
-        self._objects = open_store(settings, results)
+        self._objects = open_store(settings, results, secret)
         self._broker = MemoryBroker(settings.max_queued_bytes)
         self._hub = Hub(share_weights=share_weights)
         runtimes = runtimes or Runtimes(settings.runtimes)
@@ -113,6 +117,7 @@ class Server:
         deployments: Sequence[DeploymentConfig],
         results: Path,
         *,
+        secret: str,
         token: str,
         loopback: bool,
         stop: Callable[[], None],
@@ -130,6 +135,7 @@ class Server:
             accounts=open_accounts(settings),
             trusted=False,
             places=True,
+            secret=secret,
             token=token,
             stop=stop,
         )

@@ -7,7 +7,8 @@
     ├── config.json                     what it was started with
     ├── token                           for /admin/*
     ├── logs/api/output.log, logs/dispatcher/output.log, and of services that it started
-    ├── results/                        large results, until they are fetched or expire
+    ├── results/                        results and responses, until they are fetched or expire; of a
+    │                                   session that has ended, until the next has them
     └── data/                           of services that it started, for as long as they run
 
 A service that runs without a server has a session of its own in ~/.ndif/services/NAME.
@@ -35,6 +36,7 @@ SERVICES = ("api", "dispatcher", "broker", "object-store", "ray")
 _PREFIX = "session_"
 _CURRENT = "current"
 _LOCK = ".lock"
+_SIGNING = ".signing"
 _TOKEN_BYTES = 32
 _ATTEMPTS, _PAUSE_S = 5, 0.1
 
@@ -74,6 +76,10 @@ class Session:
             return (self.folder / "token").read_text().strip() or None
         except OSError:
             return None
+
+    def signing(self) -> str:
+        """With which addresses of results are signed, here and in the session that has them next."""
+        return (self.results / _SIGNING).read_text()
 
     def record(self) -> Record | None:
         """What it was started with; None if that cannot be read."""
@@ -145,7 +151,6 @@ class Sessions:
         if current is not None and current.folder == session.folder:
             (self.root / _CURRENT).unlink(missing_ok=True)
         (session.folder / "token").unlink(missing_ok=True)
-        rmtree(session.results, ignore_errors=True)
         rmtree(session.data, ignore_errors=True)
 
     def _lock(self) -> int:
@@ -177,6 +182,20 @@ class Sessions:
         (self.root / _CURRENT).unlink(missing_ok=True)
         return stale
 
+    def _inherit(self, session: Session) -> None:
+        """Have what jobs of the session before have come to found in this one."""
+        for results in sorted(self.root.glob(f"{_PREFIX}*/results"), reverse=True):
+            if session.results.exists():
+                rmtree(results, ignore_errors=True)
+            else:
+                results.rename(session.results)
+        session.results.mkdir(exist_ok=True)
+        with (
+            contextlib.suppress(FileExistsError),
+            _private(session.results / _SIGNING, new=True) as file,
+        ):
+            file.write(secrets.token_hex(_TOKEN_BYTES))
+
     def _folder(self, services: Sequence[str]) -> Path:
         name = f"{_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}"
         for candidate in _names(name):
@@ -186,7 +205,7 @@ class Sessions:
                 break
         for service in services:
             (folder / "logs" / service).mkdir(parents=True)
-        (folder / "results").mkdir()
+        self._inherit(Session(folder))
         with _private(folder / "token") as token:
             token.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
         return folder
@@ -232,5 +251,6 @@ def _names(name: str) -> Iterator[str]:
         number += 1
 
 
-def _private(path: Path) -> Any:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
+def _private(path: Path, *, new: bool = False) -> Any:
+    how = os.O_EXCL if new else os.O_TRUNC
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600), "w")

@@ -47,6 +47,8 @@ class MemorySubscription:
 class MemoryBroker:
     """The embedded form of `Broker`."""
 
+    outlives = False
+
     def __init__(self, max_bytes: int | None = None) -> None:
         """`max_bytes`: of the payloads of requests that are not done; one by itself may have more."""
         self._max_bytes = max_bytes

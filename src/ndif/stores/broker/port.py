@@ -45,6 +45,9 @@ class Subscription(Protocol):
 class Broker(Protocol):
     """Requests one way, updates the other, and what a hybrid job's client sends back."""
 
+    outlives: bool
+    """Whether requests are there for the next to claim when this process ends."""
+
     async def start(self) -> None:
         """Be ready for everything below.
 

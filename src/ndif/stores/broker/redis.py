@@ -48,6 +48,8 @@ _PERSIST_S = 600.0
 class RedisBroker:
     """The production form of `Broker`."""
 
+    outlives = True
+
     def __init__(
         self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
     ) -> None:

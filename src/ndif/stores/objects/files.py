@@ -58,7 +58,7 @@ class FileStore:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root.resolve()
         self.ttl_s = ttl_s
-        # Addresses signed before a restart are void after it: the results of a session are its own.
+        # Without one, addresses that were signed before a restart are void after it.
         self._secret = secret.encode() if secret else secrets.token_bytes(32)
         self._sweeper: asyncio.Task[None] | None = None
 
