@@ -19,6 +19,7 @@ from tests.sandbox.attacks import (
     escapes,
     files,
     frames,
+    inheritance,
     leakage,
     libraries,
     network,
@@ -37,6 +38,7 @@ FAMILIES = [
         "processes",
         "bombs",
         "escapes",
+        "inheritance",
         "compiled",
         "libraries",
         "tampering",
@@ -488,6 +490,19 @@ ATTACKS: list[Attack] = [
         escapes.formats_as_an_attribute,
         escapes.formats_with_formatter,
         escapes.formats_with_numpy,
+    ),
+    # --- what is inherited ---------------------------------------------------------------------------
+    *_rows(
+        *("write a file by what a class inherits", BOTH, watch.FilesStay),
+        *_with(inheritance, "canary_folder"),
+    ),
+    *_rows(
+        *("read the environment by what a class inherits", BOTH, watch.EnvironmentStays),
+        inheritance.formats_with_super,
+    ),
+    *_rows(
+        *("read a file by replacing a guard", BOTH, watch.SecretStays),
+        inheritance.replaces_a_guard_with_an_enumeration,
     ),
     # --- what is compiled, loaded or fetched ---------------------------------------------------------
     *_rows(

@@ -160,8 +160,8 @@ class Builtins:
     def replacements(self) -> dict[str, Any]:
         """What a block gets from whitelisted modules in place of what reaches further."""
         return {
-            "operator.attrgetter": self._guards.attrgetter,
-            "operator.methodcaller": self._guards.methodcaller,
+            "operator.attrgetter": self._guards.texts.attrgetter,
+            "operator.methodcaller": self._guards.texts.methodcaller,
             "functools.wraps": self._wraps,
             "functools.update_wrapper": self._update_wrapper,
             "dataclasses.dataclass": self._dataclass,

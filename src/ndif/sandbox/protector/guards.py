@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
-from ndif.sandbox.protector import names
+from ndif.sandbox.protector import inheritance, names
 from ndif.sandbox.protector.classes import ByClass, Classes
-from ndif.sandbox.protector.formatting import Formatter
+from ndif.sandbox.protector.formatting import WALKS, Texts
+from ndif.sandbox.protector.inheritance import bases, home
 from ndif.sandbox.protector.libraries import guard_copying, guard_pandas
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
 from ndif.sandbox.protector.objects import ProtectedObjects
@@ -55,6 +56,7 @@ class Guards:
         self._nnsights = ByClass(_is_nnsights)
         self.builtins: dict[str, Any] = {}
         self.attribute = self._fast()
+        self.texts = Texts(self.read, self.item)
         guard_copying(self.owns)
 
     def table(self) -> dict[str, Callable[..., Any]]:
@@ -98,7 +100,7 @@ class Guards:
             allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
             if type(value) is UnauthorizedModule:
                 value()  # raises: the module is what is not here, whatever of it was asked for
-            if not (allowed and self.owns(value)):
+            if not (allowed and self.owns(value) and self._has_itself(value, name)):
                 raise AttributeError(self._refusal(value, name))
         return self.attribute(value, name)
 
@@ -119,68 +121,116 @@ class Guards:
         if (
             issubclass(cls, ModuleType | type | super | torch.nn.Module)
             or self._nnsights[cls]
-            or cls.__module__.partition(".")[0] in ("transformers", "tokenizers", "peft")
+            or _is_of_models(cls)
         ):
             return _EVERYTHING
-        if any(each.__module__.partition(".")[0] == "pandas" for each in _bases(cls)):
+        if any(home(each).partition(".")[0] == "pandas" for each in bases(cls)):
             guard_pandas(self._whitelist)
         denied = self._denied[cls]
         if issubclass(cls, str):
-            return frozenset(denied) | {"format", "format_map"}
+            return frozenset(denied) | WALKS
         return frozenset(denied)
 
     def _slow(self, value: Any, name: str) -> Any:
         """An attribute of an object that takes a closer look."""
         kind = type(value)
-        if issubclass(kind, str) and name in ("format", "format_map"):
-            return functools.partial(self._format if name == "format" else self._format_map, value)
+        if issubclass(kind, str) and name in WALKS:
+            return self.texts.guarded(self._plain(value, name))
         if issubclass(kind, ModuleType):
             module = self._wrap(value)
             if isinstance(module, ProtectedModule) and name in _MOUNTED:
                 return self._modules.stored(module, name)
             return getattr(module, name)
-        if issubclass(kind, type):
-            return self._of_class(value, name)
-        if kind is super:
-            return self._plain(value, name)
-        reason = self._denied[kind].get(name)
-        if reason is not None:
-            raise AttributeError(
-                f"{kind.__name__}.{name} is not available on this server: {reason}"
-            )
-        wrapper = self._nnsights[kind]
-        envoy = wrapper and "_module" in _own(value)
-        if envoy and _names_submodule(value, name):
-            return self._plain(value, name)
-        protected = envoy or value in self._protected
-        if wrapper:
-            self._protected.check_nnsight(value, name)
-        if protected:
-            self._protected.check(value, name)
+        self._check(value, name)
         result = self._plain(value, name)
+        if issubclass(kind, type | super):
+            result = self.texts.guarded(result)
+            value = inheritance.bound(value) if issubclass(kind, super) else value
+            if issubclass(type(value), type):
+                listing = issubclass(value, torch.nn.Module)
+                return self._protected.given_by_class(name, result) if listing else result
+        elif self._is_part(value, name):
+            return result
+        envoy = self._is_envoy(value)
         if envoy and name == "get":
             return functools.partial(self._get, value)
-        return self._protected.given(name, result) if protected else result
+        return self._protected.given(name, result) if envoy or value in self._protected else result
 
     def _plain(self, value: Any, name: str) -> Any:
         result = getattr(value, name)
         return self._wrap(result) if isinstance(result, ModuleType) else result
 
-    def _of_class(self, cls: type, name: str) -> Any:
+    def _is_envoy(self, value: Any) -> bool:
+        return self._nnsights[type(value)] and "_module" in _own(value)
+
+    def _is_part(self, value: Any, name: str) -> bool:
+        """Whether `name` is one that the model's author gave to a part of it, as T5's `decoder`."""
+        if not self._is_envoy(value):
+            return False
+        own = _own(value)
+        return name in own and name in getattr(own["_module"], "_modules", {})
+
+    # --- what is denied ----------------------------------------------------------------------------
+
+    def _check(self, value: Any, name: str) -> None:
+        """See that nothing denies an object's attribute, whichever way it is asked for.
+
+        Raises:
+            AttributeError: if something does.
+        """
+        kind = type(value)
+        if issubclass(kind, super):
+            self._check_super(value, name)
+        elif issubclass(kind, type):
+            self._check_class(value, name, inheritance.searched(value))
+        elif not self._is_part(value, name):
+            self._check_object(value, name)
+
+    def _check_object(self, value: Any, name: str) -> None:
+        kind = type(value)
+        self._check_denied(kind, name)
+        if self._nnsights[kind]:
+            self._protected.check_nnsight(value, name)
+        if self._is_envoy(value) or value in self._protected:
+            self._protected.check(value, name)
+
+    def _check_super(self, value: Any, name: str) -> None:
+        """What a `super()` gives is the bound object's: denied as if asked of that."""
+        of, cls = inheritance.bound(value), inheritance.bound_as(value)
+        if cls is None:
+            return
+        if issubclass(type(of), type):
+            self._check_class(of, name, inheritance.remaining(value))
+        else:
+            self._check_object(of, name)
+        if cls is not of and cls is not type(of):
+            self._check_class(cls, name, inheritance.remaining(value))
+
+    def _check_class(self, cls: type, name: str, classes: tuple[type, ...]) -> None:
+        """`classes` are where the attribute is looked for.
+
+        What a user's class has itself is the user's; what it inherits from a class of the server's takes
+        the server's objects like that class's own.
+        """
         if name in names.INHERITED:
             raise AttributeError(self._refusal(cls, name))
+        self._check_denied(cls, name)
+        origin = inheritance.definer(classes, name)
+        if self._is_users(cls if origin is None else origin):
+            return
+        if self._nnsights[cls]:
+            self._protected.check_nnsight(cls, name)
+        known = bases(cls)
+        module = issubclass(cls, torch.nn.Module) or inheritance.definer(known, "from_pretrained")
+        if module or (self._nnsights[cls] and inheritance.definer(known, "_add_envoy")):
+            self._protected.check(cls, name)
+
+    def _check_denied(self, cls: type, name: str) -> None:
         reason = self._denied[cls].get(name)
-        if reason is None and not self.owns(cls):
-            if self._nnsights[cls]:
-                self._protected.check_nnsight(cls, name)
-            module = issubclass(cls, torch.nn.Module) or hasattr(cls, "from_pretrained")
-            if module or (self._nnsights[cls] and hasattr(cls, "_add_envoy")):
-                self._protected.check(cls, name)
         if reason is not None:
-            raise AttributeError(f"{cls.__name__}.{name} is not available on this server: {reason}")
-        if issubclass(cls, str) and name in ("format", "format_map"):
-            return self._format if name == "format" else self._format_map
-        return self._plain(cls, name)
+            raise AttributeError(
+                f"{inheritance.called(cls)}.{name} is not available on this server: {reason}"
+            )
 
     def _wrap(self, module: ModuleType) -> ModuleType:
         return self._modules.wrap(module)
@@ -224,14 +274,32 @@ class Guards:
         kind = type(value)
         if issubclass(kind, UserModule):
             return True
-        if kind is super:
-            return self.owns(value.__self__)
+        if issubclass(kind, super):
+            return self.owns(inheritance.bound(value))
         cls = value if issubclass(kind, type) else kind
-        if any(each in self._owned for each in (*_bases(cls), *_bases(type(cls)))):
+        return self._is_users(cls) or any(each in self._owned for each in bases(cls))
+
+    def _is_users(self, cls: type) -> bool:
+        """Whether this very class is of the user's making, not only one that it inherits from."""
+        if any(each in self._owned for each in (cls, *bases(type(cls)))):
             return True
         # One that is being made: its `class` statement has not ended yet.
-        content = type.__dict__["__dict__"].__get__(cls)
-        return any(self.own_function(each) for each in content.values())
+        return any(self.own_function(each) for each in inheritance.content(cls).values())
+
+    def _has_itself(self, value: Any, name: str) -> bool:
+        """Whether a private attribute of what is the user's is not one that the server's classes give it.
+
+        A class of the user's gives such as functions, which take any object of the server's class too.
+        """
+        if issubclass(type(value), super):
+            classes = inheritance.remaining(value)
+            value = inheritance.bound(value)
+        else:
+            classes = inheritance.searched(value if issubclass(type(value), type) else type(value))
+        origin = inheritance.definer(classes, name)
+        if origin in (None, object, type) or name in names.OWN_OF_CLASS or self._is_users(origin):
+            return True
+        return not issubclass(type(value), type) and not _is_of_models(origin)
 
     def own_function(self, value: Any) -> bool:
         """Whether `value` is a function that a user wrote."""
@@ -303,7 +371,7 @@ class Guards:
         """`__getattr__`, `__setattr__` and their kind: functions that look at the name they are given."""
         method = getattr(value, name)
         unbound = isinstance(value, type)
-        target = value if type(value) is not super else getattr(value, "__self__")  # noqa: B009
+        target = inheritance.bound(value) if issubclass(type(value), super) else value
 
         @functools.wraps(method, assigned=("__name__",), updated=())
         def checked(*arguments: Any) -> Any:
@@ -321,54 +389,25 @@ class Guards:
         if type(name) is not str:
             raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
         if self.owns(value):
-            if name in (names.BLOCKED | INSPECT_ATTRIBUTES) - names.OWN:
-                raise AttributeError(self._refusal(value, name))
-            return
-        if private(name) or self._watched[type(value)] is _EVERYTHING:
+            refused = name in (names.BLOCKED | INSPECT_ATTRIBUTES) - names.OWN
+            given = not private(name) or name in names.ALLOWED or name in names.PUBLIC
+            refused = refused or not (given or self._has_itself(value, name))
+        else:
+            refused = private(name) or self._watched[type(value)] is _EVERYTHING
+        cls = value if issubclass(type(value), type) else type(value)
+        if refused or (name in WALKS and issubclass(cls, str)):
             raise AttributeError(self._refusal(value, name))
-
-    # --- texts that name attributes --------------------------------------------------------------------
-
-    def _format(self, text: str, *arguments: Any, **options: Any) -> str:
-        return Formatter(self.read, self.item).vformat(text, arguments, options)
-
-    def _format_map(self, text: str, mapping: Mapping[str, Any]) -> str:
-        return Formatter(self.read, self.item).vformat(text, (), mapping)
-
-    def attrgetter(self, *paths: str) -> Callable[[Any], Any]:
-        """`operator.attrgetter`, looking at every name on the way."""
-
-        def walk(value: Any, path: str) -> Any:
-            for name in path.split("."):
-                value = self.read(value, name)
-            return value
-
-        if not all(isinstance(path, str) for path in paths):
-            raise TypeError("attribute name must be a string")
-        if len(paths) == 1:
-            return lambda value: walk(value, paths[0])
-        return lambda value: tuple(walk(value, path) for path in paths)
-
-    def methodcaller(self, name: str, /, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
-        """`operator.methodcaller`, looking at the name."""
-        return lambda value: self.read(value, name)(*arguments, **options)
+        self._check(value, name)
 
 
 def _is_nnsights(cls: type) -> bool:
-    return any(each.__module__.partition(".")[0] == "nnsight" for each in _bases(cls)) and not (
+    return any(home(each).partition(".")[0] == "nnsight" for each in bases(cls)) and not (
         issubclass(cls, torch.Tensor | BaseException)
     )
 
 
-def _bases(cls: type) -> tuple[type, ...]:
-    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
-    return found
-
-
-def _names_submodule(envoy: Any, name: str) -> bool:
-    """Whether `name` is one that the model's author gave to a part of it, as T5's `decoder`."""
-    parts = getattr(_own(envoy)["_module"], "_modules", {})
-    return name in parts and name in _own(envoy)
+def _is_of_models(cls: type) -> bool:
+    return home(cls).partition(".")[0] in ("transformers", "tokenizers", "peft")
 
 
 def _own(value: Any) -> Mapping[str, Any]:
@@ -381,5 +420,5 @@ def _own(value: Any) -> Mapping[str, Any]:
 
 def _kind(value: Any) -> str:
     if isinstance(value, type):
-        return f"the class {value.__name__!r}"
-    return f"{type(value).__name__!r}"
+        return f"the class {inheritance.called(value)!r}"
+    return f"{inheritance.called(type(value))!r}"

@@ -123,6 +123,11 @@ OWN = frozenset(
 )
 """Given by objects of the user's own classes."""
 
+OWN_OF_CLASS = frozenset(
+    ["__class__", "__dict__", "__weakref__", "__abstractmethods__", "__isabstractmethod__"]
+)
+"""Of these, what a class gives of itself, wherever it inherits them from."""
+
 BLOCKED = frozenset(
     [
         "__class__",

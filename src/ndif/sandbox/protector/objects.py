@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ndif.sandbox.protector.inheritance import called
+
 _ACTIVATIONS = frozenset({"output", "input", "inputs", "grad", "result"})
 """What nnsight serves while the model runs: always as it is, never a copy."""
 
@@ -105,6 +107,18 @@ class ProtectedObjects:
             self._held[id(result)] = result
         return result
 
+    def given_by_class(self, name: str, result: Any) -> Any:
+        """A method of a class of modules, which may be called with any module."""
+        if name not in _LISTED or not isinstance(result, FunctionType):
+            return result
+        listing = self._listing(result)
+
+        def listed(*arguments: Any, **options: Any) -> Any:
+            module = arguments[0] if arguments else options.get("self")
+            return (listing if module in self else result)(*arguments, **options)
+
+        return listed
+
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         """One copy a weight, so that it is the same object each time; its gradient comes along."""
         known = self._copies.get(id(weight))
@@ -143,4 +157,4 @@ def _is_instance(value: Any) -> bool:
 
 
 def _called(value: Any) -> str:
-    return type(value).__name__ if not isinstance(value, type) else value.__name__
+    return called(value if isinstance(value, type) else type(value))

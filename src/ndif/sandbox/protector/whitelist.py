@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-_TOOLS = {"tests": "it runs tests", "conftest": "it belongs to a tool"}
+from ndif.sandbox.protector.inheritance import bases, full_name
+
+_TOOLS = {"tests": "it runs tests", "test": "it runs tests", "conftest": "it belongs to a tool"}
 """Parts of libraries that nobody's block needs, wherever they are."""
 
 _OWN = Path(__file__).with_name("whitelist.yaml")
@@ -70,10 +72,8 @@ class Whitelist:
         """What objects of a class do not give, and why."""
         return {
             name: reason
-            for each in type.__dict__["__mro__"].__get__(cls)
-            for name, reason in self.objects.get(
-                f"{each.__module__}.{each.__qualname__}", {}
-            ).items()
+            for each in bases(cls)
+            for name, reason in self.objects.get(full_name(each), {}).items()
         }
 
     def available(self) -> str:
