@@ -33,6 +33,7 @@ from ndif.queue.responder import Responder
 from ndif.queue.scaling import Scaling
 from ndif.queue.upkeep import Upkeep
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment_file import from_value
 from ndif.schema.model_key import ModelKey
 from ndif.schema.operation import OperationError
 from ndif.schema.request import Request, Wire
@@ -865,6 +866,27 @@ def test_what_is_scaled_to_nothing_is_named(tmp_path: Path) -> None:
             assert told["replicas"] == []
             assert [e["replica_id"] for e in told["evicted"]] == [there.deployment.replica_id]
             assert told["problem"] is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["scale", "evict"])
+def test_what_has_no_replica_any_more_is_not_exported(tmp_path: Path, how: str) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 30}) as world:
+            config = DeploymentConfig("a/a", "a/a", dedicated=True)
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            assert from_value(await world.operations.export(), "it") == (config,)
+            (there,) = world.of("a/a")
+            if how == "scale":
+                await world.operations.scale("a/a", 0, None)
+            else:
+                await world.operations.evict("a/a", there.deployment.replica_id, cold=True)
+            assert await world.operations.export() == []
+            # Whoever may use it has it loaded; that is nothing that its operator asks for.
+            await world.until_ended(await world.send("a/a"))
+            (found,) = from_value(await world.operations.export(), "it")
+            assert (found.replicas, found.dedicated) == (1, False)
 
     run(main())
 

@@ -201,25 +201,27 @@ class Operations:
 
     async def export(self) -> list[dict[str, Any]]:
         """Entries of a deployment file that brings up what is deployed now."""
-        hot = {
-            id(hosted.model)
-            for hosted in self._controller.replicas()
-            if hosted.deployment.level is _HOT
-        }
-        replicas = {
-            id(processor.model): processor.least_replicas
-            for processor in self._dispatcher.processors.values()
-            if processor.least_replicas
-        }
-        return [
-            entry_of(replace(model.config, replicas=replicas.get(id(model), model.config.replicas)))
-            for model in self._controller.models
-            if id(model) in hot or model.config.dedicated
-        ]
+        # What is leaving is there still, and decided not to be.
+        serving = {d.key for d in self._controller.cluster.replicas() if d.level is _HOT}
+        hot = {id(h.model) for h in self._controller.replicas() if h.deployment.key in serving}
+        entries = []
+        for model in self._controller.models:
+            replicas = self._asked_for(model)
+            # One that its operator wants none of is there for users alone, as any is on demand.
+            dedicated = model.config.dedicated and replicas > 0
+            if id(model) in hot or dedicated:
+                config = replace(model.config, replicas=max(1, replicas), dedicated=dedicated)
+                entries.append(entry_of(config))
+        return entries
 
     async def stop(self) -> None:
         """End the server as SIGTERM does."""
         self._stop()
+
+    def _asked_for(self, model: Model) -> int:
+        """How many replicas its operator wants, of whichever generation that is the most."""
+        asked = (p.least_replicas for p in self._dispatcher.processors.values() if p.model is model)
+        return max(asked, default=0) or model.config.replicas
 
     async def _evict(self, model: Model, *, cold: bool) -> list[_Gone]:
         """Take all of a model away, and tell those who wait for it."""
