@@ -700,6 +700,105 @@ def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: 
     run(main())
 
 
+def test_a_dedicated_model_that_is_busy_displaces_nobody_who_is_protected(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
+        sizes = {"a/a": 60, "a/b": 60}
+        async with World(
+            tmp_path, sizes, configs=(config,), gpus=3, minimum_s=3600, bounds=bounds
+        ) as world:
+            world.keep_up()
+            await world.until_ended(await world.send("a/b"))
+            ids = [await world.send("a/a", 20.0, user=str(i % 4)) for i in range(60)]
+            most = 0
+            while not all(one in world.ended for one in ids):
+                await asyncio.sleep(5)
+                assert world.levels("a/b") == ["HOT"]
+                hot = [h.deployment for h in world.of("a/a") if not h.deployment.on_cpu]
+                assert sum(place.dedicated for place in hot) == 1
+                most = max(most, len(hot))
+            assert most == 2
+
+    run(main())
+
+
+def test_a_further_replica_stands_in_for_the_dedicated_one_that_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        bounds = Bounds(most=2, target_wait_s=5, idle_s=300, cooldown_s=10)
+        async with World(tmp_path, {"a/a": 60}, configs=(config,), gpus=2, bounds=bounds) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            ids = [await world.send("a/a", 100.0) for _ in range(3)]
+            await asyncio.sleep(60)
+            assert sorted(h.deployment.dedicated for h in world.of("a/a")) == [False, True]
+            (first,) = (h for h in world.of("a/a") if h.deployment.dedicated)
+            world.actors[first.deployment.key].die()
+            await asyncio.sleep(60)
+            assert sum(h.deployment.dedicated for h in world.of("a/a")) == 1
+            await world.until_ended(*ids)
+
+    run(main())
+
+
+def test_a_restart_has_no_more_replicas_dedicated_than_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        async with World(tmp_path, {"a/a": 60}, gpus=2) as world:
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            (line,) = world.dispatcher.processors.values()
+            ids = [await world.send("a/a", 100.0) for _ in range(3)]
+            line.add_replicas(2)
+            await asyncio.sleep(60)
+            await world.operations.restart("a/a")
+            await world.until_ended(*ids)
+            assert sorted(h.deployment.dedicated for h in world.of("a/a")) == [False, True]
+
+    run(main())
+
+
+def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True, replicas=2)
+        sizes = {"a/a": 60, "a/b": 60}
+        async with World(tmp_path, sizes, configs=(config,), gpus=3) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            await world.until_ended(await world.send("a/a", generation="0.7"))
+            assert len(world.of("a/a")) == 3
+            (older,) = (h.deployment for h in world.of("a/a") if not h.deployment.dedicated)
+            # It goes for others, does not return by itself, and is forgotten.
+            await world.until_ended(await world.send("a/b"))
+            displaced = world.controller.cluster.find(older.key)
+            assert displaced is not None
+            assert displaced.level is not older.level
+            await world.operations.evict("a/a", older.replica_id, cold=True)
+            await asyncio.sleep(1000)
+            assert [h.deployment.dedicated for h in world.of("a/a")] == [True, True]
+            assert len(world.dispatcher.processors) == 2  # that of a/b is one
+            found = from_value(await world.operations.export(), "it")
+            assert [(one.repo_id, one.replicas) for one in found] == [("a/a", 2), ("a/b", 1)]
+
+    run(main())
+
+
+def test_what_is_scaled_is_what_its_operator_deployed(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
+            await world.operations.deploy([config], "0.7", wait=True, sync=False)
+            await world.until_ended(await world.send("a/a"))
+            (told,) = await world.operations.scale("a/a", 2, None)
+            assert told["generation"] == "0.7"
+            # A user's generation that goes takes nothing from that.
+            await world.operations.scale("a/a", 0, "0.8")
+            (found,) = from_value(await world.operations.export(), "it")
+            assert (found.replicas, found.dedicated) == (2, True)
+
+    run(main())
+
+
 class FullStore(FileStore):
     """A disk on which nothing can be written any more."""
 

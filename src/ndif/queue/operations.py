@@ -83,11 +83,12 @@ class Operations:
         # Two names may mean one model: the last holds.
         pairs = {(id(model), runtime): model for model, runtime in zip(models, chosen, strict=True)}
         for (_, runtime), model in pairs.items():
+            model.generations |= {runtime}
             processor = self._dispatcher.processor(model, runtime)
             processor.least_replicas = model.wanted.replicas
             processor.scale(model.wanted.replicas)
             asked.append(Asked(model, runtime, model.wanted.replicas))
-            self._controller.dedicate(model, model.dedicated)
+            self._controller.dedicate(model)
         told = await self._provide(asked, wait=wait, gone=gone)
         for place, one in enumerate(asked):
             if one.model.same_as is not None:  # which is known only now
@@ -122,8 +123,8 @@ class Operations:
                     processor.least_replicas = min(
                         processor.least_replicas, processor.desired_replicas
                     )
-                    config = processor.model.config
-                    processor.model.config = replace(config, replicas=processor.least_replicas)
+                    if processor.model.keeps(variant.generation):
+                        processor.model.scale(variant.generation, processor.least_replicas)
             gone = list(self._controller.evict(replica_keys=keys, cold=cold))
         if not gone:
             raise OperationError(404, f"{model!r} has no replica to evict.")
@@ -140,14 +141,13 @@ class Operations:
         asked: list[Asked] = []
         told: list[dict[str, Any]] = []
         for one in self._called(model):
-            one.config = replace(one.config, replicas=replicas)
+            runtimes = self._scaled(one, replicas, generation)
             if not replicas and generation is None:
+                one.config = replace(one.config, replicas=0)
                 one.withdrawals += 1  # what has yet to have a place is not wanted either
-            known = [p for p in self._dispatcher.processors.values() if p.model is one]
-            runtimes = {processor.variant.generation for processor in known}
-            if generation is not None or not runtimes:
-                runtimes = {self._generation(generation or one.wanted.runtime)}
             for runtime in sorted(runtimes):
+                if replicas or (generation is not None and one.keeps(runtime)):
+                    one.scale(runtime, replicas)
                 processor = self._dispatcher.processor(one, runtime)
                 processor.least_replicas = replicas
                 gone = processor.scale(replicas)
@@ -175,11 +175,9 @@ class Operations:
                 processor = self._dispatcher.processor(hosted.model, variant.generation)
                 counts[processor] = counts.get(processor, 0) + 1
         self._controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
-        asked = [
-            Asked(processor.model, processor.variant.generation, count)
-            for processor, count in counts.items()
-        ]
-        told = await self._provide(asked, wait=False)
+        asked = [processor.asked(count) for processor, count in counts.items()]
+        told = await self._provide([each[0] for each in asked], wait=False)
+        told += await self._provide([each[1] for each in asked if each[1:]], wait=False)
         if problems := [one["problem"] for one in told if one["problem"]]:
             raise OperationError(409, problems[0])
         return [_named(key) for key in keys]
@@ -220,15 +218,31 @@ class Operations:
 
     def _asked_for(self, model: Model) -> int:
         """How many replicas its operator wants, of whichever generation that is the most."""
-        asked = (p.least_replicas for p in self._dispatcher.processors.values() if p.model is model)
+        asked = [p.least_replicas for p in self._lines(model) if model.keeps(p.variant.generation)]
         return max(asked, default=0) or model.config.replicas
+
+    def _lines(self, model: Model) -> list[Processor]:
+        return [p for p in self._dispatcher.processors.values() if p.model is model]
+
+    def _scaled(self, model: Model, replicas: int, generation: str | None) -> set[str]:
+        """Which generations it means that a model is to have so many replicas."""
+        lines = self._lines(model)
+        known = {line.variant.generation for line in lines}
+        if generation is not None:
+            return {self._generation(generation)}
+        if replicas:
+            # Those of its operator; else those that are there; or what users had last.
+            there = {line.variant.generation for line in lines if not line.idle}
+            known = set(model.generations) or there or known
+        return known or {self._generation(model.wanted.runtime)}
 
     async def _evict(self, model: Model, *, cold: bool) -> list[_Gone]:
         """Take all of a model away, and tell those who wait for it."""
         model.config = replace(model.config, dedicated=False)
         coming = set(map(str, self._controller.undecided(model)))
         model.withdrawals += 1
-        processors = [p for p in self._dispatcher.processors.values() if p.model is model]
+        model.generations = frozenset()
+        processors = self._lines(model)
         for processor in processors:
             if await processor.dismiss(_EVICTED.format(repr(model.config.repo_id))):
                 coming.add(str(processor.variant))
