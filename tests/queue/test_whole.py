@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -795,6 +796,39 @@ def test_what_is_scaled_is_what_its_operator_deployed(tmp_path: Path) -> None:
             await world.operations.scale("a/a", 0, "0.8")
             (found,) = from_value(await world.operations.export(), "it")
             assert (found.replicas, found.dedicated) == (2, True)
+
+    run(main())
+
+
+def test_a_further_replica_that_does_not_load_is_tried_less_and_less(tmp_path: Path) -> None:
+    async def main() -> None:
+        bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
+        async with World(tmp_path, {"a/a": 60}, gpus=3, bounds=bounds) as world:
+            world.keep_up()
+            await world.until_ended(await world.send("a/a"))
+            world._broken = frozenset({"a/a"})
+            for i in range(120):
+                await world.send("a/a", 30.0, user=str(i))
+            tried = []
+            for second in range(3000):
+                await asyncio.sleep(1)
+                tried += [second] * (len(world.actors) - 1 - len(tried))
+            pauses = [after - before for before, after in itertools.pairwise(tried)]
+            assert 3 <= len(tried) <= 7
+            assert pauses[-1] >= 2 * pauses[0], tried
+            assert world.levels("a/a") == ["HOT"]
+
+    run(main())
+
+
+def test_what_is_on_its_way_is_not_ended_because_no_more_can_be_had(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", replicas=2, device="cuda")
+        async with World(tmp_path, {"a/a": 60}, configs=(config,)) as world:
+            world.keep_up()
+            (response,) = await world.until_ended(await world.send("a/a", 10.0))
+            assert response.status is Status.COMPLETED
+            assert len(world.actors) == 1
 
     run(main())
 

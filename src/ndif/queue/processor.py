@@ -332,6 +332,7 @@ class Processor:
             self.replicas.remove(replica_)
         if failure is not None:
             self._back_off()  # of no concern to those whom others serve
+            self._peak.refused = True  # the next is asked for later and later
             if not len(self.replicas) and not self._provisioning:
                 await self.dismiss(str(failure))
         if self.line:
