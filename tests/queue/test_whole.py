@@ -676,6 +676,14 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 assert held.deployment.dedicated
                 assert not held.deployment.on_cpu
                 assert (await world.operations.status())["schedule"]["windows"][0]["model"] == "a/a"
+                for refused in (
+                    world.operations.evict("a/a", None, cold=False),
+                    world.operations.evict("a/a", held.deployment.replica_id, cold=False),
+                    world.operations.scale("a/a", 0, None),
+                ):
+                    with pytest.raises(OperationError, match=r"until 2026-03-0\d 10:00 UTC") as no:
+                        await refused
+                    assert no.value.status == 409
                 await asyncio.sleep(3600)
                 (held,) = world.of("a/a")
                 assert not held.deployment.dedicated
@@ -1115,6 +1123,23 @@ def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
             world.sizes = {}
             with pytest.raises(OperationError, match="there is no such repository"):
                 await world.operations.restart("a/a")
+
+    run(main())
+
+
+def test_what_is_only_in_memory_is_restarted_on_its_device(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            await world.until_ended(await world.send("a/a"))
+            await world.until_ended(await world.send("a/b"))
+            (before,) = world.of("a/a")
+            assert world.levels("a/a") == ["WARM"]
+            (told,) = await world.operations.restart("a/a")
+            assert told["replica_id"] == before.deployment.replica_id
+            await asyncio.sleep(60)
+            (after,) = world.of("a/a")
+            assert after.state is State.RUNNING
+            assert after is not before
 
     run(main())
 

@@ -102,9 +102,10 @@ class Operations:
         """Take a model, or one replica of it, off its devices; `cold`: out of the memory as well.
 
         Raises:
-            OperationError: if there is no such model or replica.
+            OperationError: if there is no such model or replica, or the calendar has it there now.
         """
         models = self._called(model)
+        self._not_booked(models, replica_id)
         if replica_id is None:
             gone = [key for one in models for key in await self._evict(one, cold=cold)]
         else:
@@ -136,11 +137,14 @@ class Operations:
         """Have as many replicas of a model.
 
         Raises:
-            OperationError: if there is no such model, or the generation is not installed.
+            OperationError: if there is no such model, the generation is not installed, or the calendar
+                has the model there now.
         """
         asked: list[Asked] = []
         told: list[dict[str, Any]] = []
-        for one in self._called(model):
+        models = self._called(model)
+        self._not_booked(models)
+        for one in models:
             runtimes = self._scaled(one, replicas, generation)
             if not replicas and generation is None:
                 one.config = replace(one.config, replicas=0)
@@ -167,20 +171,22 @@ class Operations:
         there = [h for h in self._controller.replicas() if h.model in models]
         if not there:
             raise OperationError(404, f"{model!r} has no replica to restart.")
-        keys = [hosted.deployment.key for hosted in there]
+        hot = [hosted for hosted in there if hosted.deployment.level is _HOT]
+        # Where none is on its device, one is to be: what is only in memory was kept to return.
+        anew = hot or list({hosted.deployment.model_key: hosted for hosted in there}.values())
         counts: dict[Processor, int] = {}
-        for hosted in there:
-            if hosted.deployment.level is _HOT:
-                variant = Variant.parse(hosted.deployment.model_key)
-                processor = self._dispatcher.processor(hosted.model, variant.generation)
-                counts[processor] = counts.get(processor, 0) + 1
+        for hosted in anew:
+            variant = Variant.parse(hosted.deployment.model_key)
+            processor = self._dispatcher.processor(hosted.model, variant.generation)
+            counts[processor] = counts.get(processor, 0) + 1
+        keys = [hosted.deployment.key for hosted in there]
         self._controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
         asked = [processor.asked(count) for processor, count in counts.items()]
         told = await self._provide([each[0] for each in asked], wait=False)
         told += await self._provide([each[1] for each in asked if each[1:]], wait=False)
         if problems := [one["problem"] for one in told if one["problem"]]:
             raise OperationError(409, problems[0])
-        return [_named(key) for key in keys]
+        return [_named(hosted.deployment.key) for hosted in anew]
 
     async def kill(self, request_id: str) -> bool:
         """End a request that waits or runs; False if none of that id does."""
@@ -285,6 +291,27 @@ class Operations:
                 + (f"; there is {known}." if known else ", nor any other."),
             )
         return models
+
+    def _not_booked(self, models: Sequence[Model], replica_id: str | None = None) -> None:
+        """Refuse what would not hold: the calendar has as many there as it says.
+
+        Raises:
+            OperationError: if it has one of these models, or this replica of one.
+        """
+        for hosted in self._controller.replicas() if replica_id is not None else ():
+            if hosted.deployment.replica_id == replica_id and not hosted.deployment.dedicated:
+                return  # one more than it wants
+        for model in models:
+            if model.booked is None:
+                continue
+            until = self._upkeep.booked_until(model)
+            when = f"until {until:%Y-%m-%d %H:%M} {until.tzname()}" if until else "now"
+            raise OperationError(
+                409,
+                f"The calendar has {model.config.repo_id!r} on this server {when}, with "
+                f"{model.booked.replicas} replica{'s' * (model.booked.replicas != 1)}: until then only a "
+                "change of the calendar changes that.",
+            )
 
     def _generation(self, generation: str | None) -> str:
         installed = self._generations()

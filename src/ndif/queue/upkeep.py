@@ -154,6 +154,13 @@ class Upkeep:
             model.generations = frozenset([only] if only else self._generations()[:1])
         return sorted(model.generations)
 
+    def booked_until(self, model: Model) -> datetime | None:
+        """When what the calendar has a model dedicated for now ends, if it does have it."""
+        for window in self._schedule.dedicated_at(self._now()):
+            if self._controller.models.find(window.config.key) is model:
+                return window.end
+        return None
+
     def describe_schedule(self) -> dict[str, Any]:
         """It, for JSON."""
         now = self._now()
