@@ -19,6 +19,8 @@ from starlette.routing import Route
 from ndif.cli.main import cli
 from ndif.config import settings
 from ndif.schema.deployment_file import read
+from ndif.session.folder import Sessions
+from ndif.session.record import record_of
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
@@ -182,6 +184,24 @@ def test_a_models_replicas_are_restarted(ndif: Ndif) -> None:
     ndif("deploy", "org/a")
     assert ndif("restart", "org/a").stdout.endswith("replica r1 is started anew.\n")
     assert printed(ndif("restart", "org/a", "--json"))["restarted"][0]["replica_id"] == "r1"
+
+
+def test_a_server_whose_models_no_file_could_name_is_not_ended_for_a_restart(
+    ndif: Ndif, table: Table, here: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Sessions(here / "sessions").begin()
+    host, port = url.removeprefix("http://").split(":")
+    record = record_of(
+        session.id, url=url, host=host, port=int(port), version="1", arguments=[], settings={}
+    )
+    session.publish(record)
+    monkeypatch.setattr("ndif.cli.ending.end", lambda server: pytest.fail("it was ended"))
+    try:
+        ndif("deploy", "org/a")
+        ndif("scale", "org/a", "0")  # which this server's export has as no server could read it
+        assert "the server goes on as it is" in error(ndif("restart"), 1)
+    finally:
+        session.end()
 
 
 def test_a_server_elsewhere_is_not_restarted_from_here(ndif: Ndif, table: Table) -> None:

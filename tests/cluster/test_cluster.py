@@ -195,10 +195,10 @@ def test_a_model_that_is_dedicated_remains_so_when_it_is_asked_for_by_chance() -
 
 def test_dedication_can_be_taken_back() -> None:
     cluster = Cluster.of(with_hot(a_node("1x24GiB"), "a", 20, [0], dedicated=True))
-    freed = cluster.with_dedicated("a", False)
+    freed = cluster.with_dedicated("a", 0)
     assert not freed.hot("a")[0].dedicated
-    assert freed.with_dedicated("a", True).describe() == cluster.describe()
-    assert cluster.with_dedicated("a", True) is cluster
+    assert freed.with_dedicated("a", 1).describe() == cluster.describe()
+    assert cluster.with_dedicated("a", 1) is cluster
 
 
 def test_a_dedicated_newcomer_displaces_the_young_but_not_the_dedicated() -> None:

@@ -24,7 +24,7 @@ def test_nothing_has_to_be_done_for_what_is_so() -> None:
     cluster = Cluster.of(with_warm(with_hot(a_node("1x24GiB"), "a", 20, [0]), "b", 20))
     assert build(cluster, cluster) == DeploymentDelta()
     assert not build(cluster, cluster)
-    assert not build(cluster, cluster.with_dedicated("a", True))
+    assert not build(cluster, cluster.with_dedicated("a", 1))
 
 
 def test_each_change_is_one_kind_of_work() -> None:

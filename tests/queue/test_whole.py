@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from ndif.queue.responder import Responder
 from ndif.queue.scaling import Scaling
 from ndif.queue.upkeep import Upkeep
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.deployment_file import from_value
 from ndif.schema.model_key import ModelKey
 from ndif.schema.operation import OperationError
 from ndif.schema.request import Request, Wire
@@ -674,6 +676,14 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 assert held.deployment.dedicated
                 assert not held.deployment.on_cpu
                 assert (await world.operations.status())["schedule"]["windows"][0]["model"] == "a/a"
+                for refused in (
+                    world.operations.evict("a/a", None, cold=False),
+                    world.operations.evict("a/a", held.deployment.replica_id, cold=False),
+                    world.operations.scale("a/a", 0, None),
+                ):
+                    with pytest.raises(OperationError, match=r"until 2026-03-0\d 10:00 UTC") as no:
+                        await refused
+                    assert no.value.status == 409
                 await asyncio.sleep(3600)
                 (held,) = world.of("a/a")
                 assert not held.deployment.dedicated
@@ -695,6 +705,138 @@ def test_replicas_are_added_while_many_wait_and_let_go_when_they_idle(tmp_path: 
             assert most == 3
             await asyncio.sleep(3600)
             assert world.levels("a/a").count("HOT") == 1
+
+    run(main())
+
+
+def test_a_dedicated_model_that_is_busy_displaces_nobody_who_is_protected(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
+        sizes = {"a/a": 60, "a/b": 60}
+        async with World(
+            tmp_path, sizes, configs=(config,), gpus=3, minimum_s=3600, bounds=bounds
+        ) as world:
+            world.keep_up()
+            await world.until_ended(await world.send("a/b"))
+            ids = [await world.send("a/a", 20.0, user=str(i % 4)) for i in range(60)]
+            most = 0
+            while not all(one in world.ended for one in ids):
+                await asyncio.sleep(5)
+                assert world.levels("a/b") == ["HOT"]
+                hot = [h.deployment for h in world.of("a/a") if not h.deployment.on_cpu]
+                assert sum(place.dedicated for place in hot) == 1
+                most = max(most, len(hot))
+            assert most == 2
+
+    run(main())
+
+
+def test_a_further_replica_stands_in_for_the_dedicated_one_that_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        bounds = Bounds(most=2, target_wait_s=5, idle_s=300, cooldown_s=10)
+        async with World(tmp_path, {"a/a": 60}, configs=(config,), gpus=2, bounds=bounds) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            ids = [await world.send("a/a", 100.0) for _ in range(3)]
+            await asyncio.sleep(60)
+            assert sorted(h.deployment.dedicated for h in world.of("a/a")) == [False, True]
+            (first,) = (h for h in world.of("a/a") if h.deployment.dedicated)
+            world.actors[first.deployment.key].die()
+            await asyncio.sleep(60)
+            assert sum(h.deployment.dedicated for h in world.of("a/a")) == 1
+            await world.until_ended(*ids)
+
+    run(main())
+
+
+def test_a_restart_has_no_more_replicas_dedicated_than_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        async with World(tmp_path, {"a/a": 60}, gpus=2) as world:
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            (line,) = world.dispatcher.processors.values()
+            ids = [await world.send("a/a", 100.0) for _ in range(3)]
+            line.add_replicas(2)
+            await asyncio.sleep(60)
+            await world.operations.restart("a/a")
+            await world.until_ended(*ids)
+            assert sorted(h.deployment.dedicated for h in world.of("a/a")) == [False, True]
+
+    run(main())
+
+
+def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True, replicas=2)
+        sizes = {"a/a": 60, "a/b": 60}
+        async with World(tmp_path, sizes, configs=(config,), gpus=3) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            await world.until_ended(await world.send("a/a", generation="0.7"))
+            assert len(world.of("a/a")) == 3
+            (older,) = (h.deployment for h in world.of("a/a") if not h.deployment.dedicated)
+            # It goes for others, does not return by itself, and is forgotten.
+            await world.until_ended(await world.send("a/b"))
+            displaced = world.controller.cluster.find(older.key)
+            assert displaced is not None
+            assert displaced.level is not older.level
+            await world.operations.evict("a/a", older.replica_id, cold=True)
+            await asyncio.sleep(1000)
+            assert [h.deployment.dedicated for h in world.of("a/a")] == [True, True]
+            assert len(world.dispatcher.processors) == 2  # that of a/b is one
+            found = from_value(await world.operations.export(), "it")
+            assert [(one.repo_id, one.replicas) for one in found] == [("a/a", 2), ("a/b", 1)]
+
+    run(main())
+
+
+def test_what_is_scaled_is_what_its_operator_deployed(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True)
+        async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
+            await world.operations.deploy([config], "0.7", wait=True, sync=False)
+            await world.until_ended(await world.send("a/a"))
+            (told,) = await world.operations.scale("a/a", 2, None)
+            assert told["generation"] == "0.7"
+            # A user's generation that goes takes nothing from that.
+            await world.operations.scale("a/a", 0, "0.8")
+            (found,) = from_value(await world.operations.export(), "it")
+            assert (found.replicas, found.dedicated) == (2, True)
+
+    run(main())
+
+
+def test_a_further_replica_that_does_not_load_is_tried_less_and_less(tmp_path: Path) -> None:
+    async def main() -> None:
+        bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
+        async with World(tmp_path, {"a/a": 60}, gpus=3, bounds=bounds) as world:
+            world.keep_up()
+            await world.until_ended(await world.send("a/a"))
+            world._broken = frozenset({"a/a"})
+            for i in range(120):
+                await world.send("a/a", 30.0, user=str(i))
+            tried = []
+            for second in range(3000):
+                await asyncio.sleep(1)
+                tried += [second] * (len(world.actors) - 1 - len(tried))
+            pauses = [after - before for before, after in itertools.pairwise(tried)]
+            assert 3 <= len(tried) <= 7
+            assert pauses[-1] >= 2 * pauses[0], tried
+            assert world.levels("a/a") == ["HOT"]
+
+    run(main())
+
+
+def test_what_is_on_its_way_is_not_ended_because_no_more_can_be_had(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", replicas=2, device="cuda")
+        async with World(tmp_path, {"a/a": 60}, configs=(config,)) as world:
+            world.keep_up()
+            (response,) = await world.until_ended(await world.send("a/a", 10.0))
+            assert response.status is Status.COMPLETED
+            assert len(world.actors) == 1
 
     run(main())
 
@@ -869,6 +1011,27 @@ def test_what_is_scaled_to_nothing_is_named(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("how", ["scale", "evict"])
+def test_what_has_no_replica_any_more_is_not_exported(tmp_path: Path, how: str) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 30}) as world:
+            config = DeploymentConfig("a/a", "a/a", dedicated=True)
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            assert from_value(await world.operations.export(), "it") == (config,)
+            (there,) = world.of("a/a")
+            if how == "scale":
+                await world.operations.scale("a/a", 0, None)
+            else:
+                await world.operations.evict("a/a", there.deployment.replica_id, cold=True)
+            assert await world.operations.export() == []
+            # Whoever may use it has it loaded; that is nothing that its operator asks for.
+            await world.until_ended(await world.send("a/a"))
+            (found,) = from_value(await world.operations.export(), "it")
+            assert (found.replicas, found.dedicated) == (1, False)
+
+    run(main())
+
+
 def test_two_names_of_one_model_are_one_deployment(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 30}) as world:
@@ -960,6 +1123,23 @@ def test_a_restart_that_brings_nothing_back_says_so(tmp_path: Path) -> None:
             world.sizes = {}
             with pytest.raises(OperationError, match="there is no such repository"):
                 await world.operations.restart("a/a")
+
+    run(main())
+
+
+def test_what_is_only_in_memory_is_restarted_on_its_device(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
+            await world.until_ended(await world.send("a/a"))
+            await world.until_ended(await world.send("a/b"))
+            (before,) = world.of("a/a")
+            assert world.levels("a/a") == ["WARM"]
+            (told,) = await world.operations.restart("a/a")
+            assert told["replica_id"] == before.deployment.replica_id
+            await asyncio.sleep(60)
+            (after,) = world.of("a/a")
+            assert after.state is State.RUNNING
+            assert after is not before
 
     run(main())
 

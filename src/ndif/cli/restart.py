@@ -75,13 +75,25 @@ def _server(server: Server, as_json: bool) -> None:
 
 
 def _arguments(server: Server, session: Session, record: Record) -> list[str]:
-    """What it was started with; its models are those of now, if it can still say which."""
+    """What it was started with; its models are those of now, if it can still say which.
+
+    Raises:
+        CommandError: if no server could be started with those.
+    """
+    from ndif.schema.deployment_file import DeploymentFileError, read_file
+
     try:
         deployed = server.get("/admin/export")["deployments"]
     except CommandError:
         return record.arguments
     file = session.folder / "deployments.json"
     file.write_text(json.dumps(deployed, indent=2))
+    try:
+        read_file(file)
+    except DeploymentFileError as error:
+        raise CommandError(
+            f"What is deployed now could not be deployed again, so the server goes on as it is:\n{error}"
+        ) from error
     words = [word for word in record.arguments[:1] if word in WORDS]
     place = ["--host", record.host, "--port", str(record.port)]
     return [*words, *place, "--deployment-config", str(file)]

@@ -65,10 +65,15 @@ class Asked:
         """What is asked for."""
         return Variant(self.model.key, self.generation)
 
+    @property
+    def dedicated(self) -> bool:
+        """Whether it is no more than what its operator dedicates: what users need beyond has to wait."""
+        return 0 < self.replicas <= self.model.dedicated_in(self.generation)
+
     def wanted(self, size_bytes: int) -> Wanted:
         """It, where one replica needs so much."""
         device = _device(self.model.wanted.device)
-        return Wanted(str(self.variant), size_bytes, self.replicas, self.model.dedicated, device)
+        return Wanted(str(self.variant), size_bytes, self.replicas, self.dedicated, device)
 
 
 @dataclass(frozen=True, slots=True)

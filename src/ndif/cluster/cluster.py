@@ -150,12 +150,12 @@ class Cluster:
                 nodes[node.id] = node.with_evicted(hot)
         return Decision(self._or(nodes), evictions=tuple(evictions))
 
-    def with_dedicated(self, model_key: str, dedicated: bool) -> Cluster:
-        """All HOT replicas of a model dedicated, or no longer: nothing else about them changes."""
+    def with_dedicated(self, model_key: str, replicas: int) -> Cluster:
+        """So many HOT replicas of a model dedicated, and no others: nothing else about them changes."""
         nodes = dict(self.nodes)
-        for deployment in self.hot(model_key):
+        for position, deployment in enumerate(_dedicated_first(self.hot(model_key))):
             node = nodes[deployment.node_id]
-            nodes[node.id] = node.with_dedicated([deployment.key], dedicated)
+            nodes[node.id] = node.with_dedicated([deployment.key], position < replicas)
         return self._or(nodes)
 
     def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
@@ -223,6 +223,11 @@ def _hot(nodes: Mapping[str, Node], model_key: str) -> list[Deployment]:
     return [d for node in nodes.values() for d in node.deployments.get(model_key, {}).values()]
 
 
+def _dedicated_first(replicas: Sequence[Deployment]) -> list[Deployment]:
+    """Those that are dedicated, then the oldest: the order in which they are to be."""
+    return sorted(replicas, key=lambda d: (not d.dedicated, d.deployed, d.replica_id))
+
+
 class _Deploying:
     """A decision in the making."""
 
@@ -250,7 +255,7 @@ class _Deploying:
 
     def _dedicate(self, there: list[Deployment], replicas: int) -> list[Deployment]:
         """As many of a model's replicas dedicated as asked for: those that are, then the oldest."""
-        ordered = sorted(there, key=lambda d: (not d.dedicated, d.deployed, d.replica_id))
+        ordered = _dedicated_first(there)
         for deployment in ordered[:replicas]:
             node = self.nodes[deployment.node_id]
             self.nodes[node.id] = node.with_dedicated([deployment.key], True)

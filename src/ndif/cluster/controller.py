@@ -176,10 +176,11 @@ class Controller:
         self._carry_out(decision, why)
         return gone
 
-    def dedicate(self, model: Model, dedicated: bool) -> None:
-        """Have the replicas that a model has dedicated, or no longer."""
+    def dedicate(self, model: Model) -> None:
+        """Have as many of a model's replicas dedicated as its operator wants, and no others."""
         for variant in {hosted.deployment.model_key for hosted in self._of(model)}:
-            self.cluster = self.cluster.with_dedicated(variant, dedicated)
+            replicas = model.dedicated_in(Variant.parse(variant).generation)
+            self.cluster = self.cluster.with_dedicated(variant, replicas)
         self._take_over()
 
     def adopt(self, found: Sequence[Living]) -> list[Hosted]:

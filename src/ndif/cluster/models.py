@@ -35,6 +35,8 @@ class Model:
     """How many are about to deploy it."""
     withdrawals: int = 0
     """How often its operator has taken it away: what was asked for before is not to come."""
+    generations: frozenset[str] = frozenset()
+    """In which its operator has it; none: that has yet to be said, and any may be meant."""
     problems: dict[str, str] = field(default_factory=dict)
     """Why it could not be deployed when that was last tried, by generation."""
     aliases: set[str] = field(default_factory=set)
@@ -53,6 +55,30 @@ class Model:
         if self.booked is None:
             return self.config
         return replace(self.booked, dedicated=True, task=self.booked.task or self.config.task)
+
+    def keeps(self, generation: str) -> bool:
+        """Whether it is its operator, or the schedule, that has it in this generation, not users alone."""
+        if self.booked is not None and self.booked.runtime:
+            return generation == self.booked.runtime
+        return not self.generations or generation in self.generations
+
+    def dedicated_in(self, generation: str) -> int:
+        """How many of its replicas in this generation are to be dedicated."""
+        return self.wanted.replicas if self.dedicated and self.keeps(generation) else 0
+
+    def least_in(self, generation: str) -> int:
+        """How many replicas its line in this generation begins with."""
+        return self.wanted.replicas if self.keeps(generation) else 1
+
+    def scale(self, generation: str, replicas: int) -> None:
+        """Its operator wants so many in this generation; none there says nothing of the others."""
+        others = self.generations - {generation}
+        if replicas:
+            self.generations = others | {generation}
+        elif others:
+            self.generations = others
+            return
+        self.config = replace(self.config, replicas=replicas)
 
     @property
     def forgettable(self) -> bool:

@@ -101,14 +101,21 @@ class Dispatcher:
         return False
 
     def forget_idle(self) -> None:
-        """Keep no line of a model that only a user asked for, and that has neither work nor replicas."""
+        """Keep no line that only a user asked for, and that has neither work nor replicas.
+
+        It is that of a model, or of a model's further generation.
+        """
         there = {hosted.deployment.model_key for hosted in self._controller.replicas()}
         for variant, processor in list(self.processors.items()):
-            if processor.model.forgettable and processor.idle and str(variant) not in there:
-                self._tasks.pop(variant).cancel()
-                del self.processors[variant]
-                if not any(other.model is processor.model for other in self.processors.values()):
-                    self._controller.models.forget(processor.model)
+            model = processor.model
+            is_users = model.forgettable or not model.keeps(variant.generation)
+            if not is_users or not processor.idle or str(variant) in there:
+                continue
+            self._tasks.pop(variant).cancel()
+            del self.processors[variant]
+            model.problems.pop(variant.generation, None)
+            if not any(other.model is model for other in self.processors.values()):
+                self._controller.models.forget(model)
 
     async def _dispatch_forever(self) -> None:
         while True:

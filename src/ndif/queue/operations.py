@@ -83,11 +83,12 @@ class Operations:
         # Two names may mean one model: the last holds.
         pairs = {(id(model), runtime): model for model, runtime in zip(models, chosen, strict=True)}
         for (_, runtime), model in pairs.items():
+            model.generations |= {runtime}
             processor = self._dispatcher.processor(model, runtime)
             processor.least_replicas = model.wanted.replicas
             processor.scale(model.wanted.replicas)
             asked.append(Asked(model, runtime, model.wanted.replicas))
-            self._controller.dedicate(model, model.dedicated)
+            self._controller.dedicate(model)
         told = await self._provide(asked, wait=wait, gone=gone)
         for place, one in enumerate(asked):
             if one.model.same_as is not None:  # which is known only now
@@ -101,9 +102,10 @@ class Operations:
         """Take a model, or one replica of it, off its devices; `cold`: out of the memory as well.
 
         Raises:
-            OperationError: if there is no such model or replica.
+            OperationError: if there is no such model or replica, or the calendar has it there now.
         """
         models = self._called(model)
+        self._not_booked(models, replica_id)
         if replica_id is None:
             gone = [key for one in models for key in await self._evict(one, cold=cold)]
         else:
@@ -122,8 +124,8 @@ class Operations:
                     processor.least_replicas = min(
                         processor.least_replicas, processor.desired_replicas
                     )
-                    config = processor.model.config
-                    processor.model.config = replace(config, replicas=processor.least_replicas)
+                    if processor.model.keeps(variant.generation):
+                        processor.model.scale(variant.generation, processor.least_replicas)
             gone = list(self._controller.evict(replica_keys=keys, cold=cold))
         if not gone:
             raise OperationError(404, f"{model!r} has no replica to evict.")
@@ -135,19 +137,21 @@ class Operations:
         """Have as many replicas of a model.
 
         Raises:
-            OperationError: if there is no such model, or the generation is not installed.
+            OperationError: if there is no such model, the generation is not installed, or the calendar
+                has the model there now.
         """
         asked: list[Asked] = []
         told: list[dict[str, Any]] = []
-        for one in self._called(model):
-            one.config = replace(one.config, replicas=replicas)
+        models = self._called(model)
+        self._not_booked(models)
+        for one in models:
+            runtimes = self._scaled(one, replicas, generation)
             if not replicas and generation is None:
+                one.config = replace(one.config, replicas=0)
                 one.withdrawals += 1  # what has yet to have a place is not wanted either
-            known = [p for p in self._dispatcher.processors.values() if p.model is one]
-            runtimes = {processor.variant.generation for processor in known}
-            if generation is not None or not runtimes:
-                runtimes = {self._generation(generation or one.wanted.runtime)}
             for runtime in sorted(runtimes):
+                if replicas or (generation is not None and one.keeps(runtime)):
+                    one.scale(runtime, replicas)
                 processor = self._dispatcher.processor(one, runtime)
                 processor.least_replicas = replicas
                 gone = processor.scale(replicas)
@@ -167,22 +171,22 @@ class Operations:
         there = [h for h in self._controller.replicas() if h.model in models]
         if not there:
             raise OperationError(404, f"{model!r} has no replica to restart.")
-        keys = [hosted.deployment.key for hosted in there]
+        hot = [hosted for hosted in there if hosted.deployment.level is _HOT]
+        # Where none is on its device, one is to be: what is only in memory was kept to return.
+        anew = hot or list({hosted.deployment.model_key: hosted for hosted in there}.values())
         counts: dict[Processor, int] = {}
-        for hosted in there:
-            if hosted.deployment.level is _HOT:
-                variant = Variant.parse(hosted.deployment.model_key)
-                processor = self._dispatcher.processor(hosted.model, variant.generation)
-                counts[processor] = counts.get(processor, 0) + 1
+        for hosted in anew:
+            variant = Variant.parse(hosted.deployment.model_key)
+            processor = self._dispatcher.processor(hosted.model, variant.generation)
+            counts[processor] = counts.get(processor, 0) + 1
+        keys = [hosted.deployment.key for hosted in there]
         self._controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
-        asked = [
-            Asked(processor.model, processor.variant.generation, count)
-            for processor, count in counts.items()
-        ]
-        told = await self._provide(asked, wait=False)
+        asked = [processor.asked(count) for processor, count in counts.items()]
+        told = await self._provide([each[0] for each in asked], wait=False)
+        told += await self._provide([each[1] for each in asked if each[1:]], wait=False)
         if problems := [one["problem"] for one in told if one["problem"]]:
             raise OperationError(409, problems[0])
-        return [_named(key) for key in keys]
+        return [_named(hosted.deployment.key) for hosted in anew]
 
     async def kill(self, request_id: str) -> bool:
         """End a request that waits or runs; False if none of that id does."""
@@ -201,32 +205,50 @@ class Operations:
 
     async def export(self) -> list[dict[str, Any]]:
         """Entries of a deployment file that brings up what is deployed now."""
-        hot = {
-            id(hosted.model)
-            for hosted in self._controller.replicas()
-            if hosted.deployment.level is _HOT
-        }
-        replicas = {
-            id(processor.model): processor.least_replicas
-            for processor in self._dispatcher.processors.values()
-            if processor.least_replicas
-        }
-        return [
-            entry_of(replace(model.config, replicas=replicas.get(id(model), model.config.replicas)))
-            for model in self._controller.models
-            if id(model) in hot or model.config.dedicated
-        ]
+        # What is leaving is there still, and decided not to be.
+        serving = {d.key for d in self._controller.cluster.replicas() if d.level is _HOT}
+        hot = {id(h.model) for h in self._controller.replicas() if h.deployment.key in serving}
+        entries = []
+        for model in self._controller.models:
+            replicas = self._asked_for(model)
+            # One that its operator wants none of is there for users alone, as any is on demand.
+            dedicated = model.config.dedicated and replicas > 0
+            if id(model) in hot or dedicated:
+                config = replace(model.config, replicas=max(1, replicas), dedicated=dedicated)
+                entries.append(entry_of(config))
+        return entries
 
     async def stop(self) -> None:
         """End the server as SIGTERM does."""
         self._stop()
+
+    def _asked_for(self, model: Model) -> int:
+        """How many replicas its operator wants, of whichever generation that is the most."""
+        asked = [p.least_replicas for p in self._lines(model) if model.keeps(p.variant.generation)]
+        return max(asked, default=0) or model.config.replicas
+
+    def _lines(self, model: Model) -> list[Processor]:
+        return [p for p in self._dispatcher.processors.values() if p.model is model]
+
+    def _scaled(self, model: Model, replicas: int, generation: str | None) -> set[str]:
+        """Which generations it means that a model is to have so many replicas."""
+        lines = self._lines(model)
+        known = {line.variant.generation for line in lines}
+        if generation is not None:
+            return {self._generation(generation)}
+        if replicas:
+            # Those of its operator; else those that are there; or what users had last.
+            there = {line.variant.generation for line in lines if not line.idle}
+            known = set(model.generations) or there or known
+        return known or {self._generation(model.wanted.runtime)}
 
     async def _evict(self, model: Model, *, cold: bool) -> list[_Gone]:
         """Take all of a model away, and tell those who wait for it."""
         model.config = replace(model.config, dedicated=False)
         coming = set(map(str, self._controller.undecided(model)))
         model.withdrawals += 1
-        processors = [p for p in self._dispatcher.processors.values() if p.model is model]
+        model.generations = frozenset()
+        processors = self._lines(model)
         for processor in processors:
             if await processor.dismiss(_EVICTED.format(repr(model.config.repo_id))):
                 coming.add(str(processor.variant))
@@ -269,6 +291,27 @@ class Operations:
                 + (f"; there is {known}." if known else ", nor any other."),
             )
         return models
+
+    def _not_booked(self, models: Sequence[Model], replica_id: str | None = None) -> None:
+        """Refuse what would not hold: the calendar has as many there as it says.
+
+        Raises:
+            OperationError: if it has one of these models, or this replica of one.
+        """
+        for hosted in self._controller.replicas() if replica_id is not None else ():
+            if hosted.deployment.replica_id == replica_id and not hosted.deployment.dedicated:
+                return  # one more than it wants
+        for model in models:
+            if model.booked is None:
+                continue
+            until = self._upkeep.booked_until(model)
+            when = f"until {until:%Y-%m-%d %H:%M} {until.tzname()}" if until else "now"
+            raise OperationError(
+                409,
+                f"The calendar has {model.config.repo_id!r} on this server {when}, with "
+                f"{model.booked.replicas} replica{'s' * (model.booked.replicas != 1)}: until then only a "
+                "change of the calendar changes that.",
+            )
 
     def _generation(self, generation: str | None) -> str:
         installed = self._generations()

@@ -68,9 +68,9 @@ class Processor:
     ) -> None:
         self.model = model
         self.variant = Variant(model.key, generation)
-        self.least_replicas = model.wanted.replicas
+        self.least_replicas = model.least_in(generation)
         """As many as its operator asks for."""
-        self.desired_replicas = model.wanted.replicas
+        self.desired_replicas = self.least_replicas
         """And as many as there are to be now."""
         self._controller = controller
         self._broker = broker
@@ -179,7 +179,21 @@ class Processor:
         keys = [(str(self.variant), replica_.id) for replica_ in staying[replicas:]]
         if not keys:
             return ()
-        return self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
+        gone = self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
+        self._controller.dedicate(self.model)  # the idle are not always those that were not
+        return gone
+
+    def asked(self, replicas: int) -> list[Asked]:
+        """So many replicas, as they are to be asked for one after the other.
+
+        First those that are to be dedicated, if any are missing: further ones displace only whom any
+        model's may, and wait for those who have yet to do their first job.
+        """
+        generation = self.variant.generation
+        first = self.model.dedicated_in(generation)
+        hot = self._controller.cluster.hot(str(self.variant))
+        counts = [first] if sum(d.dedicated for d in hot) < first < replicas else []
+        return [Asked(self.model, generation, count) for count in [*counts, replicas]]
 
     @property
     def _needed(self) -> int:
@@ -247,15 +261,17 @@ class Processor:
         if not self.line:
             return
         alone = not len(self.replicas)
-        asked = Asked(self.model, self.variant.generation, self._needed)
         self._provisioning = True
         try:
             if alone:
                 await self._updates.everybody(
                     Status.PROVISIONING, "A replica is being set up for your model."
                 )
-            (provided,) = await self._controller.deploy([asked])
-            self.adopt(provided.replica_ids)
+            for asked in self.asked(self._needed):
+                (provided,) = await self._controller.deploy([asked])
+                self.adopt(provided.replica_ids)
+                if asked.void or provided.problem is not None:
+                    break
         finally:
             self._provisioning = False
         if self.model.same_as is not None:
@@ -316,6 +332,7 @@ class Processor:
             self.replicas.remove(replica_)
         if failure is not None:
             self._back_off()  # of no concern to those whom others serve
+            self._peak.refused = True  # the next is asked for later and later
             if not len(self.replicas) and not self._provisioning:
                 await self.dismiss(str(failure))
         if self.line:

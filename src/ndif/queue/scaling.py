@@ -56,5 +56,9 @@ class Scaling:
         wanted = scaler.step(observation, asyncio.get_running_loop().time())
         if wanted > processor.desired_replicas and len(processor.replicas):
             processor.add_replicas(wanted)
+        elif wanted < processor.desired_replicas and most.refused:
+            processor.desired_replicas = (
+                wanted  # no reason to end those that are still on their way
+            )
         elif wanted < processor.desired_replicas:
             processor.scale(wanted)

@@ -99,9 +99,10 @@ class Upkeep:
         windows = self._schedule.dedicated_at(self._now())
         begun, ended = self._controller.models.book([window.config for window in windows])
         for model in ended:
-            self._controller.dedicate(model, model.dedicated)
+            if model.on_demand:
+                model.generations = frozenset()  # users have it in whichever they like
+            self._controller.dedicate(model)
         for model in begun:
-            self._controller.dedicate(model, True)
             self._failures = {v: f for v, f in self._failures.items() if v.model != model.key}
         await self._provide()
 
@@ -112,7 +113,11 @@ class Upkeep:
         for model in self._controller.models:
             if not model.dedicated or model.wanted.replicas < 1:
                 continue
-            for generation in self._runtimes(model):
+            runtimes = self._runtimes(model)
+            self._controller.dedicate(
+                model
+            )  # where one is lost that was, another may stand in for it
+            for generation in runtimes:
                 one = Asked(model, generation, model.wanted.replicas)
                 _, not_before = self._failures.get(one.variant, (0, 0.0))
                 if self._missing(one) and loop.time() >= not_before:
@@ -131,20 +136,30 @@ class Upkeep:
     def _missing(self, asked: Asked) -> bool:
         variant = str(asked.variant)
         there = [h for h in self._controller.replicas() if h.deployment.model_key == variant]
+        there = [hosted for hosted in there if hosted.deployment.dedicated]
         serving = sum(hosted.serving for hosted in there)
         if serving >= asked.replicas:
             self._failures.pop(asked.variant, None)
         return sum(hosted.serving or hosted.is_pending for hosted in there) < asked.replicas
 
     def _runtimes(self, model: Model) -> list[str]:
-        """In which generations a dedicated model is to be there: its clients', or the newest."""
-        used = [
-            variant.generation
-            for variant, processor in self._dispatcher.processors.items()
-            if processor.model is model
-        ]
-        only = model.wanted.runtime
-        return used or ([only] if only else list(self._generations()[:1]))
+        """In which generations a dedicated model is to be there: its operator's, or the newest.
+
+        Users of another have it loaded there on demand: one of their requests is to reserve nothing.
+        """
+        if model.booked is not None and model.booked.runtime:
+            return [model.booked.runtime]
+        if not model.generations:
+            only = model.wanted.runtime
+            model.generations = frozenset([only] if only else self._generations()[:1])
+        return sorted(model.generations)
+
+    def booked_until(self, model: Model) -> datetime | None:
+        """When what the calendar has a model dedicated for now ends, if it does have it."""
+        for window in self._schedule.dedicated_at(self._now()):
+            if self._controller.models.find(window.config.key) is model:
+                return window.end
+        return None
 
     def describe_schedule(self) -> dict[str, Any]:
         """It, for JSON."""
