@@ -61,6 +61,28 @@ def scenario_refused(context: Context) -> None:
     assert "tests/llama" in said, said
 
 
+def processes_of(model: Any) -> list[int]:
+    """Which process runs each of two traces."""
+    found = []
+    for _ in range(2):
+        with model.trace(PROMPT, remote=True):
+            import os
+
+            told = [os.getpid()].save()
+        found.append(told[0])
+    return found
+
+
+def scenario_one_process_runs_all(context: Context) -> None:
+    first, second = processes_of(context.remote)
+    assert first == second
+
+
+def scenario_what_strangers_may_not(context: Context) -> None:
+    said = failure(lambda: processes_of(context.remote))
+    assert "module 'os' is not available on this server" in said, said
+
+
 def failure(call: Any) -> str:
     """What is said when it fails, which it must."""
     try:

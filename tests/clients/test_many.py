@@ -309,6 +309,7 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
         "keys:\n"
         "  - {key: may-do-much, user: ada@example.org, tags: [hotswapping]}\n"
         "  - {key: may-do-little}\n"
+        "  - {key: may-do-anything, tags: [trusted]}\n"
     )
     server = many.server("tests/llama", NDIF_API_KEYS=str(keys))
     with pytest.raises(AssertionError, match="does not know the API key"):
@@ -321,3 +322,10 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
     # Loaded or not, it is not dedicated.
     little.run("scenario_refused")
     many.client(server, "tests/llama", key="may-do-little").run("scenario_a_trace")
+    # One replica serves the trusted in a process that is kept, and anybody else in one of their own.
+    trusted = many.client(server, "tests/llama", key="may-do-anything")
+    trusted.run("scenario_one_process_runs_all")
+    plain = many.client(server, "tests/llama", key="may-do-little")
+    plain.run("scenario_what_strangers_may_not")
+    plain.run("scenario_a_trace")
+    trusted.run("scenario_one_process_runs_all")

@@ -114,9 +114,8 @@ class Upkeep:
             if not model.dedicated or model.wanted.replicas < 1:
                 continue
             runtimes = self._runtimes(model)
-            self._controller.dedicate(
-                model
-            )  # where one is lost that was, another may stand in for it
+            # Where one is lost that was dedicated, another may stand in for it.
+            self._controller.dedicate(model)
             for generation in runtimes:
                 one = Asked(model, generation, model.wanted.replicas)
                 _, not_before = self._failures.get(one.variant, (0, 0.0))
