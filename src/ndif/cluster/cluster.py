@@ -6,7 +6,6 @@ what has to be done in the world is the difference between the two (`delta.build
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +16,11 @@ from ndif.cluster.node import Node
 from ndif.cluster.refusal import Refusal, refuse
 from ndif.cluster.rules import DEFAULT_RULES, Rules
 from ndif.cluster.search import Search, choose
+from ndif.cluster.ties import Dice, EveryWay
 from ndif.cluster.wanted import Wanted
+
+_LOOKS = 4096
+"""At how many nodes a decision looks again, in all, where not everybody has a place at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +103,14 @@ class Cluster:
         self,
         wanted: Sequence[Wanted],
         now: float,
-        rng: random.Random,
+        rng: Dice,
         rules: Rules = DEFAULT_RULES,
     ) -> Decision:
         """Find a place for every replica that is asked for and not there, as many as there is room for.
 
         Dedicated models come first, and of each kind the largest. Of what is asked for together nobody
-        goes for another. A dedicated model makes as many of its replicas dedicated as it asks for.
+        goes for another. A dedicated model makes as many of its replicas dedicated as it asks for. Where
+        one takes the only place of another, places are looked for anew, with ties decided otherwise.
 
         Raises:
             ValueError: if a model is asked for twice.
@@ -114,14 +118,40 @@ class Cluster:
         together = frozenset(one.model_key for one in wanted)
         if len(together) < len(wanted):
             raise ValueError("A model was asked for twice in one request.")
+        ordered = sorted(wanted, key=lambda w: (not w.dedicated, -w.size_bytes))
+        searches = [Search(one, now, rules, together) for one in ordered]
+        best = self._deploy(searches, rng)
+        if best.refused and self._might_fit(best, searches, rng):
+            ways = EveryWay(rng)
+            for _ in range(_LOOKS // max(1, len(self.nodes))):
+                found = self._deploy(searches, ways)
+                if len(found.placed) > len(best.placed):
+                    best = found
+                if not best.refused or not ways.next():
+                    break
+        return best
+
+    def _deploy(self, searches: Iterable[Search], rng: Dice) -> Decision:
+        """One way to do it."""
         deploying = _Deploying(dict(self.nodes))
-        for one in sorted(wanted, key=lambda w: (not w.dedicated, -w.size_bytes)):
-            deploying.deploy(Search(one, now, rules, together), rng)
+        for search in searches:
+            deploying.deploy(search, rng)
         return Decision(
             self._or(deploying.nodes),
             tuple(deploying.placed),
             tuple(deploying.refused),
             tuple(deploying.evictions),
+        )
+
+    def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: Dice) -> bool:
+        """Whether some of what was refused has lost its place to what was placed with it."""
+        if all(placement.level is CandidateLevel.DEPLOYED for placement in decision.placed):
+            return False
+        refused = {refusal.model_key for refusal in decision.refused}
+        return any(
+            choose(self.nodes, search, rng) is not None
+            for search in searches
+            if search.wanted.model_key in refused
         )
 
     def evict(
@@ -239,7 +269,7 @@ class _Deploying:
         self._held: dict[str, int] = {}
         """Of each node, what its returning replicas give back of its CPU memory, once they have left it."""
 
-    def deploy(self, search: Search, rng: random.Random) -> None:
+    def deploy(self, search: Search, rng: Dice) -> None:
         """Place what there is not of one model."""
         wanted = search.wanted
         there = _hot(self.nodes, wanted.model_key)
@@ -264,7 +294,7 @@ class _Deploying:
             for position, deployment in enumerate(ordered)
         ]
 
-    def _place(self, search: Search, rng: random.Random) -> bool:
+    def _place(self, search: Search, rng: Dice) -> bool:
         """One replica; whether there was room."""
         choice = choose(self.nodes, search, rng)
         if choice is None:

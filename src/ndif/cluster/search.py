@@ -1,13 +1,12 @@
 """Which node one replica goes to.
 
-The lowest `CandidateLevel` wins, and a seeded generator chooses among equals. For `Device.AUTO` this is
+The lowest `CandidateLevel` wins, and chance chooses among equals. For `Device.AUTO` this is
 asked of the GPUs first, at every level, and of the CPUs only if no GPU can be had: a model that somebody
 may be displaced for is not run many times slower instead.
 """
 
 from __future__ import annotations
 
-import random
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from ndif.cluster.deployment import Deployment
 from ndif.cluster.node import Candidate, Node
 from ndif.cluster.outlook import Steps
 from ndif.cluster.rules import Rules
+from ndif.cluster.ties import Dice
 from ndif.cluster.wanted import Device, Wanted
 
 Nodes = Mapping[str, Node]
@@ -60,7 +60,7 @@ class Choice:
     candidate: Candidate
 
 
-def choose(nodes: Nodes, search: Search, rng: random.Random) -> Choice | None:
+def choose(nodes: Nodes, search: Search, rng: Dice) -> Choice | None:
     """The best place for one more replica; None if there is none.
 
     A replica that is WARM returns to its node or not at all: elsewhere there would be nothing of it. So
@@ -77,7 +77,7 @@ def choose(nodes: Nodes, search: Search, rng: random.Random) -> Choice | None:
 
 
 def _best(
-    nodes: Nodes, search: Search, on_cpu: bool, rng: random.Random
+    nodes: Nodes, search: Search, on_cpu: bool, rng: Dice
 ) -> tuple[Node, Deployment | None] | None:
     """One of the best nodes, and the replica that is WARM there if it is to return."""
     rules, size = search.rules, search.wanted.size_bytes
@@ -109,7 +109,7 @@ def _best(
     return (rng.choice(full), None) if full else None
 
 
-def new_replica_id(nodes: Nodes, rules: Rules, rng: random.Random) -> str:
+def new_replica_id(nodes: Nodes, rules: Rules, rng: Dice) -> str:
     """A UUID in hex that no replica has."""
     while True:
         replica_id = uuid.UUID(int=rng.getrandbits(128), version=4).hex

@@ -1,0 +1,67 @@
+"""Models that are asked for together all have a place wherever there is one for each: by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from ndif.cluster.cluster import Cluster
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.cluster.ties import EveryWay
+from ndif.cluster.wanted import Device, Wanted
+
+NOW = 10_000.0
+
+
+def all_fit(nodes: list[int], sizes: list[int]) -> bool:
+    """Whether there is a way to give each model room on one of these nodes."""
+    return any(
+        all(
+            sum(size for size, at in zip(sizes, places, strict=True) if at == index) <= room
+            for index, room in enumerate(nodes)
+        )
+        for places in itertools.product(range(len(nodes)), repeat=len(sizes))
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**64).map(random.Random))
+def test_all_are_placed_where_all_can_be(rng: random.Random) -> None:
+    rooms = [rng.randint(1, 12) for _ in range(rng.choice([1, 2, 2, 3]))]
+    sizes = [rng.randint(1, 8) for _ in range(rng.choice([1, 2, 3, 4]))]
+    nodes = (Node(str(i), str(i), Resources.of([], room, 1.0)) for i, room in enumerate(rooms))
+    wanted = [Wanted(str(i), size, device=Device.CPU) for i, size in enumerate(sizes)]
+    decision = Cluster.of(*nodes).deploy(wanted, NOW, rng)
+    possible = all_fit(rooms, sizes)
+    event(f"all fit: {possible}")
+    assert (not decision.refused) == possible
+
+
+def test_a_small_model_leaves_the_only_large_gpu_to_a_large_one() -> None:
+    cluster = Cluster.of(
+        Node("a", "a", Resources.of([80], 0, 1.0)), Node("b", "b", Resources.of([30, 30], 0, 1.0))
+    )
+    wanted = [
+        Wanted(key, size, device=Device.GPU) for key, size in (("x", 60), ("y", 30), ("z", 30))
+    ]
+    for seed in range(50):
+        decision = cluster.deploy(wanted, NOW, random.Random(seed))
+        assert not decision.refused
+        assert {p.deployment.node_id for p in decision.placed if p.deployment.size_bytes == 30} == {
+            "b"
+        }
+
+
+def test_every_way_to_decide_is_gone_once() -> None:
+    ways = EveryWay(random.Random(0))
+    seen = []
+    while True:
+        first = ways.choice("ab")
+        seen.append(first + (ways.choice("cde") if first == "a" else ""))
+        if not ways.next():
+            break
+    assert seen == ["ac", "ad", "ae", "b"]
