@@ -193,6 +193,15 @@ class Settings(BaseSettings):
     autoscale_cooldown_s: float = Field(
         default=60, gt=0, description="Seconds between two such changes of a model."
     )
+    autoscale_backoff_s: float = Field(
+        default=30,
+        gt=0,
+        description="Seconds until a replica for which there was no room is asked for again; doubled each "
+        "time.",
+    )
+    autoscale_longest_backoff_s: float = Field(
+        default=960, gt=0, description="The most that these become."
+    )
     sandbox: Literal["require", "best-effort", "off"] = Field(
         default="require",
         description="Whether untrusted code runs without the kernel's whole confinement: never, with "
@@ -272,6 +281,10 @@ class Settings(BaseSettings):
         if self.autoscale_cooldown_s > self.autoscale_idle_s:
             raise ValueError(
                 "NDIF_AUTOSCALE_COOLDOWN_S must not be more than NDIF_AUTOSCALE_IDLE_S"
+            )
+        if self.autoscale_backoff_s > self.autoscale_longest_backoff_s:
+            raise ValueError(
+                "NDIF_AUTOSCALE_BACKOFF_S must not be more than NDIF_AUTOSCALE_LONGEST_BACKOFF_S"
             )
         return self
 

@@ -302,6 +302,11 @@ class TestCommandLine:
         assert code == 0
         assert "Successfully installed" in output
         assert output.splitlines()[-1].endswith(f"is installed in {own_07.folder / '0.7'}")
+        code, output = self.run("remove", "0.7", "--json")
+        assert (code, json.loads(output)) == (0, {"removed": "0.7"})
+        code, output = self.run("add", "0.7", "--json")
+        assert code == 0
+        assert json.loads(output.splitlines()[-1])["path"] == [str(own_07.folder / "0.7")]
         code, output = self.run("add", "0.7")
         assert code == 1
         assert "Error: nnsight 0.7" in output

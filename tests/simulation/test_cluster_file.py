@@ -48,7 +48,7 @@ default_size: 16GB
 rules: {minimum_deployment_time: 5m, drain_timeout: 10s, execution_timeout: 1h, model_cache_percentage: 0.5}
 speeds: {start_up: 0s, load_bytes_per_s: 1GB, warm_bytes_per_s: 10GB, cache_bytes_per_s: 20GB,
   cpu_slowdown: 5.0}
-autoscale: {max_replicas: 3, target_wait: 20s, idle: 5m, cooldown: 30s}
+autoscale: {max_replicas: 3, target_wait: 20s, idle: 5m, cooldown: 30s, backoff: 10s, longest_backoff: 1h}
 line: {head_start: 30s, patience: 8, max_attempts: 1}
 """,
         "c.yaml",
@@ -68,6 +68,7 @@ line: {head_start: 30s, patience: 8, max_attempts: 1}
     assert world.speeds.returning_s(5 * 10**9) == 0.5
     assert world.speeds.caching_s(5 * 10**9) == 0.25
     assert (world.autoscale.most, world.autoscale.idle_s) == (3, 300)
+    assert (world.autoscale.backoff_s, world.autoscale.longest_backoff_s) == (10, 3600)
     assert (world.customs.patience, world.customs.max_attempts) == (8, 1)
     assert (world.execution_timeout_s, world.speeds.cpu_slowdown) == (3600, 5)
 
@@ -83,6 +84,8 @@ def test_what_is_left_out_is_as_a_server_has_it() -> None:
         target_wait_s=server["autoscale_target_wait_s"],
         idle_s=server["autoscale_idle_s"],
         cooldown_s=server["autoscale_cooldown_s"],
+        backoff_s=server["autoscale_backoff_s"],
+        longest_backoff_s=server["autoscale_longest_backoff_s"],
     )
     assert world.customs == Customs(
         max_attempts=server["max_attempts"],

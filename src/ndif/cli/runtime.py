@@ -65,8 +65,11 @@ def list_runtimes(as_json: bool) -> None:
 
 @command.command("add")
 @click.argument("generation")
-def add(generation: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def add(generation: str, as_json: bool) -> None:
     """Install an nnsight GENERATION, such as 0.7."""
+    import json
+
     from ndif.config import settings
     from ndif.host.runtimes import Runtimes, RuntimesError, generation_of
 
@@ -76,13 +79,20 @@ def add(generation: str) -> None:
         )
     except (RuntimesError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"nnsight {runtime.version} is installed in {runtime.path[0]}")
+    if as_json:
+        said = {"generation": runtime.generation, "version": runtime.version}
+        click.echo(json.dumps({**said, "path": [str(folder) for folder in runtime.path]}))
+    else:
+        click.echo(f"nnsight {runtime.version} is installed in {runtime.path[0]}")
 
 
 @command.command("remove")
 @click.argument("generation")
-def remove(generation: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def remove(generation: str, as_json: bool) -> None:
     """Delete an installed GENERATION."""
+    import json
+
     from ndif.config import settings
     from ndif.host.runtimes import Runtimes, RuntimesError, generation_of
 
@@ -91,4 +101,6 @@ def remove(generation: str) -> None:
         Runtimes(settings().runtimes).remove(generation)
     except (RuntimesError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"nnsight {generation} is removed")
+    click.echo(
+        json.dumps({"removed": generation}) if as_json else f"nnsight {generation} is removed"
+    )

@@ -6,8 +6,11 @@ import click
 
 
 @click.command("version")
-def command() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
     """Print the version."""
+    import json
+
     from ndif import __version__
 
-    click.echo(__version__)
+    click.echo(json.dumps({"version": __version__}) if as_json else __version__)

@@ -163,6 +163,8 @@ def _bounds(settings: Settings) -> Bounds:
         target_wait_s=settings.autoscale_target_wait_s,
         idle_s=settings.autoscale_idle_s,
         cooldown_s=settings.autoscale_cooldown_s,
+        backoff_s=settings.autoscale_backoff_s,
+        longest_backoff_s=settings.autoscale_longest_backoff_s,
     )
 
 

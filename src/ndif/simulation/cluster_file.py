@@ -117,6 +117,8 @@ class _AutoscalePart(_Part):
     target_wait: Duration = _BOUNDS.target_wait_s
     idle: Duration = _BOUNDS.idle_s
     cooldown: Duration = _BOUNDS.cooldown_s
+    backoff: Duration = _BOUNDS.backoff_s
+    longest_backoff: Duration = _BOUNDS.longest_backoff_s
 
     @model_validator(mode="after")
     def _agree(self) -> _AutoscalePart:
@@ -129,6 +131,8 @@ class _AutoscalePart(_Part):
             target_wait_s=self.target_wait,
             idle_s=self.idle,
             cooldown_s=self.cooldown,
+            backoff_s=self.backoff,
+            longest_backoff_s=self.longest_backoff,
         )
 
 
