@@ -137,6 +137,8 @@ class ModelActor:
             key = await share(Path(folder), self.process.spec.revision, self._objects)
         except (ObjectStoreError, OSError) as error:
             logger.warning("clients cannot have the files of %s from here: %s", folder, error)
+        except Exception:
+            logger.exception("clients cannot have the files of %s from here", folder)
         else:
             self._files = {"files": key}
 

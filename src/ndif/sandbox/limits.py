@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 from pathlib import Path
 
 _FILES = 256
@@ -68,13 +67,15 @@ def _limit_tasks(max_threads: int) -> None:
         most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
     try:
-        probe = threading.Thread(target=int)
-        probe.start()
-        probe.join()
-    except RuntimeError:
+        # A process: of a thread something may be left for a moment that would not be confined.
+        probe = os.fork()
+    except BlockingIOError:
         resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
-    else:
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        return
+    if probe == 0:
+        os._exit(0)
+    os.waitpid(probe, 0)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _tasks_of_this_user() -> int:
