@@ -133,6 +133,19 @@ def test_what_jobs_came_to_is_found_in_the_session_that_follows(tmp_path: Path) 
     second.end()
 
 
+def test_what_jobs_came_to_outlasts_a_start_that_fails(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path)
+    first = sessions.begin()
+    (first.results / "large.pt").write_bytes(b"x")
+    signing = first.signing()
+    first.end()
+    sessions.begin().discard()
+    third = sessions.begin()
+    assert (third.results / "large.pt").read_bytes() == b"x"
+    assert third.signing() == signing
+    third.end()
+
+
 def test_of_one_that_never_was_nothing_is_left(tmp_path: Path) -> None:
     session = Sessions(tmp_path).begin()
     session.publish(record(session))

@@ -392,6 +392,20 @@ async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) ->
 
 
 @on_loop
+async def test_what_is_submitted_again_as_its_answer_was_lost_is_there_once(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with on_redis(redis.url, tmp_path)(max_bytes=100) as broker:
+        request, other = make_request(payload=bytes(60)), make_request(payload=bytes(60))
+        for _ in range(2):
+            await broker.submit(request)
+        await broker.release(await broker.claim())
+        # Neither does it count twice, nor does it come again.
+        await broker.submit(other)
+        assert (await broker.claim()).id == other.id
+
+
+@on_loop
 async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_has(
     redis: RedisServer, tmp_path: Path
 ) -> None:

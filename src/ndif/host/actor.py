@@ -121,9 +121,9 @@ class ModelActor:
 
     async def _start(self, progress: Progress) -> None:
         await self.process.start(self._settings.model_start_timeout_s, progress)
-        await self._share()
         try:
-            await self._have_runners()
+            # Nobody who waits for it waits for an object store as well.
+            await asyncio.gather(self._have_runners(), self._share())
         except BaseException:
             await self.process.stop()
             raise

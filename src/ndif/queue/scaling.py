@@ -57,8 +57,7 @@ class Scaling:
         if wanted > processor.desired_replicas and len(processor.replicas):
             processor.add_replicas(wanted)
         elif wanted < processor.desired_replicas and most.refused:
-            processor.desired_replicas = (
-                wanted  # no reason to end those that are still on their way
-            )
+            # No reason to end those that are still on their way.
+            processor.desired_replicas = wanted
         elif wanted < processor.desired_replicas:
             processor.scale(wanted)

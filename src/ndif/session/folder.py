@@ -196,6 +196,12 @@ class Sessions:
         ):
             file.write(secrets.token_hex(_TOKEN_BYTES))
 
+    def give_back(self, session: Session) -> None:
+        """Leave what this one has inherited to the one before, for the next to have."""
+        before = [folder for folder in self.root.glob(f"{_PREFIX}*") if folder != session.folder]
+        if before:
+            session.results.rename(Session(max(before)).results)
+
     def _folder(self, services: Sequence[str]) -> Path:
         name = f"{_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}"
         for candidate in _names(name):
@@ -238,7 +244,9 @@ class Own(Session):
 
     def discard(self) -> None:
         """As if it had never begun."""
-        Sessions(self.root).forget(self)
+        sessions = Sessions(self.root)
+        sessions.forget(self)
+        sessions.give_back(self)
         rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
 

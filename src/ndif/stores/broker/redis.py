@@ -2,7 +2,7 @@
 
 `queue` is a stream with one group of consumers. Whoever leads claims: what it has claimed and not
 released is what the stream calls pending, and goes to whoever leads after it. The lead is the lease of
-all claims at once (see `ndif.stores.leadership`).
+all claims at once (see `ndif.stores.coordination.lead`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,10 @@ _HELD = "queue:bytes"
 _MAILBOX_S = 300
 _UPLOAD_S = 3600
 
-# How much is held already, where this one would be too much with it; else nothing.
+# How much is held already, where this one would be too much with it; else nothing. Whoever lost the
+# connection before the answer came sends it again: then it is there.
 _SUBMIT = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return false end
 local held = tonumber(redis.call('GET', KEYS[3]) or '0')
 if held > 0 and held + ARGV[3] > tonumber(ARGV[4]) then return held end
 redis.call('HSET', KEYS[1], 'session', ARGV[2], 'bytes', ARGV[3])
