@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,7 +24,7 @@ import zstandard
 
 from tests.clients.harness import CHEAP_TLS, LocalServer
 from tests.sandbox.attacks import plain
-from tests.sandbox.attacks.table import FAMILIES, Attack, Layer
+from tests.sandbox.attacks.table import FAMILIES, TIME, Attack, Layer
 from tests.sandbox.attacks.watch import Outcome, watching
 from tests.tiny_models import make_gpt2
 
@@ -39,7 +40,7 @@ MIB = 1 << 20
 EXECUTION_S = 4.0
 
 LOW = {
-    "NDIF_EXECUTION_TIMEOUT_SECONDS": str(EXECUTION_S),
+    TIME: str(EXECUTION_S),
     "NDIF_RUNNER_MEMORY_BYTES": str(384 * MIB),
     "NDIF_RUNNER_MAX_THREADS": "24",
     "NDIF_MAX_RESULT_BYTES": str(8 * MIB),
@@ -282,7 +283,14 @@ class Site:
         return Outcome(hung=True, error="no end", seconds=seconds)
 
     def attack(self, attack: Attack, form: str = "block") -> Verdict:
-        """Run one attack, look from outside, and see that the next request is answered as ever."""
+        """Run one attack; once more where a machine with other work let time end it, and not its limit."""
+        verdict = self._attack(attack, form)
+        if TIME in (verdict.outcome.error or "") and attack.says and not _said(attack, verdict):
+            verdict = self._attack(attack, form)
+        return verdict
+
+    def _attack(self, attack: Attack, form: str) -> Verdict:
+        """Run it, look from outside, and see that the next request is answered as ever."""
         trusts = not self.configuration.layers
         with watching(attack.watch, self) as watch:
             if attack.is_payload:
@@ -381,6 +389,10 @@ class Site:
 
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+def _said(attack: Attack, verdict: Verdict) -> bool:
+    return re.search(attack.says, verdict.outcome.error or "", re.DOTALL) is not None
 
 
 def _wanted(attack: Attack, targets: dict[str, Any]) -> dict[str, Any]:
