@@ -40,6 +40,7 @@ from ndif.schema.operation import OperationError
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.schema.variant import Variant
 from ndif.simulation.virtual_time import run
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
@@ -804,6 +805,67 @@ def test_what_is_scaled_is_what_its_operator_deployed(tmp_path: Path) -> None:
             await world.operations.scale("a/a", 0, "0.8")
             (found,) = from_value(await world.operations.export(), "it")
             assert (found.replicas, found.dedicated) == (2, True)
+            assert found.generations == ("0.7",)
+
+    run(main())
+
+
+def test_a_model_is_deployed_for_several_generations_and_exported_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
+        async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
+            told = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert [one["generation"] for one in told] == ["0.7", "0.8"]
+            assert world.levels("a/a") == ["HOT", "HOT"]
+            exported = from_value(await world.operations.export(), "it")
+            assert exported == (config,)
+            await world.operations.scale("a/a", 0, "0.8")
+            (found,) = from_value(await world.operations.export(), "it")
+            assert found.generations == ("0.7",)
+
+    run(main())
+
+
+def test_a_dedicated_model_comes_back_in_each_of_its_generations(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
+        async with World(tmp_path, {"a/a": 20}, configs=(config,), gpus=2) as world:
+            world.keep_up()
+            await asyncio.sleep(60)
+            found = {Variant.parse(h.deployment.model_key).generation for h in world.of("a/a")}
+            assert found == {"0.7", "0.8"}
+
+    run(main())
+
+
+@pytest.mark.parametrize(("of_its_own", "most"), [(None, 3), (1, 1), (2, 2), (4, 4)])
+def test_how_many_replicas_a_long_line_brings_is_each_models_own(
+    tmp_path: Path, of_its_own: int | None, most: int
+) -> None:
+    async def main() -> None:
+        bounds = Bounds(most=3, target_wait_s=30, idle_s=300, cooldown_s=60)
+        config = DeploymentConfig("a/a", "a/a", max_replicas=of_its_own)
+        async with World(tmp_path, {"a/a": 60}, configs=(config,), gpus=5, bounds=bounds) as world:
+            world.keep_up()
+            for i in range(200):
+                await world.send("a/a", 30.0, user=str(i))
+            there = 0
+            for _ in range(100):
+                await asyncio.sleep(10)
+                there = max(there, len(world.of("a/a")))
+            assert there == most
+
+    run(main())
+
+
+def test_a_model_scaled_beyond_its_most_is_exported_so_that_it_can_be_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a", max_replicas=2)
+        async with World(tmp_path, {"a/a": 20}, gpus=3) as world:
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            await world.operations.scale("a/a", 3, None)
+            (found,) = from_value(await world.operations.export(), "it")
+            assert (found.replicas, found.max_replicas) == (3, 3)
 
     run(main())
 

@@ -68,8 +68,22 @@ def test_a_folder_elsewhere_is_not_looked_for_here() -> None:
         deployment_of("org/name=models/x", here=False)
 
 
+BOUNDS = st.integers(1, 9).flatmap(
+    lambda least: st.tuples(st.just(least), st.none() | st.integers(least, 20))
+)
+RUNTIMES = st.sampled_from(
+    [(None, ()), ("0.7", ()), ("0.7", ("0.7",)), (None, ("0.8",)), (None, ("0.8", "0.7"))]
+)
 CONFIGS = st.builds(
-    DeploymentConfig,
+    lambda bounds, runtimes, **others: DeploymentConfig(
+        replicas=bounds[0],
+        max_replicas=bounds[1],
+        runtime=runtimes[0],
+        generations=runtimes[1],
+        **others,
+    ),
+    BOUNDS,
+    RUNTIMES,
     repo_id=st.sampled_from(["org/name", "gpt2"]),
     checkpoint=st.sampled_from(["org/name", "gpt2", "/models/x"]),
     revision=st.sampled_from([None, "v2", "main"]),
@@ -78,12 +92,10 @@ CONFIGS = st.builds(
     device=st.sampled_from([None, "cpu"]),
     threads=st.integers(0, 4),
     execution_timeout_s=st.none() | st.floats(0.5, 1e6),
-    replicas=st.integers(1, 9),
     dedicated=st.booleans(),
     padding_factor=st.floats(0, 2),
     padding_bytes=st.integers(0, 10**12),
     trust_remote_code=st.booleans(),
-    runtime=st.sampled_from([None, "0.7"]),
 )
 
 
@@ -103,11 +115,13 @@ def test_every_setting_of_a_deployment_is_in_its_entry() -> None:
         threads=3,
         execution_timeout_s=1.5,
         replicas=2,
+        max_replicas=4,
         dedicated=True,
         padding_factor=0.5,
         padding_bytes=7,
         trust_remote_code=True,
         runtime="0.7",
+        generations=("0.7",),
     )
     assert len(entry_of(other)) == len(fields(DeploymentConfig))
     assert entry_of(DeploymentConfig("a/b", "a/b")) == {"repo_id": "a/b"}

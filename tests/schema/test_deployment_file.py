@@ -152,6 +152,10 @@ def test_two_revisions_are_two_models() -> None:
         ("revision: 1234567", "must be text, not 1234567: put it in quotes, revision: \"1234567\"."),
         ("runtime: 0.8", 'runtime must be text, not 0.8: put it in quotes, runtime: "0.8".'),
         ("runtime: latest", "runtime must be a generation of nnsight, like \"0.8\", not 'latest'."),
+        ("generations: '0.8'", "generations must be a list, like [\"0.8\"], not '0.8'."),
+        ("generations: [0.8]", 'generations must be text, not 0.8: put it in quotes, "0.8".'),
+        ("generations: [new]", "must be a generation of nnsight, like \"0.8\", not 'new'."),
+        ("max_replicas: 0", "max_replicas must be at least 1, not 0."),
         ("checkpoint: ./m", "checkpoint must be a repo id or the whole path of a folder, not './m'"),
         ("repo_id: c/d", "repo_id is already given by the entry's own name."),
         ("task: " + "x" * 5000 + "\n  nope: 1", "'nope' is no setting."),
@@ -167,6 +171,26 @@ def test_a_wrong_setting_is_told_with_its_place(setting: str, problem: str) -> N
     assert found.startswith(f"models.yaml, line {line}: 'a/b': ")
     assert problem in found
     assert len(found) < 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"replicas": 3, "max_replicas": 2},
+            "max_replicas is 2, but replicas, of which there are never fewer, is 3.",
+        ),
+        (
+            {"runtime": "0.8", "generations": ["0.8", "0.7"]},
+            "generations has 0.7, but runtime says that it is served to 0.8 alone.",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_told(
+    settings: dict[str, object], problem: str
+) -> None:
+    (found,) = problems_of(json.dumps([{"repo_id": "a/b", **settings}]), "models.json")
+    assert found.endswith(f"'a/b': {problem}")
 
 
 def test_everything_that_is_wrong_is_told() -> None:

@@ -58,8 +58,8 @@ class Model:
 
     def keeps(self, generation: str) -> bool:
         """Whether it is its operator, or the schedule, that has it in this generation, not users alone."""
-        if self.booked is not None and self.booked.runtime:
-            return generation == self.booked.runtime
+        if self.booked is not None and self.booked.deployed_for:
+            return generation in self.booked.deployed_for
         return not self.generations or generation in self.generations
 
     def dedicated_in(self, generation: str) -> int:

@@ -154,8 +154,9 @@ def _deployments(
 
 def _unserved(deployments: Iterable[DeploymentConfig], installed: Iterable[str]) -> Iterator[str]:
     for config in deployments:
-        if config.runtime is not None and config.runtime not in installed:
-            yield (
-                f"{config.repo_id} is to be served to nnsight {config.runtime}, which is not installed: "
-                f"run `ndif runtime add {config.runtime}`."
-            )
+        for generation in config.deployed_for:
+            if generation not in installed:
+                yield (
+                    f"{config.repo_id} is to be served to nnsight {generation}, which is not installed: "
+                    f"run `ndif runtime add {generation}`."
+                )

@@ -64,7 +64,7 @@ class Operations:
             OperationError: if a generation is not installed.
         """
         configs = [self._controller.models.as_known(config) for config in configs]
-        chosen = [self._generation(generation or config.runtime) for config in configs]
+        chosen = [self._chosen(config, generation) for config in configs]
         changed = [
             known
             for config in configs
@@ -81,7 +81,11 @@ class Operations:
             gone += self._controller.evict(replica_keys=stale, cold=True, why=why)
         asked = []
         # Two names may mean one model: the last holds.
-        pairs = {(id(model), runtime): model for model, runtime in zip(models, chosen, strict=True)}
+        pairs = {
+            (id(model), runtime): model
+            for model, runtimes in zip(models, chosen, strict=True)
+            for runtime in runtimes
+        }
         for (_, runtime), model in pairs.items():
             model.generations |= {runtime}
             processor = self._dispatcher.processor(model, runtime)
@@ -214,13 +218,23 @@ class Operations:
             # One that its operator wants none of is there for users alone, as any is on demand.
             dedicated = model.config.dedicated and replicas > 0
             if id(model) in hot or dedicated:
-                config = replace(model.config, replicas=max(1, replicas), dedicated=dedicated)
-                entries.append(entry_of(config))
+                entries.append(entry_of(self._as_it_is(model, max(1, replicas), dedicated)))
         return entries
 
     async def stop(self) -> None:
         """End the server as SIGTERM does."""
         self._stop()
+
+    def _as_it_is(self, model: Model, replicas: int, dedicated: bool) -> DeploymentConfig:
+        most = model.config.max_replicas
+        usual = self._chosen(replace(model.config, generations=()), None)
+        return replace(
+            model.config,
+            replicas=replicas,
+            max_replicas=None if most is None else max(most, replicas),
+            dedicated=dedicated,
+            generations=() if model.generations <= {*usual} else tuple(sorted(model.generations)),
+        )
 
     def _asked_for(self, model: Model) -> int:
         """How many replicas its operator wants, of whichever generation that is the most."""
@@ -312,6 +326,11 @@ class Operations:
                 f"{model.booked.replicas} replica{'s' * (model.booked.replicas != 1)}: until then only a "
                 "change of the calendar changes that.",
             )
+
+    def _chosen(self, config: DeploymentConfig, generation: str | None) -> list[str]:
+        """The generations to deploy it for: the one that is said beside it, or those of its own."""
+        said = (generation,) if generation is not None else config.deployed_for
+        return [self._generation(each) for each in said or (None,)]
 
     def _generation(self, generation: str | None) -> str:
         installed = self._generations()

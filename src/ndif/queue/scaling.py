@@ -19,7 +19,7 @@ class Scaling:
     def __init__(
         self, dispatcher: Dispatcher, bounds: Bounds, now: Callable[[], float] = time.time
     ) -> None:
-        """`bounds`: those of every model, but that no fewer are had than its operator asks for."""
+        """`bounds`: those of every model for which its operator has not said others."""
         self._dispatcher = dispatcher
         self._bounds = bounds
         self._now = now
@@ -31,13 +31,15 @@ class Scaling:
         for gone in self._scalers.keys() - processors.keys():
             del self._scalers[gone]
         for variant, processor in list(processors.items()):
-            await self._step(self._scaler(variant, processor.least_replicas), processor)
+            await self._step(self._scaler(variant, processor), processor)
 
-    def _scaler(self, variant: Variant, least: int) -> Autoscaler:
+    def _scaler(self, variant: Variant, processor: Processor) -> Autoscaler:
+        least = processor.least_replicas
+        most = processor.model.wanted.max_replicas or self._bounds.most
+        bounds = replace(self._bounds, least=least, most=max(most, least))
         scaler = self._scalers.get(variant)
-        if scaler is None or scaler.bounds.least != least:
+        if scaler is None or scaler.bounds != bounds:
             # It is new, or its operator has said something: what was learnt holds no longer.
-            bounds = replace(self._bounds, least=least, most=max(self._bounds.most, least))
             scaler = self._scalers[variant] = Autoscaler(bounds, least)
         return scaler
 

@@ -146,11 +146,10 @@ class Upkeep:
 
         Users of another have it loaded there on demand: one of their requests is to reserve nothing.
         """
-        if model.booked is not None and model.booked.runtime:
-            return [model.booked.runtime]
+        if model.booked is not None and model.booked.deployed_for:
+            return [*model.booked.deployed_for]
         if not model.generations:
-            only = model.wanted.runtime
-            model.generations = frozenset([only] if only else self._generations()[:1])
+            model.generations = frozenset(model.wanted.deployed_for or self._generations()[:1])
         return sorted(model.generations)
 
     def booked_until(self, model: Model) -> datetime | None:

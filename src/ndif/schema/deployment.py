@@ -38,6 +38,8 @@ class DeploymentConfig:
     execution_timeout_s: float | None = None
     """None: what the server gives every model."""
     replicas: int = 1
+    max_replicas: int | None = None
+    """As many as there may be while its line is long. None: what the server gives every model."""
     dedicated: bool = False
     """Never evicted, and open to users who may not have models loaded on demand."""
     padding_factor: float = 0.15
@@ -48,6 +50,8 @@ class DeploymentConfig:
     """Whether Python code that comes with the checkpoint is run when it is loaded."""
     runtime: str | None = None
     """The only nnsight generation it is served to: "0.8". None: whichever a client asks with."""
+    generations: tuple[str, ...] = ()
+    """The nnsight generations it is deployed for. None: `runtime`, or else the newest there is."""
 
     @property
     def key(self) -> ModelKey:
@@ -60,6 +64,11 @@ class DeploymentConfig:
         )
 
     @property
+    def deployed_for(self) -> tuple[str, ...]:
+        """The nnsight generations that it says are to find it loaded; none leaves it to the server."""
+        return self.generations or ((self.runtime,) if self.runtime is not None else ())
+
+    @property
     def as_loaded(self) -> DeploymentConfig:
         """What of it a loaded replica cannot change; a task that was not given is not another."""
         return replace(
@@ -67,8 +76,10 @@ class DeploymentConfig:
             repo_id="",
             task=None,
             replicas=0,
+            max_replicas=None,
             dedicated=False,
             runtime=None,
+            generations=(),
             padding_factor=0,
             padding_bytes=0,
         )

@@ -20,5 +20,7 @@ def entry_of(config: DeploymentConfig) -> dict[str, Any]:
             config.repo_id if field.name == "checkpoint" else getattr(_DEFAULTS, field.name, None)
         )
         if field.name != "repo_id" and value != default:
-            entry[_NAMES.get(field.name, field.name)] = value
+            entry[_NAMES.get(field.name, field.name)] = (
+                list(value) if isinstance(value, tuple) else value
+            )
     return entry

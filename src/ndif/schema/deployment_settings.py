@@ -72,6 +72,10 @@ def _place(checkpoint: str) -> str:
     return str(Path(checkpoint).expanduser()) if checkpoint.startswith("~") else checkpoint
 
 
+Generation = Annotated[str, Field(pattern=r"^\d+\.\d+$")]
+"""Of nnsight: "0.8"."""
+
+
 class DeploymentSettings(BaseModel):
     """How one model is to be loaded and kept."""
 
@@ -105,6 +109,12 @@ class DeploymentSettings(BaseModel):
         "Default: what the server gives every model.",
     )
     replicas: int = Field(default=1, ge=1, description="Copies that share the model's requests.")
+    max_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        description="As many as there may be while its line is long. Default: what the server gives "
+        "every model.",
+    )
     dedicated: bool = Field(
         default=False,
         description="Never evicted, and open to users who may not have models loaded on demand.",
@@ -122,11 +132,16 @@ class DeploymentSettings(BaseModel):
         default=False,
         description="Run Python code that comes with the checkpoint when it is loaded.",
     )
-    runtime: str | None = Field(
+    runtime: Generation | None = Field(
         default=None,
-        pattern=r"^\d+\.\d+$",
         description='The only nnsight generation it is served to, in quotes: "0.8". '
         "Default: whichever a client asks with.",
+    )
+    generations: tuple[Generation, ...] = Field(
+        default=(),
+        strict=False,  # a list, in JSON and in YAML
+        description='The nnsight generations whose clients find it loaded: ["0.8", "0.7"]. '
+        "Default: `runtime`, or else the newest that is installed.",
     )
 
 
@@ -193,11 +208,32 @@ def config_of(
         raise SettingsError(problems)
     if "execution_timeout_seconds" in given:
         given["execution_timeout_s"] = given.pop("execution_timeout_seconds")
+    if "generations" in given:
+        given["generations"] = tuple(dict.fromkeys(given["generations"]))
     if base is None:
         base = DeploymentConfig(repo_id=key.repo_id, checkpoint=key.repo_id)
     if given.get("checkpoint", "") is None:
         given["checkpoint"] = base.checkpoint
-    return replace(base, **given)
+    config = replace(base, **given)
+    if contradictions := _contradictions(config):
+        raise SettingsError(contradictions)
+    return config
+
+
+def _contradictions(config: DeploymentConfig) -> dict[str, str]:
+    found = {}
+    if config.max_replicas is not None and config.max_replicas < config.replicas:
+        found["max_replicas"] = (
+            f"max_replicas is {config.max_replicas}, but replicas, of which there are never fewer, is "
+            f"{config.replicas}."
+        )
+    others = [each for each in config.generations if config.runtime not in (None, each)]
+    if others:
+        found["generations"] = (
+            f"generations has {', '.join(others)}, but runtime says that it is served to "
+            f"{config.runtime} alone."
+        )
+    return found
 
 
 def quoted(value: object) -> str:
@@ -250,14 +286,18 @@ _ALLOWED = {
     "finite_number": "a number",
     "bool_type": "true or false",
     "string_too_short": "text that is not empty",
+    "tuple_type": 'a list, like ["0.8"]',
 }
 
 
 def _sentence(detail: ErrorDetails, fields: Mapping[str, object]) -> tuple[str, str]:
-    field = str(detail["loc"][0])
+    field, *within = detail["loc"]
+    field = str(field)
     if detail["type"] == "extra_forbidden":
         return field, _no_setting(field)
-    value = fields.get(field)
+    value: Any = fields.get(field)
+    for place in within:
+        value = value[place]
     was = f", not {quoted(value)}"
     limits: dict[str, Any] = detail.get("ctx", {})
     match detail["type"]:
@@ -268,10 +308,8 @@ def _sentence(detail: ErrorDetails, fields: Mapping[str, object]) -> tuple[str, 
         case "string_pattern_mismatch":
             return field, f'{field} must be a generation of nnsight, like "0.8"{was}.'
         case "string_type" if isinstance(value, int | float):
-            return (
-                field,
-                f'{field} must be text{was}: put it in quotes, {field}: "{quoted(value)}".',
-            )
+            meant = f'"{quoted(value)}"' if within else f'{field}: "{quoted(value)}"'
+            return field, f"{field} must be text{was}: put it in quotes, {meant}."
         case "string_type":
             return field, f"{field} must be text{was}."
         case kind if kind in _ALLOWED:
