@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from pydantic import AliasChoices, SecretStr, ValidationError
@@ -16,6 +17,18 @@ _HIDDEN = "(hidden)"
 _SECRETS = re.compile(r"(?<=://)[^/@]*:[^/@]*(?=@)|(?<=/)private-[^/]*|(?<=\?).*")
 """In an address: its service's password, what makes a calendar's address a private one, a signature."""
 _WIDTH = 98
+
+_OF_CLIENTS = ("HOST", "API_KEY")
+"""What nnsight reads, and a user of this server may well have."""
+
+_ELSEWHERE = {
+    "DEV_MODE": "without NDIF_API_KEYS nobody needs a key.",
+    "RAY_HEAD_PORT": "the port is a part of NDIF_RAY_ADDRESS.",
+    "RAY_DASHBOARD_PORT": "a Ray head that this server starts has no dashboard.",
+    "RAY_SERVE_PORT": "this server does without Ray Serve.",
+    "CONTROLLER_IMPORT_PATH": "there is one controller.",
+}
+"""Variables of the specification (section 12.3) for which there is another way here, or no need."""
 
 _HEADER = """\
 # Every variable that ndif reads, with its default. Made by `ndif info --env-example`.
@@ -57,6 +70,26 @@ def read() -> Settings:
         field = Settings.model_fields.get(name)
         variable = _name(name, field) if field is not None else name
         raise VariableError(f"The variable {variable} is not valid: {why}.") from error
+
+
+def unread(environ: Iterable[str]) -> list[str]:
+    """A sentence for each variable that is meant for this server, by its name, and that nothing reads."""
+    prefix = str(Settings.model_config["env_prefix"])
+    known = [_name(field, info) for field, info in Settings.model_fields.items()]
+    read = {*known, *(f"{prefix}{name}" for name in _OF_CLIENTS)}
+    # In either case, as they are read.
+    return [
+        f"The variable {name} is not read: {_why_not(name.upper().removeprefix(prefix), prefix, known)}"
+        for name in sorted(environ)
+        if name.upper().startswith(prefix) and name.upper() not in read
+    ]
+
+
+def _why_not(name: str, prefix: str, known: Sequence[str]) -> str:
+    near = get_close_matches(f"{prefix}{name}", known, 1, cutoff=0.75)
+    return _ELSEWHERE.get(name) or (
+        f"did you mean {near[0]}?" if near else "`ndif info --config` lists those that are."
+    )
 
 
 def variables(options: Settings) -> list[Variable]:

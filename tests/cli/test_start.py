@@ -30,7 +30,7 @@ from tests.sandbox.test_layers import without
 
 PATIENCE_S = 120
 SECOND = "test-org/second"
-MARK = "NDIF_TEST_MARK"
+MARK = "TEST_MARK"
 
 
 @dataclass

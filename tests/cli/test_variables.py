@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pydantic import Field, SecretStr
 
 from ndif import variables
+from ndif.cli.main import cli
 from ndif.config import Settings, settings
-from ndif.variables import VariableError, changed, example, read
+from ndif.variables import VariableError, changed, example, read, unread
 
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
 
@@ -107,3 +109,43 @@ def test_a_variable_that_cannot_be_is_named(
             read()
     finally:
         settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "NDIF_RUNER_POOL",
+            "The variable NDIF_RUNER_POOL is not read: did you mean NDIF_RUNNER_POOL?",
+        ),
+        ("ndif_sanbox", "The variable ndif_sanbox is not read: did you mean NDIF_SANDBOX?"),
+        ("NDIF_DEV_MODE", "is not read: without NDIF_API_KEYS nobody needs a key."),
+        ("NDIF_RAY_HEAD_PORT", "is not read: the port is a part of NDIF_RAY_ADDRESS."),
+        ("NDIF_COLOUR", "is not read: `ndif info --config` lists those that are."),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_told(name: str, says: str) -> None:
+    (found,) = unread([name])
+    assert found.endswith(says)
+
+
+def test_nothing_is_said_of_what_this_server_or_a_client_reads() -> None:
+    names = [*found(Settings()), "NDIF_HOST", "NDIF_API_KEY", "ndif_sandbox", "_NDIF_COMPLETE"]
+    assert unread(names) == []
+
+
+def test_commands_that_read_variables_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NDIF_SANBOX", "off")
+    monkeypatch.setenv("NDIF_SESSION_ROOT", str(tmp_path))
+    settings.cache_clear()
+    for command in (
+        ["info", "--config", "--json"],
+        ["start", "--deployment-config", str(tmp_path / "none")],
+        ["local", "start", str(tmp_path / "none")],
+    ):
+        said = CliRunner().invoke(cli, command)
+        assert "NDIF_SANBOX is not read: did you mean NDIF_SANDBOX?" in said.stderr, said
+        assert "NDIF_SANBOX" not in said.stdout
+    settings.cache_clear()

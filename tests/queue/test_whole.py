@@ -255,7 +255,7 @@ class World:
             "",
             session=None if polled else more.pop("session", self._channel.session),
             user=user,
-            hotswapping=True,
+            hotswapping=more.pop("hotswapping", True),
             received=self.now().timestamp(),
             **more,
         )
@@ -789,6 +789,32 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
             assert len(world.dispatcher.processors) == 2  # that of a/b is one
             found = from_value(await world.operations.export(), "it")
             assert [(one.repo_id, one.replicas) for one in found] == [("a/a", 2), ("a/b", 1)]
+
+    run(main())
+
+
+def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        configs = tuple(
+            DeploymentConfig(name, name, dedicated=True) for name in ("a/a", "a/b", "a/c")
+        )
+        sizes = dict.fromkeys(("a/a", "a/b", "a/c"), 60)
+        async with World(tmp_path, sizes, configs=configs, gpus=3) as world:
+            await world.operations.deploy(configs, None, wait=True, sync=False)
+            running = await world.send("a/a", 1000.0, hotswapping=False)
+            waiting = await world.send("a/a", hotswapping=False)
+            await asyncio.sleep(10)
+            world.controller.models.put(replace(configs[0], dedicated=False))
+            (lost,) = world.of("a/a")
+            await world.operations.evict("a/a", lost.deployment.replica_id, cold=True)
+            for response in await world.until_ended(waiting, running):
+                assert response.status is Status.ERROR
+                assert response.description == (
+                    "'a/a' is not dedicated on this server, and you may not have models loaded on "
+                    "demand. These are: 'a/b', 'a/c'."
+                )
 
     run(main())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,11 @@ CONFIGS = st.builds(
 @given(CONFIGS)
 def test_an_entry_read_back_is_the_same_deployment(config: DeploymentConfig) -> None:
     assert from_value([entry_of(config)], "x") == (config,)
+
+
+@given(CONFIGS)
+def test_a_deployment_that_went_through_json_is_the_same(config: DeploymentConfig) -> None:
+    assert DeploymentConfig(**json.loads(json.dumps(asdict(config)))) == config
 
 
 def test_every_setting_of_a_deployment_is_in_its_entry() -> None:

@@ -31,7 +31,7 @@ from tests.conftest import NAME, client_environment
 ABSENT = "no-such-org/no-such-model"
 PATIENCE_S = 60
 ENDS_WITHIN_S = 10
-MARK = "NDIF_TEST_MARK"
+MARK = "TEST_MARK"
 
 
 @dataclass

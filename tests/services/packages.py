@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-_REQUIRE = "NDIF_TEST_SERVICES"
+_REQUIRE = "TEST_SERVICES"
 _LOCK = Path(tempfile.gettempdir()) / "ndif-test-packages.lock"
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _REFUSE = "#!/bin/sh\n# A package's own service is not started.\nexit 101\n"

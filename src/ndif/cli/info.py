@@ -90,9 +90,10 @@ def _services(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _config(url: str | None, token: str | None, as_json: bool) -> None:
-    from ndif.cli.output import add_rows, console, show_json, table
+    from ndif.cli.output import add_rows, console, show_json, table, warn_of_unread
 
     settings, whose = _settings(url, token)
+    warn_of_unread()
     if as_json:
         show_json({"settings": settings})
         return

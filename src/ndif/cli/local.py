@@ -70,9 +70,11 @@ def start(
     verbose: bool,
 ) -> None:
     """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
+    from ndif.cli.output import warn_of_unread
     from ndif.gateway.serving import StartError
     from ndif.server.local import Local
 
+    warn_of_unread()
     try:
         Local(
             checkpoint=checkpoint,

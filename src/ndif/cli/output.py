@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 
 _WIDE = 200
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def warn_of_unread() -> None:
+    """Say on standard error which variables are meant for this server and read by nothing."""
+    from ndif.variables import unread
+
+    for sentence in unread(os.environ):
+        click.echo(f"Warning: {sentence}", err=True)
 
 
 def show_json(value: Any) -> None:

@@ -57,9 +57,11 @@ def command(
             f"Models and ports are a server's, and {'--worker' if worker else words[0]} starts none."
         )
 
+    from ndif.cli.output import warn_of_unread
     from ndif.gateway.serving import StartError
     from ndif.launch.start import Start
 
+    warn_of_unread()
     try:
         Start(role, host, port, checkpoints, deployment_file, detach, as_json, verbose).run()
     except StartError as error:

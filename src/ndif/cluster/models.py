@@ -187,7 +187,7 @@ class Models:
         if model is not None and (model.dedicated or hotswapping):
             return model
         if not hotswapping:
-            raise NotServedError(self._not_dedicated(key))
+            raise NotServedError(self.not_dedicated(key))
         if not _REPO_ID.fullmatch(key.repo_id) or Path(key.repo_id).exists():
             raise NotServedError(
                 f"{key.repo_id[:200]!r} names no repository. Make the model with the id that it has on "
@@ -203,7 +203,8 @@ class Models:
             self._models.append(model)
         return model
 
-    def _not_dedicated(self, key: ModelKey) -> str:
+    def not_dedicated(self, key: ModelKey) -> str:
+        """Why who may not have models loaded on demand has not this one, and which there are for them."""
         served = [model.wanted for model in self._models if model.dedicated]
         near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
         if len(served) == 1 or near:

@@ -305,10 +305,7 @@ class Processor:
         if self.model.dedicated:
             return
         for waiting in self.line.remove_all(lambda entry: not entry.what.hotswapping):
-            reason = (
-                f"{self.model.config.repo_id!r} is no longer dedicated on this server, and you may not "
-                "have models loaded on demand."
-            )
+            reason = self._controller.models.not_dedicated(self.variant.model)
             await self._service.finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
 
     def _back_off(self) -> None:

@@ -53,6 +53,10 @@ class DeploymentConfig:
     generations: tuple[str, ...] = ()
     """The nnsight generations it is deployed for. None: `runtime`, or else the newest there is."""
 
+    def __post_init__(self) -> None:
+        # Between processes it is JSON, which has no tuples.
+        object.__setattr__(self, "generations", tuple(self.generations))
+
     @property
     def key(self) -> ModelKey:
         """The key under which the newest clients ask for it."""
