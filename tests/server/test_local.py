@@ -396,11 +396,14 @@ def test_it_ends_while_a_job_runs_and_keeps_its_results(
             began = time.monotonic()
             code = server.stop(signal.SIGTERM)
             took = time.monotonic() - began
-            # Who waits for the job is not left waiting.
-            with pytest.raises((websocket.WebSocketException, OSError)):  # noqa: PT012
-                while channel.recv():
-                    pass
-                raise websocket.WebSocketConnectionClosedException
+            # Who waits for the job is not left waiting, and is told why.
+            last = json.loads(channel.recv())
+            while last["status"] == "RUNNING":
+                last = json.loads(channel.recv())
+            assert last["status"] == "ERROR"
+            assert last["description"].startswith(
+                "The server was stopped before this job was done."
+            )
     finally:
         server.process.kill()
     assert code == 0

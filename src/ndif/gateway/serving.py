@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import uvicorn
 
+from ndif.tasks import end
+
+logger = logging.getLogger(__name__)
+
 _FIRST_PORT = 8289
 _LAST_PORT = 65535
+_LAST_WORDS_S = 0.2
+"""How long what was said last is on its way to clients."""
 _OR_ANY = "Choose another with --port, or leave it out to have a free one found."
 
 
@@ -23,15 +30,38 @@ class StartError(Exception):
 class Http(uvicorn.Server):
     """Ends on the first signal without passing it on: the rest of the shutdown is ours."""
 
-    def __init__(self, config: uvicorn.Config, up: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        up: Callable[[], None] = lambda: None,
+        farewell: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`up` is called once it answers; `farewell` before any client's connection is closed."""
         super().__init__(config)
         self._up = up
+        self._farewell = farewell
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`; what is to be done once it answers is done then."""
         await super().startup(sockets)
         if self.started:
             self._up()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`; before it, clients are told, unless whoever ends it is in a hurry."""
+        if self._farewell is not None:
+            told = asyncio.create_task(self._take_leave(self._farewell), name="farewell")
+            while not told.done() and not self.force_exit:
+                await asyncio.wait([told], timeout=_LAST_WORDS_S)
+            await end([told])
+        await super().shutdown(sockets)
+
+    async def _take_leave(self, farewell: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await farewell()
+        except Exception:
+            logger.exception("clients could not be told that the server stops")
+        await asyncio.sleep(_LAST_WORDS_S)
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]

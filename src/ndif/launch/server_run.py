@@ -73,7 +73,7 @@ class ServerRun(Run):
             loopback=is_loopback(self.wanted.host),
             stop=lambda: http.stop(),
         )
-        http = Http(server.http(self._listening), up)
+        http = Http(server.http(self._listening), up, server.farewell)
         await http.serve(sockets=[self._listening])
 
     def record(self) -> Record:

@@ -101,11 +101,15 @@ class Coordinator:
         if self._places:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
 
+    async def dismiss(self) -> None:
+        """End every request that nobody will bring to its end later."""
+        if not self._broker.outlives:
+            await self.dispatcher.dismiss(_STOPPED)
+
     async def stop(self) -> None:
         """End the lines, and what serves them unless it outlives them."""
         await end(self._tasks)
-        if not self._broker.outlives:
-            await self.dispatcher.dismiss(_STOPPED)
+        await self.dismiss()
         await self.dispatcher.stop()
         if self._fleet.outlives:
             await self.controller.leave()

@@ -144,6 +144,10 @@ class Server:
         """How this application is served on `listening`."""
         return http(self.app, self._settings, listening)
 
+    async def farewell(self) -> None:
+        """End every request with a word to its client, while clients are still connected."""
+        await self._coordinator.dismiss()
+
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self._objects.start()

@@ -133,7 +133,7 @@ class Local:
         )
 
     async def _serve(self, server: Server, listening: socket.socket, console: Console) -> None:
-        http = Http(server.http(listening))
+        http = Http(server.http(listening), farewell=server.farewell)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         loading = asyncio.create_task(self._load(server, listening, console))
         try:
