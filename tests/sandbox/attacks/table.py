@@ -439,11 +439,23 @@ ATTACKS: list[Attack] = [
     *_rows(
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.recurses_within_limits,
+        says="RecursionError: maximum recursion depth exceeded",
+    ),
+    *_rows(
+        *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.returns_depths,
         bombs.returns_endlessly,
+        says="what it saved could not be sent: .* excessively deep",
+    ),
+    *_rows(
+        *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.raises_a_huge_error,
+        says="x{1000}",
+    ),
+    *_rows(
+        *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.raises_a_chain,
-        says=".",
+        says="ValueError: 99999$",
     ),
     *_rows(
         *("exhaust who reads the request", LIMIT, watch.PayloadUnread),
@@ -453,8 +465,12 @@ ATTACKS: list[Attack] = [
     *_rows(
         *("exhaust who reads the request", FRAMES, watch.ServerUnharmed),
         bombs.unpacks_to_more_than_it_says,
+        says="is not whole zstd data",
+    ),
+    *_rows(
+        *("exhaust who reads the request", FRAMES, watch.ServerUnharmed),
         bombs.nests,
-        says=".",
+        says="could not be read as an nnsight 0.8 trace",
     ),
     *_rows(
         *("exhaust who reads the request", LIMIT, watch.PayloadUnread),
@@ -664,8 +680,12 @@ ATTACKS: list[Attack] = [
         frames.sends_a_cost_that_is_no_number,
         frames.sends_a_cost_that_is_no_text,
         frames.sends_a_cost_of_depths,
+        says="broke its protocol .* what the run cost is",
+    ),
+    *_rows(
+        *("be told as more than it is", FRAMES, watch.ServerUnharmed),
         frames.sends_half_a_frame_and_ends,
-        says=".",
+        says=r"exited \(exit code 0\) before the block was done",
     ),
     *_rows(
         *("speak as another", FRAMES, watch.ServerUnharmed),
