@@ -32,6 +32,7 @@ from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.objects import FileStore
+from ndif.tasks import within
 
 Respond = Callable[[Response], Awaitable[None]]
 Act = Callable[["Replica", Request, Respond], Awaitable[Response]]
@@ -579,6 +580,33 @@ async def test_a_request_that_lost_its_replica_runs_again_before_all_others(
         # Its user sees it wait for a replica again, and the one behind it does, too.
         assert first.statuses.count("DEPLOYING") == 2
         assert second.statuses.count("DEPLOYING") == 1
+
+
+@pytest.mark.parametrize("polled", [True, False])
+@on_loop
+async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_run_again(
+    tmp_path: Path, polled: bool
+) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        response = await complete(replica, request, respond)
+        if request.id == first.request.id:
+            # As a replica does that is elsewhere, and delivers for itself.
+            await respond(response)
+            raise replica.lose()
+        return response
+
+    async with a_line(tmp_path, act, max_attempts=1) as line:
+        first = await line.join(polled=polled)
+        second = await line.join()
+        await second.hears(Status.COMPLETED)
+        assert line.ran == [first.request.id, second.request.id]
+        assert not await line.broker.concluded(first.request)
+        if polled:
+            assert (await first.polls())["status"] == "COMPLETED"
+        else:
+            await first.hears(Status.COMPLETED)
+            with pytest.raises(asyncio.TimeoutError):
+                await within(first.hears(Status.ERROR), 0.05)
 
 
 @on_loop

@@ -367,6 +367,52 @@ async def test_whoever_is_told_says_whether_anybody_hears(opening: Opening) -> N
 
 
 @on_loop
+async def test_a_request_is_concluded_by_its_last_response_until_it_is_released(
+    opening: Opening,
+) -> None:
+    async with opening() as broker:
+        channel = await broker.subscribe()
+        live, polled = make_request(channel.session), make_request(None)
+        for request in (live, polled):
+            await broker.submit(request)
+        claimed = [await broker.claim(), await broker.claim()]
+        await broker.publish(live, update(live, "not the last"))
+        assert [await broker.concluded(request) for request in claimed] == [False, False]
+        await broker.publish(live, Response(live.id, Status.COMPLETED))
+        await broker.conclude(polled)
+        assert [await broker.concluded(request) for request in claimed] == [True, True]
+        for request in claimed:
+            await broker.release(request)
+            # Nor does one that comes too late leave anything behind.
+            await broker.conclude(request)
+            await broker.publish(request, Response(request.id, Status.COMPLETED))
+        assert [await broker.concluded(request) for request in claimed] == [False, False]
+
+
+@on_loop
+async def test_whoever_leads_next_runs_nothing_that_has_ended(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        channel = await broker.subscribe()
+        sent = [make_request(session) for session in (channel.session, None, channel.session)]
+        for request in sent:
+            await broker.submit(request)
+        live, polled, waiting = [await broker.claim() for _ in sent]
+        await broker.publish(live, Response(live.id, Status.COMPLETED))
+        await broker.conclude(polled)
+    # Its process has ended before it could release them.
+    another = RedisBroker(redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE)
+    await another.start()
+    later = make_request()
+    await another.submit(later)
+    assert [(await another.claim()).id for _ in range(2)] == [waiting.id, later.id]
+    assert not await another.concluded(live)
+    assert not await another.concluded(polled)
+    await another.stop()
+
+
+@on_loop
 async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) -> None:
     """Payloads that ride along, and such that are kept elsewhere."""
     limit = 2 * INLINE

@@ -392,6 +392,9 @@ class Processor:
 
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
+        if await self._service.has_ended(entry.what):  # the replica was lost after that
+            await self._service.release(entry.what)
+            return
         why_not = self._attempts.lost(entry.id, error)
         if why_not is None:
             self.line.give_back(entry)

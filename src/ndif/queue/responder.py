@@ -49,6 +49,8 @@ class Responder:
                 heard = await self._broker.publish(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
                 await self._keep(request, response)
+                if response.status.terminal:
+                    await self._broker.conclude(request)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
             task = asyncio.create_task(_call_back(request, response))

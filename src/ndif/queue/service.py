@@ -81,6 +81,14 @@ class Service:
             logger.exception("request %s could not be told its end", request.id)
         await self.release(request)
 
+    async def has_ended(self, request: Request) -> bool:
+        """Whether its user has been told how it ended; where that cannot be known it is not so."""
+        try:
+            return await self._broker.concluded(request)
+        except BrokerError as error:
+            logger.warning("request %s: %s", request.id, error)
+            return False
+
     async def let_go(self, request: Request) -> None:
         """Forget a request for which nobody waits any more."""
         logger.info("request %s: its client left while it waited", request.id)

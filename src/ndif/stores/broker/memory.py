@@ -55,6 +55,7 @@ class MemoryBroker:
         self._bytes = 0
         self._line: asyncio.Queue[Request] = asyncio.Queue()
         self._open: dict[str, Request] = {}
+        self._concluded: set[str] = set()
         self._subscriptions: dict[str, MemorySubscription] = {}
         # A block asks for one answer at a time: of more than that nobody would ever read any.
         self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
@@ -88,6 +89,7 @@ class MemoryBroker:
         """See `Broker.release`."""
         if (released := self._open.pop(request.id, None)) is not None:
             self._bytes -= len(released.payload)
+        self._concluded.discard(request.id)
         self._uploads.pop(request.id, None)
 
     async def subscribe(self, session: str | None = None) -> MemorySubscription:
@@ -106,7 +108,18 @@ class MemoryBroker:
         subscription = self._subscriptions.get(request.session or "")
         if subscription is not None:
             subscription.put(request, response)
+        if response.status.terminal:
+            await self.conclude(request)
         return subscription is not None
+
+    async def conclude(self, request: Request) -> None:
+        """See `Broker.conclude`."""
+        if request.id in self._open:
+            self._concluded.add(request.id)
+
+    async def concluded(self, request: Request) -> bool:
+        """See `Broker.concluded`."""
+        return request.id in self._concluded
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`."""

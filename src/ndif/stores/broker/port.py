@@ -98,8 +98,26 @@ class Broker(Protocol):
     async def publish(self, request: Request, response: Response) -> bool:
         """Tell the session that waits for `request`; whether anybody is there to hear it.
 
+        A terminal response concludes the request.
+
         Raises:
             BrokerError: if it cannot be told.
+        """
+        ...
+
+    async def conclude(self, request: Request) -> None:
+        """Note that its terminal response is stored: should it not be released, it is not run again.
+
+        Raises:
+            BrokerError: if it cannot be noted.
+        """
+        ...
+
+    async def concluded(self, request: Request) -> bool:
+        """Whether a request that is not released has had its terminal response.
+
+        Raises:
+            BrokerError: if that cannot be known.
         """
         ...
 

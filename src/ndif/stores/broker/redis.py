@@ -172,8 +172,12 @@ class RedisBroker:
                 start, entries, *_ = await self.client.xautoclaim(
                     QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
                 )
-            for request in self._read(entries):
-                await self._claimed.put(request)
+            requests = [*self._read(entries)]
+            async with speaking():
+                concluded = await self._scripts.concluded([request.id for request in requests])
+            for request, is_over in zip(requests, concluded, strict=True):
+                # Whoever led before told its user how it ended, and no more.
+                await (self.release(request) if is_over else self._claimed.put(request))
             if start in ("0-0", b"0-0"):
                 break
         async with speaking():
@@ -232,7 +236,7 @@ class RedisBroker:
         if response.status.terminal:
             heard = await persist(
                 lambda: self._scripts.publish_last(
-                    channel_of(session), mailbox_of(session), update
+                    request.id, channel_of(session), mailbox_of(session), update
                 ),
                 _PERSIST_S,
             )
@@ -241,6 +245,15 @@ class RedisBroker:
                 lambda: self.client.publish(channel_of(session), update), _FORWARD_S
             )
         return bool(heard)
+
+    async def conclude(self, request: Request) -> None:
+        """See `Broker.conclude`."""
+        await persist(lambda: self._scripts.conclude(request.id), _PERSIST_S)
+
+    async def concluded(self, request: Request) -> bool:
+        """See `Broker.concluded`."""
+        (found,) = await persist(lambda: self._scripts.concluded([request.id]), _FORWARD_S)
+        return found
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`. Of a broker that is away nothing is known: nobody counts as gone."""

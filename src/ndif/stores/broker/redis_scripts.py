@@ -6,6 +6,7 @@ refused whole, who is to be let go of lets go first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ndif.stores.redis_client import Redis
@@ -48,7 +49,12 @@ local heard = redis.call('PUBLISH', ARGV[1], ARGV[2])
 if type(redis.pcall('RPUSH', KEYS[1], ARGV[2])) == 'number' then
   redis.call('EXPIRE', KEYS[1], ARGV[3])
 end
+if redis.call('EXISTS', KEYS[2]) == 1 then redis.pcall('HSET', KEYS[2], 'concluded', 1) end
 return heard
+"""
+
+_CONCLUDE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'concluded', 1) end
 """
 
 # A hybrid job's client hands over what it was asked for, one answer at a time, and nobody else does.
@@ -68,6 +74,7 @@ class Scripts:
         self._submit = client.register_script(_SUBMIT)
         self._release = client.register_script(_RELEASE)
         self._publish_last = client.register_script(_PUBLISH_LAST)
+        self._conclude = client.register_script(_CONCLUDE)
         self._upload = client.register_script(_UPLOAD)
 
     async def submit(
@@ -100,9 +107,21 @@ class Scripts:
         keys = [record_of(request_id), uploads_of(request_id), QUEUE, _HELD]
         return bool(await self._release(keys=keys, args=[GROUP, receipt]))
 
-    async def publish_last(self, channel: str, mailbox: str, update: bytes) -> int:
-        """Publish what a session must not miss; how many heard it."""
-        return int(await self._publish_last(keys=[mailbox], args=[channel, update, _MAILBOX_S]))
+    async def publish_last(self, request_id: str, channel: str, mailbox: str, update: bytes) -> int:
+        """Publish what a session must not miss, and what concludes its request; how many heard it."""
+        arguments: list[Any] = [channel, update, _MAILBOX_S]
+        return int(await self._publish_last(keys=[mailbox, record_of(request_id)], args=arguments))
+
+    async def conclude(self, request_id: str) -> None:
+        """Note that a request that is not released has had its last response."""
+        await self._conclude(keys=[record_of(request_id)])
+
+    async def concluded(self, request_ids: Sequence[str]) -> list[bool]:
+        """Which of these that is noted of."""
+        asking = self._client.pipeline(transaction=False)
+        for each in request_ids:
+            asking.hexists(record_of(each), "concluded")
+        return [bool(noted) for noted in await asking.execute()]
 
     async def upload(self, request_id: str, session: str, content: bytes) -> None:
         """Keep what the client of a hybrid job sent for it."""
