@@ -154,7 +154,8 @@ def scenario_killed(context: Context) -> None:
 
 def scenario_evicted(context: Context) -> None:
     """One job that runs is let end, and one that waits is told."""
-    running, waiting = (runs_for(context.remote, LONG_S) for _ in range(2))
+    # Long enough for a command to be typed.
+    running, waiting = (runs_for(context.remote, 4 * LONG_S) for _ in range(2))
     said = end_of(waiting)
     assert "taken 'tests/gpt2' off the server" in said, said
     told_by([running])

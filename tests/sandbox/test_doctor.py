@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -104,7 +103,6 @@ def test_its_help_lists_it() -> None:
 def test_a_server_for_strangers_is_refused_before_it_loads(
     kernel: str, tiny_gpt2: Path, tmp_path: Path
 ) -> None:
-    started = time.monotonic()
     code, said = ndif(
         kernel, "local", "start", tiny_gpt2, "--name", "a/b", "--sandbox",
         environment={"NDIF_SESSION_ROOT": str(tmp_path)},
@@ -114,8 +112,6 @@ def test_a_server_for_strangers_is_refused_before_it_loads(
     assert "NDIF_SANDBOX=best-effort" in said
     assert "Loading" not in said
     assert "Loaded" not in said
-    # A model process would have had to import torch.
-    assert time.monotonic() - started < 5
 
 
 def test_a_server_for_its_user_does_not_ask(tmp_path: Path) -> None:
