@@ -116,23 +116,30 @@ def many(
     started.close()
 
 
+@pytest.fixture(params=["0.8", "0.7"])
+def generation(request: pytest.FixtureRequest) -> str:
+    """Of the client that uses a model, and of the replicas that serve it."""
+    found: str = request.param
+    return found
+
+
 @pytest.fixture
-def server(many: Many) -> StartedServer:
+def server(many: Many, generation: str) -> StartedServer:
     """A server with one ready replica of GPT-2, whatever was on it before."""
     started = many.server()
-    ndif(started, "deploy", "tests/gpt2", "--replicas", "1")
-    until(lambda: levels(started, "tests/gpt2").count("HOT") == 1)
-    for replica in replicas(started, "tests/gpt2"):
+    ndif(started, "deploy", "tests/gpt2", "--replicas", "1", "--generation", generation)
+    until(lambda: levels(started, "tests/gpt2", generation).count("HOT") == 1)
+    for replica in replicas(started, "tests/gpt2", generation):
         if replica["level"] == "WARM":
             ndif(started, "evict", "tests/gpt2", "--replica", replica["replica_id"], "--cold")
-    until(lambda: levels(started, "tests/gpt2") == ["HOT"])
+    until(lambda: levels(started, "tests/gpt2", generation) == ["HOT"])
     return started
 
 
 @pytest.fixture
-def user(many: Many, server: StartedServer) -> Client:
+def user(many: Many, server: StartedServer, generation: str) -> Client:
     """Somebody who uses it."""
-    return many.client(server, "tests/gpt2")
+    return many.client(server, "tests/gpt2", generation)
 
 
 def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
@@ -170,11 +177,11 @@ def levels(server: StartedServer, name: str, generation: str = "0.8") -> list[st
     return [replica["level"] for replica in replicas(server, name, generation)]
 
 
-def line(server: StartedServer) -> dict[str, Any]:
-    """GPT-2's, as clients of the newest generation have it."""
+def line(server: StartedServer, generation: str) -> dict[str, Any]:
+    """GPT-2's, as clients of a generation have it."""
     models = admin(server, "queue")
     found: dict[str, Any] = next(
-        m for m in models if (m["repo_id"], m["generation"]) == ("tests/gpt2", "0.8")
+        m for m in models if (m["repo_id"], m["generation"]) == ("tests/gpt2", generation)
     )
     return found
 
@@ -200,7 +207,6 @@ class Running:
             raise self._failure
 
 
-@pytest.mark.parametrize("generation", ["0.8", "0.7"])
 def test_models_are_loaded_when_somebody_asks_for_them(generation: str, many: Many) -> None:
     server = many.server()
     names = ["tests/gpt2", "tests/llama"]
@@ -253,51 +259,63 @@ def test_a_model_that_is_protected_is_not_displaced_and_why_is_told(many: Many) 
     assert re.search(r"Try again in \d+ min", said)
 
 
-def test_three_replicas_under_load_and_one_is_killed(server: StartedServer, user: Client) -> None:
+def test_three_replicas_under_load_and_one_is_killed(
+    server: StartedServer, user: Client, generation: str
+) -> None:
     before = server.processes()
-    ndif(server, "deploy", "tests/gpt2", "--replicas", "3")
-    assert levels(server, "tests/gpt2") == ["HOT"] * 3
+    ndif(server, "deploy", "tests/gpt2", "--replicas", "3", "--generation", generation)
+    assert levels(server, "tests/gpt2", generation) == ["HOT"] * 3
     user.run("scenario_three_replicas_share_the_load")
     running = Running(user, "scenario_four_long_jobs")
-    until(lambda: len(line(server)["running"]) == 3)
+    until(lambda: len(line(server, generation)["running"]) == 3)
     time.sleep(1)  # in the middle of them
     os.kill((server.processes() - before).pop(), signal.SIGKILL)
     running.ends_well()
     assert any("it is tried again" in said for said in server.output), list(server.output)
 
 
-def test_replicas_come_and_go_while_jobs_run(server: StartedServer, user: Client) -> None:
+def test_replicas_come_and_go_while_jobs_run(
+    server: StartedServer, user: Client, generation: str
+) -> None:
     running = Running(user, "scenario_four_long_jobs")
-    until(lambda: line(server)["running"])
-    ndif(server, "scale", "tests/gpt2", "3", "--generation", "0.8")
-    until(lambda: [r["state"] for r in replicas(server, "tests/gpt2")] == ["RUNNING"] * 3)
-    ndif(server, "scale", "tests/gpt2", "1", "--generation", "0.8")
+    until(lambda: line(server, generation)["running"])
+    ndif(server, "scale", "tests/gpt2", "3", "--generation", generation)
+    until(
+        lambda: [r["state"] for r in replicas(server, "tests/gpt2", generation)] == ["RUNNING"] * 3
+    )
+    ndif(server, "scale", "tests/gpt2", "1", "--generation", generation)
     running.ends_well()
-    assert sorted(levels(server, "tests/gpt2")) == ["HOT", "WARM", "WARM"]
+    assert sorted(levels(server, "tests/gpt2", generation)) == ["HOT", "WARM", "WARM"]
     user.run("scenario_one_at_a_time")
     # Those that are WARM are the first to come back.
-    before = {replica["replica_id"] for replica in replicas(server, "tests/gpt2")}
-    ndif(server, "scale", "tests/gpt2", "3", "--generation", "0.8")
-    until(lambda: levels(server, "tests/gpt2") == ["HOT"] * 3)
-    assert {replica["replica_id"] for replica in replicas(server, "tests/gpt2")} == before
+    before = {replica["replica_id"] for replica in replicas(server, "tests/gpt2", generation)}
+    ndif(server, "scale", "tests/gpt2", "3", "--generation", generation)
+    until(lambda: levels(server, "tests/gpt2", generation) == ["HOT"] * 3)
+    assert {
+        replica["replica_id"] for replica in replicas(server, "tests/gpt2", generation)
+    } == before
     user.run("scenario_three_replicas_share_the_load")
 
 
-def test_a_model_is_evicted_while_jobs_run(server: StartedServer, user: Client) -> None:
+def test_a_model_is_evicted_while_jobs_run(
+    server: StartedServer, user: Client, generation: str
+) -> None:
     running = Running(user, "scenario_evicted")
-    until(lambda: line(server)["waiting"] and line(server)["running"])
+    until(lambda: line(server, generation)["waiting"] and line(server, generation)["running"])
     ndif(server, "evict", "tests/gpt2")
     running.ends_well()
-    assert levels(server, "tests/gpt2") == ["WARM"]
+    assert levels(server, "tests/gpt2", generation) == ["WARM"]
     user.run("scenario_a_trace")
-    assert levels(server, "tests/gpt2") == ["HOT"]
+    assert levels(server, "tests/gpt2", generation) == ["HOT"]
 
 
-def test_jobs_are_killed_wherever_they_are(server: StartedServer, user: Client) -> None:
+def test_jobs_are_killed_wherever_they_are(
+    server: StartedServer, user: Client, generation: str
+) -> None:
     running = Running(user, "scenario_killed")
-    until(lambda: line(server)["waiting"] and line(server)["running"])
-    ndif(server, "kill", line(server)["waiting"][0]["request_id"])
-    ndif(server, "kill", line(server)["running"][0]["request_id"])
+    until(lambda: line(server, generation)["waiting"] and line(server, generation)["running"])
+    ndif(server, "kill", line(server, generation)["waiting"][0]["request_id"])
+    ndif(server, "kill", line(server, generation)["running"][0]["request_id"])
     ndif(server, "kill", "no-such-job", rc=4)
     running.ends_well()
     user.run("scenario_a_trace")
@@ -329,3 +347,16 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
     plain.run("scenario_what_strangers_may_not")
     plain.run("scenario_a_trace")
     trusted.run("scenario_one_process_runs_all")
+
+
+def test_who_waits_is_told_that_the_server_stops(many: Many) -> None:
+    server = many.server()
+    generations = ("0.8", "0.7")
+    waiting = [
+        Running(many.client(server, "tests/gpt2", each), "scenario_the_server_stops_meanwhile")
+        for each in generations
+    ]
+    until(lambda: all(line(server, each)["running"] for each in generations))
+    ndif(server, "stop")
+    for each in waiting:
+        each.ends_well()
