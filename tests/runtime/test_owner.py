@@ -117,6 +117,10 @@ async def test_what_a_stranger_does_to_the_weights_is_undone(
         for _ in range(2):
             assert not (await served.logits(write, trusted=False)).any()
             assert torch.equal(await served.logits(read, trusted=False), truth)
+        # Those who are trusted find what they did themselves, and no stranger does.
+        assert not (await served.logits(write, trusted=True)).any()
+        assert not (await served.logits(read, trusted=True)).any()
+        assert torch.equal(await served.logits(read, trusted=False), truth)
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -14,8 +14,9 @@ from ndif.cluster.resources import Resources, parse_gpus
 from ndif.config import Settings
 from ndif.host import machine
 from ndif.host.actor import ModelActor
+from ndif.host.blanks import Blanks
 from ndif.host.port import Actor
-from ndif.host.runtimes import Runtimes
+from ndif.host.runtimes import Runtime, Runtimes
 from ndif.host.weights import Weights
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.quantities import size
@@ -47,6 +48,10 @@ class Fleet(Protocol):
 
     async def discover(self) -> Sequence[Node]:
         """The machines as they are now, each without replicas."""
+        ...
+
+    def expect(self, runtime: Runtime) -> None:
+        """A replica is to be made before long, of which model and where is not yet known."""
         ...
 
     def make_actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> Actor:
@@ -82,6 +87,7 @@ class ThisMachine:
         self._places = places
         self._shares = shares
         self._weights = Weights()
+        self._blanks = Blanks()
         self._node: Node | None = None
         self._has_gpus = False
         self.lost = asyncio.Event()
@@ -91,6 +97,11 @@ class ThisMachine:
 
     async def close(self) -> None:
         """See `Fleet.close`."""
+        await self._blanks.stop()
+
+    def expect(self, runtime: Runtime) -> None:
+        """See `Fleet.expect`."""
+        self._blanks.prepare(runtime)
 
     async def living(self) -> list[Living]:
         """See `Fleet.living`."""
@@ -117,6 +128,7 @@ class ThisMachine:
             self._broker,
             self._objects,
             self._weights,
+            self._blanks,
             untrusted=not self._trusted,
             gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
             device="cpu" if on_cpu else None,

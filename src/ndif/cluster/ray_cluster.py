@@ -29,6 +29,7 @@ from ndif.cluster.ray_calls import aside
 from ndif.cluster.ray_nodes import nodes_of
 from ndif.host.port import ReplicaLostError
 from ndif.host.replica import Replica
+from ndif.host.runtimes import Runtime
 from ndif.schema.deployment import DeploymentConfig
 from ndif.tasks import within
 
@@ -135,6 +136,9 @@ class RayCluster:
         with contextlib.suppress(ClusterError):
             await self._look()
         return self._nodes
+
+    def expect(self, runtime: Runtime) -> None:
+        """See `Fleet.expect`. Of which node is not known: nothing starts there."""
 
     def make_actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> RayActor:
         """A replica's actor. See `MakeActor`."""

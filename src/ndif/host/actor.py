@@ -11,6 +11,7 @@ from typing import Any
 
 from ndif.config import Settings
 from ndif.host.adapters import AdapterError, Adapters
+from ndif.host.blanks import Blanks
 from ndif.host.channel import ProtocolError
 from ndif.host.dialogue import LimitError, UnheardError
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
@@ -47,6 +48,7 @@ class ModelActor:
         broker: Broker,
         objects: ObjectStore,
         weights: Weights,
+        blanks: Blanks | None = None,
         *,
         untrusted: bool,
         gpu_mem_bytes_by_id: Mapping[int, int] | None = None,
@@ -54,6 +56,8 @@ class ModelActor:
         shares: bool = False,
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
+
+        `weights` and `blanks`: what the model processes of this machine share, and what some come from.
 
         `shares`: whether others answer clients who ask for its checkpoint's files.
 
@@ -72,7 +76,7 @@ class ModelActor:
             trust_remote_code=config.trust_remote_code,
             max_memory=dict(gpu_mem_bytes_by_id) if gpu_mem_bytes_by_id else None,
         )
-        self.process = ModelProcess(spec, runtime, weights)
+        self.process = ModelProcess(spec, runtime, weights, blanks)
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
         self._settings = settings
@@ -90,6 +94,8 @@ class ModelActor:
         self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: Runner | None = None
         self._verifying: asyncio.Task[None] | None = None
+        self._trusted_ran = False
+        """Whether one that is trusted has run since the weights were last seen to be as they were."""
         self._cancelled = ""
         self._away = "the replica has not been started"
         """Why no request may run here; nothing if one may."""
@@ -216,7 +222,7 @@ class ModelActor:
         self._cancelled = ""
         runners: Runners = self._kept if request.trusted else self._fresh
         try:
-            await self._pristine()
+            await self._pristine(trusted=request.trusted)
             runner = self._runner = await runners.take()
         except (ModelProcessError, RunnerError) as error:
             raise self._lost(str(error)) from error
@@ -262,19 +268,30 @@ class ModelActor:
             runners.give_back(runner)
             if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
+            self._trusted_ran |= request.trusted
 
     async def _verify(self, runner: Runner) -> None:
         """See that this one left the weights that it shared as they were."""
         # Until it is gone, it may still write.
         await runner.exit_code(EXIT_PATIENCE_S)
+        await self._restore()
+
+    async def _restore(self) -> None:
         if restored := await self.process.verify():
             logger.warning("a request had changed %d of the weights; they are restored", restored)
 
-    async def _pristine(self) -> None:
-        """Return once no request can find what another did to the weights."""
+    async def _pristine(self, *, trusted: bool = False) -> None:
+        """Return once a request cannot find what another did to the weights.
+
+        Who is trusted finds what those who are trusted did, as elsewhere in the process that they share.
+        """
         verifying, self._verifying = self._verifying, None
         if verifying is not None:
             await verifying
+        if not trusted and self._trusted_ran and self.process.spec.untrusted is not None:
+            self._trusted_ran = False
+            if self.process.exposes_weights:
+                await self._restore()
 
     def cancel(self, reason: str) -> None:
         """End what is running now; its request becomes an ERROR with `reason`."""

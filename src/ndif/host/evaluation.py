@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,14 @@ class _Found:
 class Evaluator:
     """Evaluates models, each once, by one process for each runtime that ends when it has no work."""
 
-    def __init__(self, idle_s: float = _IDLE_S) -> None:
+    def __init__(
+        self,
+        idle_s: float = _IDLE_S,
+        measuring: Callable[[Runtime], None] = lambda _: None,
+    ) -> None:
+        """`measuring` is told of each model that is not known yet."""
         self._idle_s = idle_s
+        self._measuring = measuring
         self._processes: dict[Runtime, _Process] = {}
         self._known: dict[ModelSpec, asyncio.Task[_Found]] = {}
 
@@ -76,6 +83,7 @@ class Evaluator:
         )
         task = self._known.get(spec)
         if task is None:
+            self._measuring(runtime)
             process = self._processes.setdefault(runtime, _Process(runtime, self._idle_s))
             task = self._known[spec] = asyncio.create_task(process.ask(spec), name="evaluation")
             task.add_done_callback(lambda done: self._forget_failed(spec, done))

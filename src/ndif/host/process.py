@@ -7,16 +7,16 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ndif.host.blanks import Blank, Blanks
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.download import DownloadError, Found, download
-from ndif.host.environment import environment, for_strangers
+from ndif.host.environment import environment
 from ndif.host.exits import describe_exit
 from ndif.host.port import ActorError
 from ndif.host.runner import Runner
@@ -42,11 +42,17 @@ class ModelProcessError(ActorError):
 class ModelProcess:
     """The zygote of one model, and the runners it forks."""
 
-    def __init__(self, spec: ModelSpec, runtime: Runtime, weights: Weights) -> None:
-        """`weights`: what this process and others of this machine share."""
+    def __init__(
+        self, spec: ModelSpec, runtime: Runtime, weights: Weights, blanks: Blanks | None = None
+    ) -> None:
+        """`weights`: what this process and others of this machine share.
+
+        `blanks`: where it comes from, if it is for strangers.
+        """
         self.spec = spec
         self.runtime = runtime
         self._weights = weights
+        self._blanks = blanks or Blanks()
         self.model: Mapping[str, Any] = {}
         """What the process says it loaded, once it is ready."""
         self.load_s = self.loaded_at = 0.0
@@ -68,15 +74,11 @@ class ModelProcess:
         Raises:
             ModelProcessError: with the reason, in a sentence.
         """
-        variables = environment(self.runtime)
         found = Found(None, self.spec.task)
-        if self.spec.untrusted is not None:
-            variables = for_strangers(variables)
-        control, theirs = Channel.pair()
-        self._control = control
         try:
-            with theirs:
-                self._process = await self._spawn(theirs, variables)
+            blank = await self._blank()
+            self._process, self._control = blank.process, blank.control
+            control = blank.control
             self._output = asyncio.create_task(self._keep_output(), name="model process output")
             self._tasks.append(self._output)
             # Meanwhile the process imports what it needs, which takes as long as a small model's download.
@@ -101,22 +103,11 @@ class ModelProcess:
             self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
 
-    async def _spawn(
-        self, theirs: socket.socket, variables: Mapping[str, str]
-    ) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            str(self.runtime.interpreter),
-            "-m",
-            "ndif.runtime",
-            str(theirs.fileno()),
-            pass_fds=[theirs.fileno()],
-            env=variables,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            # Ctrl-C is for the server; it decides when its processes end.
-            start_new_session=True,
-        )
+    async def _blank(self) -> Blank:
+        """The process that is to be this one."""
+        if self.spec.untrusted is None:
+            return await Blank.start(self.runtime, environment(self.runtime))
+        return await self._blanks.take(self.runtime)
 
     async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
         try:

@@ -35,11 +35,11 @@ class Scaling:
 
     def _scaler(self, variant: Variant, processor: Processor) -> Autoscaler:
         least = processor.least_replicas
-        most = processor.model.wanted.max_replicas or self._bounds.most
-        bounds = replace(self._bounds, least=least, most=max(most, least))
+        most = max(processor.model.wanted.max_replicas or self._bounds.most, least)
         scaler = self._scalers.get(variant)
-        if scaler is None or scaler.bounds != bounds:
+        if scaler is None or (scaler.bounds.least, scaler.bounds.most) != (least, most):
             # It is new, or its operator has said something: what was learnt holds no longer.
+            bounds = replace(self._bounds, least=least, most=most)
             scaler = self._scalers[variant] = Autoscaler(bounds, least)
         return scaler
 

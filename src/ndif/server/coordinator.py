@@ -59,7 +59,7 @@ class Coordinator:
         self._places = places
         self._runtimes = runtimes
         self._fleet = fleet
-        self._evaluator = Evaluator()
+        self._evaluator = Evaluator(measuring=fleet.expect)
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
             Models(configs),

@@ -55,7 +55,7 @@ class Server:
         self._hub = Hub(share_weights=share_weights)
         runtimes = runtimes or Runtimes(settings.runtimes)
         responder = Responder(self._broker, self._objects)
-        fleet = ThisMachine(
+        self._fleet = fleet = ThisMachine(
             settings, self._broker, self._objects, runtimes, trusted=trusted, places=places
         )
         self._coordinator = Coordinator(
@@ -157,6 +157,7 @@ class Server:
             yield
         finally:
             await self._coordinator.stop()
+            await self._fleet.close()
             await self._broker.stop()
             await self._objects.stop()
 
