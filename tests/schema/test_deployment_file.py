@@ -154,6 +154,7 @@ def test_two_revisions_are_two_models() -> None:
         ("runtime: latest", "runtime must be a generation of nnsight, like \"0.8\", not 'latest'."),
         ("generations: '0.8'", "generations must be a list, like [\"0.8\"], not '0.8'."),
         ("generations: [0.8]", 'generations must be text, not 0.8: put it in quotes, "0.8".'),
+        ("generations: !!set {new}", 'generations must be a generation of nnsight, like "0.8"'),
         ("generations: [new]", "must be a generation of nnsight, like \"0.8\", not 'new'."),
         ("max_replicas: 0", "max_replicas must be at least 1, not 0."),
         ("checkpoint: ./m", "checkpoint must be a repo id or the whole path of a folder, not './m'"),

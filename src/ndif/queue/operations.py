@@ -227,13 +227,13 @@ class Operations:
 
     def _as_it_is(self, model: Model, replicas: int, dedicated: bool) -> DeploymentConfig:
         most = model.config.max_replicas
-        usual = self._chosen(replace(model.config, generations=()), None)
+        usual = {model.config.runtime or next(iter(self._generations()), None)}
         return replace(
             model.config,
             replicas=replicas,
             max_replicas=None if most is None else max(most, replicas),
             dedicated=dedicated,
-            generations=() if model.generations <= {*usual} else tuple(sorted(model.generations)),
+            generations=() if model.generations <= usual else tuple(sorted(model.generations)),
         )
 
     def _asked_for(self, model: Model) -> int:

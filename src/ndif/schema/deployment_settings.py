@@ -296,7 +296,7 @@ def _sentence(detail: ErrorDetails, fields: Mapping[str, object]) -> tuple[str, 
     if detail["type"] == "extra_forbidden":
         return field, _no_setting(field)
     value: Any = fields.get(field)
-    for place in within:
+    for place in within if isinstance(value, list) else ():
         value = value[place]
     was = f", not {quoted(value)}"
     limits: dict[str, Any] = detail.get("ctx", {})
