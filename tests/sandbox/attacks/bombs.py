@@ -14,7 +14,7 @@ def fills_memory_with_tensors(memory_bytes: int) -> object:
     """torch.ones"""
     import torch
 
-    held = [torch.ones(1 << 24, dtype=torch.uint8) for _ in range(memory_bytes >> 24)]
+    held = [torch.ones(1 << 26, dtype=torch.uint8) for _ in range(memory_bytes >> 26)]
     return f"SURVIVED {len(held)}"
 
 
@@ -340,7 +340,7 @@ def warns_too_much(log_bytes: int) -> object:
 
 def raises_a_huge_error(result_bytes: int) -> object:
     """an error with a text without end"""
-    raise ValueError("x" * (result_bytes * 4))
+    raise ValueError("x" * (result_bytes * 2))
     return None
 
 
@@ -358,9 +358,9 @@ def raises_a_slow_error(seconds: float) -> object:
 
 
 def raises_a_chain() -> object:
-    """an error caused by an error, a hundred thousand times"""
+    """an error caused by an error, thirty thousand times"""
     error = ValueError("first")
-    for index in range(100_000):
+    for index in range(30_000):
         later = ValueError(str(index))
         later.__cause__ = error
         error = later

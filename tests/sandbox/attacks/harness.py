@@ -37,7 +37,7 @@ _LEAVE_NOTHING = ("files", "network")
 """Families after which a runner that is kept is as before."""
 
 MIB = 1 << 20
-EXECUTION_S = 4.0
+EXECUTION_S = 6.0
 
 LOW = {
     TIME: str(EXECUTION_S),

@@ -455,7 +455,7 @@ ATTACKS: list[Attack] = [
     *_rows(
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.raises_a_chain,
-        says="ValueError: 99999$",
+        says="ValueError: 29999$",
     ),
     *_rows(
         *("exhaust who reads the request", LIMIT, watch.PayloadUnread),
