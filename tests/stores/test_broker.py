@@ -18,6 +18,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError, LineFullError, MemoryBroker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import FileStore
+from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
@@ -467,6 +468,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
             done = Response(request.id, Status.COMPLETED)
             assert await broker.publish(claimed, done)
             assert (await channel.next())[1] == done
+            await within(broker.conclude(claimed), 1)
             await broker.release(claimed)
             with pytest.raises(BrokerError, match="is there no longer"):
                 await broker.payload(claimed)

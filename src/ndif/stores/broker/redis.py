@@ -248,7 +248,7 @@ class RedisBroker:
 
     async def conclude(self, request: Request) -> None:
         """See `Broker.conclude`."""
-        await persist(lambda: self._scripts.conclude(request.id), _PERSIST_S)
+        await persist(lambda: self._scripts.conclude(request.id), _FORWARD_S)
 
     async def concluded(self, request: Request) -> bool:
         """See `Broker.concluded`."""

@@ -43,6 +43,11 @@ if bytes then redis.call('DECRBY', KEYS[4], bytes) end
 return bytes and inline == 0
 """
 
+# Without room for the note, it is done without: a request that ended is let go of right after it.
+_CONCLUDE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.pcall('HSET', KEYS[1], 'concluded', 1) end
+"""
+
 # The mailbox is for a gateway that does not hear now: without room for it, who hears has it.
 _PUBLISH_LAST = """
 local heard = redis.call('PUBLISH', ARGV[1], ARGV[2])
@@ -51,10 +56,6 @@ if type(redis.pcall('RPUSH', KEYS[1], ARGV[2])) == 'number' then
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then redis.pcall('HSET', KEYS[2], 'concluded', 1) end
 return heard
-"""
-
-_CONCLUDE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'concluded', 1) end
 """
 
 # A hybrid job's client hands over what it was asked for, one answer at a time, and nobody else does.
