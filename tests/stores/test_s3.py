@@ -394,7 +394,7 @@ def test_authorities_that_cannot_be_read_are_told(address: S3Address, tmp_path: 
 async def test_what_is_just_being_replaced_is_looked_for_again(
     address: S3Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndif.stores.objects.s3.REPLACING_S", 3.0)
+    monkeypatch.setattr("ndif.stores.objects.s3._REPLACING_S", 3.0)
     store, key = S3Store(address, LONG_S), response_key()
     await store.put(response_key(), b"has the bucket made")
     looking = asyncio.create_task(store.get(key))
