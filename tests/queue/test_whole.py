@@ -145,6 +145,8 @@ class World:
     kind = Replica
     missing = ""
     """A generation for which nothing can be loaded."""
+    look_s = 0.0
+    """How long a look at the machines takes."""
 
     def __init__(
         self,
@@ -214,6 +216,7 @@ class World:
         return Measured(self.sizes[repo_id] + config.padding_bytes, repo_id=repo_id)
 
     async def _discover(self) -> list[Node]:
+        await asyncio.sleep(self.look_s)
         return [Node("here", "here", Resources.of([GPU] * self.gpus, CPU, 1.0))]
 
     async def __aenter__(self) -> World:
@@ -404,6 +407,32 @@ def test_so_it_is_on_a_machine_that_was_started_anew(
                 (response,) = await world.until_ended(await world.send("a/a"))
                 assert response.status is Status.COMPLETED, response
             assert len(world.actors) == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("look_s", [0.0, 5.0])
+def test_what_comes_and_goes_while_the_machines_are_looked_at(
+    tmp_path: Path, look_s: float
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 60, "b/b": 10}, gpus=2) as world:
+            await world.send("a/a", 100.0)
+            await asyncio.sleep(LOAD_S + 5)
+            world.look_s = look_s
+            looking = asyncio.create_task(world.controller.discover())
+            await asyncio.sleep(1)
+            (actor,) = world.actors.values()
+            actor.die()
+            other = await world.send("b/b")
+            await looking
+            await asyncio.sleep(2 * LOAD_S + 2 * look_s)
+            # Of the first the job runs again, in another; the second is where it was placed.
+            places = {deployment.key for deployment in world.controller.cluster.replicas()}
+            assert places == {hosted.deployment.key for hosted in world.controller.replicas()}
+            assert len(places) == 2
+            (response,) = await world.until_ended(other)
+            assert response.status is Status.COMPLETED, response
 
     run(main())
 

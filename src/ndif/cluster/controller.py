@@ -101,7 +101,8 @@ class Controller:
 
     async def discover(self) -> None:
         """Look at the machines, and take those that are new or gone into account."""
-        found = self.cluster.with_nodes(await self._discover())
+        nodes = await self._discover()
+        found = self.cluster.with_nodes(nodes)  # and with what has come and gone meanwhile
         self.cluster = found.cluster
         for node_id in found.removed:
             logger.warning("node %s is gone, and what was on it", node_id)
