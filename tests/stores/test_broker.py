@@ -380,12 +380,12 @@ async def test_a_request_is_concluded_by_its_last_response_until_it_is_released(
         await broker.publish(live, update(live, "not the last"))
         assert [await broker.concluded(request) for request in claimed] == [False, False]
         await broker.publish(live, Response(live.id, Status.COMPLETED))
-        await broker.conclude(polled)
+        await broker.conclude(polled, Response(polled.id, Status.COMPLETED))
         assert [await broker.concluded(request) for request in claimed] == [True, True]
         for request in claimed:
             await broker.release(request)
             # Nor does one that comes too late leave anything behind.
-            await broker.conclude(request)
+            await broker.conclude(request, Response(request.id, Status.COMPLETED))
             await broker.publish(request, Response(request.id, Status.COMPLETED))
         assert [await broker.concluded(request) for request in claimed] == [False, False]
 
@@ -401,7 +401,7 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
             await broker.submit(request)
         live, polled, waiting = [await broker.claim() for _ in sent]
         await broker.publish(live, Response(live.id, Status.COMPLETED))
-        await broker.conclude(polled)
+        await broker.conclude(polled, Response(polled.id, Status.COMPLETED))
     # Its process has ended before it could release them.
     another = RedisBroker(redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE)
     await another.start()
@@ -468,7 +468,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
             done = Response(request.id, Status.COMPLETED)
             assert await broker.publish(claimed, done)
             assert (await channel.next())[1] == done
-            await within(broker.conclude(claimed), 1)
+            await within(broker.conclude(claimed, Response(claimed.id, Status.COMPLETED)), 1)
             await broker.release(claimed)
             with pytest.raises(BrokerError, match="is there no longer"):
                 await broker.payload(claimed)

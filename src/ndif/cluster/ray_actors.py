@@ -2,6 +2,10 @@
 
 Beside it Ray keeps a process on the replica's node (`ndif.host.replica`). Of what is asked of that only the
 process of whoever leads knows that it was asked; a leader that comes after it asks again.
+
+Jobs go there on a lane: two cores that do nothing else carry 500 to 1,200 of Ray's calls a second, and a
+job's is no longer than a tenth of that. What is not answered on its lane soon is asked for by a call,
+which Ray brings to an end whatever happens.
 """
 
 from __future__ import annotations
@@ -32,12 +36,14 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker.encoding import encode_request
+from ndif.stores.broker.redis_lanes import Lanes
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5
 _REPORT_S = 0.2
+_SOON_S = 1.0
 _STOP_S = 15.0
 """A replica that takes longer to end its processes loses them with its own."""
 
@@ -45,25 +51,36 @@ _STOP_S = 15.0
 class RayActor:
     """The form of `Actor` that Ray carries."""
 
-    def __init__(self, make: Callable[[], Any], whereabouts: MutableMapping[str, RayActor]) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        lanes: Lanes,
+        whereabouts: MutableMapping[str, RayActor],
+    ) -> None:
         """`make` has Ray start it, and may take its time; `whereabouts`: where jobs of another leader are.
 
         The job of such a one is awaited where it runs, whichever replica is asked to run it.
         """
         self.ended = asyncio.Event()
+        self._name = name
         self._make = make
+        self._lanes = lanes
         self._making: asyncio.Future[Any] | None = None
         self._whereabouts = whereabouts
         self._handle: Any = None
         self._model: Mapping[str, Any] = {}
         self._watching: asyncio.Task[None] | None = None
         self._run_by: tuple[str, RayActor] | None = None
+        self._news: asyncio.Future[Response | None] | None = None
         self._evicted = False
 
     @classmethod
-    def found(cls, handle: Any, whereabouts: MutableMapping[str, RayActor]) -> RayActor:
+    def found(
+        cls, name: str, handle: Any, lanes: Lanes, whereabouts: MutableMapping[str, RayActor]
+    ) -> RayActor:
         """One that another leader had Ray start; `describe` tells what it is."""
-        actor = cls(lambda: handle, whereabouts)
+        actor = cls(name, lambda: handle, lanes, whereabouts)
         actor._have(handle)
         return actor
 
@@ -168,9 +185,25 @@ class RayActor:
                 with contextlib.suppress(ReplicaLostError):
                     return await elsewhere._run(request)
             self._run_by = request.id, self
-            return await self._run(request)
+            return await self._run_soon(request) or await self._run(request)
         finally:
             self._run_by = None
+
+    async def _run_soon(self, request: Request) -> Response | None:
+        """How it ended, if that is heard on its lane soon."""
+        if self.ended.is_set():
+            return None
+        loop = asyncio.get_running_loop()
+        news = self._news = loop.create_future()
+        timer = loop.call_later(_SOON_S, self._no_news)
+        try:
+            return await self._lanes.run(request, self._name, news)
+        finally:
+            timer.cancel()
+
+    def _no_news(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     async def _run(self, request: Request) -> Response:
         try:
@@ -222,6 +255,7 @@ class RayActor:
 
     def _end(self) -> None:
         self.ended.set()
+        self._no_news()
 
 
 def _why(error: RayError) -> str:

@@ -15,14 +15,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from ndif.stores.broker.port import BrokerError
+from ndif.stores.redis_batches import ANSWER_S, BatchingRedis
 from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ANSWER_S = 5.0
-"""A Redis that does not answer for so long counts as away: nobody is to hang on it."""
 _CONNECT_S = 2.0
 _PAUSE_S = 0.2
 _RETRIES = 2
@@ -32,7 +31,7 @@ _FULL = "OOM command not allowed"
 
 def connect(url: str) -> Redis:
     """A client of the server at `url`, which connects when it is first used."""
-    client: Redis = Redis.from_url(
+    client: Redis = BatchingRedis.from_url(
         url,
         # Its own way to wait loses cancellations until Python 3.12: `asyncio.wait_for`.
         socket_timeout=None,
@@ -46,7 +45,7 @@ def connect(url: str) -> Redis:
 
 
 @contextlib.asynccontextmanager
-async def speaking(within_s: float | None = _ANSWER_S) -> AsyncIterator[None]:
+async def speaking(within_s: float | None = ANSWER_S) -> AsyncIterator[None]:
     """Turn what the client raises into a `BrokerError`, and what takes longer as well."""
     try:
         async with timeout(within_s):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from struct import Struct
 from typing import Any
 
@@ -14,6 +14,7 @@ from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 
 _LENGTH = Struct(">I")
+_FEW_WORDS = 200
 _ELSEWHERE = frozenset({"payload", "receipt"})
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in {*_ELSEWHERE, "model", "wire"})
 
@@ -30,6 +31,35 @@ def decode_request(content: bytes, receipt: str = "") -> Request:
     said = json.loads(content)
     said |= {"model": ModelKey.parse(said["model"]), "wire": Wire(said["wire"])}
     return Request(payload=b"", receipt=receipt, **said)
+
+
+def encode_job(request: Request) -> bytes:
+    """What comes before its payload, where a request travels with that."""
+    content = encode_request(request)
+    return _LENGTH.pack(len(content)) + content
+
+
+def decode_job(content: bytes) -> Request:
+    """What `encode_job` was given, with the payload that came after it."""
+    (length,) = _LENGTH.unpack_from(content)
+    start = _LENGTH.size + length
+    return replace(decode_request(content[_LENGTH.size : start]), payload=content[start:])
+
+
+def encode_end(response: Response) -> bytes:
+    """How a request ended, in a few words that can be lost without harm."""
+    said = {
+        "id": response.id,
+        "status": response.status.value,
+        "description": response.description[:_FEW_WORDS],
+    }
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def decode_end(content: bytes) -> Response:
+    """What `encode_end` was given: its client has been told."""
+    said = json.loads(content)
+    return Response(said["id"], Status(said["status"]), said["description"], delivered=True)
 
 
 def encode_update(request: Request, response: Response) -> bytes:

@@ -109,10 +109,10 @@ class MemoryBroker:
         if subscription is not None:
             subscription.put(request, response)
         if response.status.terminal:
-            await self.conclude(request)
+            await self.conclude(request, response)
         return subscription is not None
 
-    async def conclude(self, request: Request) -> None:
+    async def conclude(self, request: Request, response: Response) -> None:
         """See `Broker.conclude`."""
         if request.id in self._open:
             self._concluded.add(request.id)

@@ -105,8 +105,8 @@ class Broker(Protocol):
         """
         ...
 
-    async def conclude(self, request: Request) -> None:
-        """Note that its terminal response is stored: should it not be released, it is not run again.
+    async def conclude(self, request: Request, response: Response) -> None:
+        """Note that its terminal `response` is stored: should it not be released, it is not run again.
 
         Raises:
             BrokerError: if it cannot be noted.

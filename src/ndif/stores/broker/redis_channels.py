@@ -1,4 +1,4 @@
-"""The live channels of one gateway, on one connection to Redis.
+"""The channels of one process, on one connection to Redis: those of its clients, and of what it does.
 
 A client is present while its session has a subscriber: a gateway that dies takes its clients with it,
 and leaves nothing behind. What is terminal also waits in a mailbox, for a gateway whose connection was
@@ -41,13 +41,37 @@ def mailbox_of(session: str) -> str:
     return f"mailbox:{session}"
 
 
-class RedisSubscription:
+class Channel:
+    """What is published under one name while this process listens."""
+
+    mailbox = ""
+    """The list of what must not be missed, if there is one."""
+
+    def __init__(self, channels: Channels, name: str) -> None:
+        self.name = name
+        self._channels = channels
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def put(self, message: bytes) -> None:
+        """Deliver one message."""
+        self._messages.put_nowait(message)
+
+    async def get(self) -> bytes:
+        """The next message."""
+        return await self._messages.get()
+
+    async def close(self) -> None:
+        """Listen no longer."""
+        await self._channels.close(self)
+
+
+class RedisSubscription(Channel):
     """A live channel that this process holds open."""
 
     def __init__(self, channels: Channels, session: str) -> None:
-        self._channels = channels
+        super().__init__(channels, channel_of(session))
+        self.mailbox = mailbox_of(session)
         self._session = session
-        self._updates: asyncio.Queue[bytes] = asyncio.Queue()
         self._ended: set[int] = set()
 
     @property
@@ -55,25 +79,17 @@ class RedisSubscription:
         """See `Subscription.session`."""
         return self._session
 
-    def put(self, update: bytes) -> None:
-        """Deliver one update."""
-        self._updates.put_nowait(update)
-
     async def next(self) -> tuple[Request, Response]:
         """See `Subscription.next`."""
         while True:
-            update = await self._updates.get()
+            update = await self.get()
             if hash(update) in self._ended:  # it came, and was found in the mailbox as well
                 continue
             request, response = decode_update(update)
             if response.status.terminal:
                 self._ended.add(hash(update))
-                self._channels.received(self._session, update)
+                self._channels.received(self.mailbox, update)
             return request, response
-
-    async def close(self) -> None:
-        """See `Subscription.close`."""
-        await self._channels.close(self)
 
 
 class Channels:
@@ -81,7 +97,7 @@ class Channels:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._open: dict[str, RedisSubscription] = {}
+        self._open: dict[str, Channel] = {}
         self._confirmations: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._pubsub: PubSub | None = None
         self._turn = asyncio.Lock()
@@ -97,30 +113,43 @@ class Channels:
     async def subscribe(self, session: str | None) -> RedisSubscription:
         """See `Broker.subscribe`."""
         subscription = RedisSubscription(self, session or uuid.uuid4().hex)
-        replaced = self._open.get(subscription.session)
-        self._open[subscription.session] = subscription
-        if replaced is None:
-            try:
-                await self._say("subscribe", channel_of(subscription.session))
-            except BaseException:
-                self._open.pop(subscription.session, None)
-                raise
+        await self._listen(subscription)
         return subscription
 
-    async def close(self, subscription: RedisSubscription) -> None:
+    async def listen(self, name: str) -> Channel:
+        """Hear what is published under a name.
+
+        Raises:
+            BrokerError: if nothing would be heard.
+        """
+        channel = Channel(self, name)
+        await self._listen(channel)
+        return channel
+
+    async def _listen(self, channel: Channel) -> None:
+        replaced = self._open.get(channel.name)
+        self._open[channel.name] = channel
+        if replaced is None:
+            try:
+                await self._say("subscribe", channel.name)
+            except BaseException:
+                self._open.pop(channel.name, None)
+                raise
+
+    async def close(self, channel: Channel) -> None:
         """Let go of one, unless there is a newer of its name."""
-        if self._open.get(subscription.session) is subscription:
-            del self._open[subscription.session]
+        if self._open.get(channel.name) is channel:
+            del self._open[channel.name]
             with contextlib.suppress(BrokerError):  # then nobody counts it any more
-                await self._say("unsubscribe", channel_of(subscription.session))
+                await self._say("unsubscribe", channel.name)
 
     def has(self, session: str) -> bool:
         """Whether its client listens here."""
-        return session in self._open
+        return channel_of(session) in self._open
 
-    def received(self, session: str, update: bytes) -> None:
+    def received(self, mailbox: str, update: bytes) -> None:
         """Nobody has to find this in the mailbox any more."""
-        self._received.append((mailbox_of(session), update))
+        self._received.append((mailbox, update))
         if self._tidying is None:
             self._tidying = asyncio.create_task(self._tidy(), name="mailboxes")
 
@@ -166,7 +195,7 @@ class Channels:
         pubsub = self._client.pubsub()
         try:
             async with speaking():
-                await pubsub.subscribe(_NOBODY, *map(channel_of, self._open))
+                await pubsub.subscribe(_NOBODY, *self._open)
         except BaseException:
             await pubsub.aclose()  # type: ignore[no-untyped-call]
             raise
@@ -209,19 +238,20 @@ class Channels:
             return
 
     async def _look_into_mailboxes(self) -> None:
-        for session in list(self._open):
+        for channel in list(self._open.values()):
+            if not channel.mailbox:
+                continue
             async with speaking():
-                kept = await self._client.lrange(mailbox_of(session), 0, -1)
+                kept = await self._client.lrange(channel.mailbox, 0, -1)
             for update in kept:
-                if (subscription := self._open.get(session)) is not None:
-                    subscription.put(bytes(update))  # type: ignore[arg-type]
+                channel.put(bytes(update))  # type: ignore[arg-type]
 
     def _hear(self, message: dict[str, Any]) -> None:
-        channel = message["channel"].decode()
+        name = message["channel"].decode()
         if message["type"] == "message":
-            if (subscription := self._open.get(channel.partition(":")[2])) is not None:
-                subscription.put(message["data"])
+            if (channel := self._open.get(name)) is not None:
+                channel.put(message["data"])
             return
-        confirmed = self._confirmations.get((message["type"], channel))
+        confirmed = self._confirmations.get((message["type"], name))
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(None)
