@@ -27,7 +27,7 @@ Answer = dict[str, Any]
 T = TypeVar("T")
 
 _REMEMBERED = 1000
-"""How many jobs it knows to have ended, or to be not wanted: whoever leads next may not have heard of it."""
+"""How many jobs it knows to have ended, or not to be wanted: whoever leads may not have heard of that."""
 _LOOK_S = 1.0
 
 
@@ -197,7 +197,7 @@ class Replica:
         return await asyncio.shield(self._runs[request.id])
 
     async def cancel(self, request_id: str, reason: str) -> None:
-        """End a request that runs or waits, or that is on its way here; it becomes an ERROR with `reason`."""
+        """End a request that runs, waits or is on its way here; it becomes an ERROR with `reason`."""
         if self._actor is not None and self._current and self._current.id == request_id:
             self._actor.cancel(reason)
         elif request_id not in self._ended:

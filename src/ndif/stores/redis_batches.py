@@ -18,7 +18,7 @@ from ndif.tasks import timeout
 ANSWER_S = 5.0
 """A Redis that does not answer for so long counts as away: nobody is to hang on it."""
 _BLOCKING = frozenset({"BLPOP", "XREAD", "XREADGROUP"})
-"""What waits in Redis has a connection to itself."""
+"""What waits in Redis has a connection to itself; it waits for less than `ANSWER_S`."""
 _AT_ONCE = 256
 
 _Command = tuple[tuple[Any, ...], dict[str, Any], "asyncio.Future[Any]"]
@@ -36,7 +36,8 @@ class BatchingRedis(Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """See `Redis.execute_command`."""
         if args[0] in _BLOCKING:
-            return await super().execute_command(*args, **options)
+            async with timeout(ANSWER_S):
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((args, options, answer))
         if self._sending is None:
@@ -65,7 +66,9 @@ class BatchingRedis(Redis):
                 await self._exchange(batch)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             await self._hang_up()
-            for _, _, answer in batch:
+            # Those who wait have waited as long for the same server.
+            waiting, self._waiting = self._waiting, []
+            for _, _, answer in (*batch, *waiting):
                 if not answer.done():
                     answer.set_exception(error)
         except BaseException:
@@ -75,9 +78,10 @@ class BatchingRedis(Redis):
             raise
 
     async def _exchange(self, batch: list[_Command]) -> None:
+        if self._held is None:
+            pool: Any = self.connection_pool
+            self._held = await pool.get_connection()
         connection = self._held
-        if connection is None:
-            connection = self._held = await self.connection_pool.get_connection()
 
         async def send_and_read() -> None:
             # What was answered before the connection was lost is not asked again.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import TypeVar
 
 from redis.asyncio import Redis
@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis_batches import ANSWER_S, BatchingRedis
+from ndif.stores.redis_batches import BatchingRedis
 from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
@@ -44,13 +44,32 @@ def connect(url: str) -> Redis:
     return client
 
 
-@contextlib.asynccontextmanager
-async def speaking(within_s: float | None = ANSWER_S) -> AsyncIterator[None]:
-    """Turn what the client raises into a `BrokerError`, and what takes longer as well."""
-    try:
-        async with timeout(within_s):
-            yield
-    except (RedisError, OSError, asyncio.TimeoutError) as error:
+class speaking:  # noqa: N801 - read as a word: `async with speaking():`
+    """Turn what the client raises into a `BrokerError`.
+
+    Each command has its own time to be answered in; `within_s` is for what is more than one.
+    """
+
+    def __init__(self, within_s: float | None = None) -> None:
+        self._timeout = None if within_s is None else timeout(within_s)
+
+    async def __aenter__(self) -> None:
+        if self._timeout is not None:
+            await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timeout is not None:
+            try:
+                await self._timeout.__aexit__(kind, error, trace)
+            except asyncio.TimeoutError as late:
+                error = late
+        if not isinstance(error, (RedisError, OSError, asyncio.TimeoutError)):
+            return
         # From within a script, Redis 6.2 and Valkey say it in the script's words.
         if isinstance(error, OutOfMemoryError) or _FULL in str(error):
             raise BrokerError(

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 64
 _BLOCK_MS = 2000
+_GATHER_S = 0.002
+"""Between one look for requests and the next: where many come, they come together."""
 _LOOK_S = 1.0
 """How often those who run jobs look whether their clients are there."""
 _ABSENT_AT_ONCE = 1000
@@ -162,6 +164,7 @@ class RedisBroker:
                     inherited = True
                 for request in await self._arrivals():
                     await self._claimed.put(request)
+                await asyncio.sleep(_GATHER_S)
             except BrokerError as error:
                 logger.warning("no requests can be claimed: %s", error)
                 await asyncio.sleep(_LOOK_S)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import uuid
 from typing import Any
-
-from redis.asyncio.client import PubSub
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_update
 from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.redis_feed import Feed
 from ndif.stores.redis_client import Redis, speaking
 from ndif.tasks import end, within
 
@@ -99,7 +97,7 @@ class Channels:
         self._client = client
         self._open: dict[str, Channel] = {}
         self._confirmations: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._pubsub: PubSub | None = None
+        self._feed: Feed | None = None
         self._turn = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._received: list[tuple[str, bytes]] = []
@@ -131,7 +129,7 @@ class Channels:
         self._open[channel.name] = channel
         if replaced is None:
             try:
-                await self._say("subscribe", channel.name)
+                await self._say("SUBSCRIBE", channel.name)
             except BaseException:
                 self._open.pop(channel.name, None)
                 raise
@@ -141,7 +139,7 @@ class Channels:
         if self._open.get(channel.name) is channel:
             del self._open[channel.name]
             with contextlib.suppress(BrokerError):  # then nobody counts it any more
-                await self._say("unsubscribe", channel.name)
+                await self._say("UNSUBSCRIBE", channel.name)
 
     def has(self, session: str) -> bool:
         """Whether its client listens here."""
@@ -159,78 +157,71 @@ class Channels:
             await asyncio.sleep(_PAUSE_S)
             received, self._received = self._received, []
             with contextlib.suppress(BrokerError):  # they end by themselves in time
-                async with speaking(), self._client.pipeline(transaction=False) as commands:
-                    for mailbox, update in received:
-                        commands.lrem(mailbox, 1, update)  # type: ignore[arg-type]
-                    await commands.execute()
+                async with speaking():
+                    await asyncio.gather(
+                        *(self._client.lrem(mailbox, 1, update) for mailbox, update in received)  # type: ignore[arg-type]
+                    )
             if not self._received:
                 self._tidying = None
                 break
 
-    async def _say(self, command: str, channel: str) -> None:
-        """Subscribe to one or no longer, and return when that is so."""
+    async def _say(self, command: str, name: str) -> None:
+        """Subscribe to a channel or no longer, and return when that is so."""
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._confirmations[command, channel] = confirmed
+        self._confirmations[command, name] = confirmed
         try:
             async with self._turn:
-                pubsub = await self._connected()
-                async with speaking():
-                    await getattr(pubsub, command)(channel)
+                feed = await self._connected()
+                try:
+                    await feed.say(command, name)
+                except BrokerError:  # it was lost, and nobody has noticed yet
+                    await self._disconnect()
+                    await self._connect()
+                    if name not in self._open:
+                        return
             await within(confirmed, _CONFIRM_S)
         except asyncio.TimeoutError as error:
             raise BrokerError("the broker does not answer") from error
         finally:
-            if self._confirmations.get((command, channel)) is confirmed:
-                del self._confirmations[command, channel]
+            if self._confirmations.get((command, name)) is confirmed:
+                del self._confirmations[command, name]
 
-    async def _connected(self) -> PubSub:
-        if self._pubsub is None:
+    async def _connected(self) -> Feed:
+        if self._feed is None:
             await self._connect()
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_forever(), name="live channels")
-        assert self._pubsub is not None  # noqa: S101
-        return self._pubsub
+        assert self._feed is not None  # noqa: S101
+        return self._feed
 
     async def _connect(self) -> None:
-        pubsub = self._client.pubsub()
-        try:
-            async with speaking():
-                await pubsub.subscribe(_NOBODY, *self._open)
-        except BaseException:
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
-            raise
-        self._pubsub = pubsub
+        self._feed = await Feed.open(self._client, _NOBODY, *self._open)
 
     async def _disconnect(self) -> None:
-        pubsub, self._pubsub = self._pubsub, None
-        if pubsub is not None:
-            with contextlib.suppress(Exception):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.close()
 
     async def _read_forever(self) -> None:
         while True:
+            feed = self._feed
             try:
-                await self._read()
+                while feed is not None:
+                    self._hear(*await feed.read())
             except BrokerError as error:
                 logger.warning("the live channels are interrupted: %s", error)
             except Exception:
                 logger.exception("the live channels are interrupted")
-            await self._disconnect()
+            if self._feed is feed:  # else there is another already
+                await self._disconnect()
             await self._come_back()
-
-    async def _read(self) -> None:
-        while self._pubsub is not None:
-            async with speaking(None):
-                message = await self._pubsub.get_message(timeout=math.inf)
-            if message is not None:
-                self._hear(message)
 
     async def _come_back(self) -> None:
         while True:
             await asyncio.sleep(_PAUSE_S)
             try:
                 async with self._turn:
-                    if self._pubsub is None:
+                    if self._feed is None:
                         await self._connect()
                 await self._look_into_mailboxes()
             except BrokerError:
@@ -246,12 +237,11 @@ class Channels:
             for update in kept:
                 channel.put(bytes(update))  # type: ignore[arg-type]
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        name = message["channel"].decode()
-        if message["type"] == "message":
+    def _hear(self, kind: str, name: str, content: Any) -> None:
+        if kind == "message":
             if (channel := self._open.get(name)) is not None:
-                channel.put(message["data"])
+                channel.put(content)
             return
-        confirmed = self._confirmations.get((message["type"], name))
+        confirmed = self._confirmations.get((kind.upper(), name))
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(None)

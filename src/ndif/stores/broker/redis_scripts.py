@@ -6,6 +6,7 @@ refused whole, who is to be let go of lets go first.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,10 +136,8 @@ class Scripts:
 
     async def concluded(self, request_ids: Sequence[str]) -> list[bool]:
         """Which of these that is noted of."""
-        asking = self._client.pipeline(transaction=False)
-        for each in request_ids:
-            asking.hexists(record_of(each), "concluded")
-        return [bool(noted) for noted in await asking.execute()]
+        asking = (self._client.hexists(record_of(each), "concluded") for each in request_ids)
+        return [bool(noted) for noted in await asyncio.gather(*asking)]
 
     async def upload(self, request_id: str, session: str, content: bytes) -> None:
         """Keep what the client of a hybrid job sent for it."""
