@@ -29,6 +29,7 @@ from ndif.stores.broker import Broker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.broker.redis_lanes import Lanes
 from ndif.stores.objects import FileStore, ObjectStore
+from tests import frames
 from tests.services.ray import RayServer
 
 P = ParamSpec("P")
@@ -127,8 +128,8 @@ class Client:
 
     async def _listen(self) -> None:
         while True:
-            request, response = await self._session.next()
-            self.told.setdefault(request.id, []).append(response)
+            response = frames.read(await self._session.next())
+            self.told.setdefault(response.id, []).append(response)
             self._heard.set()
 
     def close(self) -> None:

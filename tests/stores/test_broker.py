@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
@@ -19,6 +20,7 @@ from ndif.stores.broker import Broker, BrokerError, LineFullError, MemoryBroker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import FileStore
 from ndif.tasks import within
+from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
@@ -144,28 +146,25 @@ async def test_updates_come_in_order_to_the_session_of_their_request(opening: Op
                 request = make_request(channel.session)
                 await broker.publish(request, update(request, f"{channel.session} {number}"))
         for channel in (first, second):
-            told = [(await channel.next())[1].description for _ in range(10)]
+            told = [frames.read(await channel.next()).description for _ in range(10)]
             assert told == [f"{channel.session} {number}" for number in range(10)]
 
 
 @on_loop
-async def test_an_update_comes_with_its_request_and_all_it_carries(opening: Opening) -> None:
+async def test_an_update_comes_as_its_client_reads_it(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
-        request = make_request(channel.session)
-        for data in (
-            None,
-            b"\x00\xff",
-            InlineResult(bytes(range(256)), True),
-            StoredResult("http://here/results/x", 7),
+        for wire, inline, streamed in (
+            (Wire.ENVELOPE, InlineResult(bytes(range(256)), True), None),
+            (Wire.HEADERS, InlineResult(bytes(range(256)), False), b"\x00\xff"),
         ):
-            sent = Response(
-                request.id, Status.COMPLETED, "Done. 🗼", data, {"peak_memory": 1 << 40}
-            )
-            await broker.publish(request, sent)
-            of, response = await channel.next()
-            assert response == sent
-            assert (of.id, of.wire, of.session) == (request.id, request.wire, request.session)
+            request = replace(make_request(channel.session), wire=wire)
+            stored = StoredResult("http://here/results/x", 7)
+            for number, data in enumerate((None, inline, streamed, stored)):
+                text, meta = f"Done. 🗼 {number}", {"peak_memory": 1 << 40}
+                sent = Response(request.id, Status.COMPLETED, text, data, meta)
+                await broker.publish(request, sent)
+                assert await channel.next() == wires.frame(request, sent)
 
 
 @on_loop
@@ -175,7 +174,9 @@ async def test_one_channel_hears_of_all_its_requests(opening: Opening) -> None:
         requests = [make_request(channel.session) for _ in range(3)]
         for request in requests:
             await broker.publish(request, update(request, ""))
-        assert [(await channel.next())[0].id for _ in requests] == [each.id for each in requests]
+        assert [frames.read(await channel.next()).id for _ in requests] == [
+            each.id for each in requests
+        ]
 
 
 @on_loop
@@ -187,7 +188,7 @@ async def test_a_channel_that_waits_is_woken(opening: Opening) -> None:
         assert not waiting.done()
         request = make_request(channel.session)
         await broker.publish(request, update(request, "now"))
-        assert (await waiting)[1].description == "now"
+        assert frames.read(await waiting).description == "now"
 
 
 @on_loop
@@ -199,7 +200,7 @@ async def test_what_nobody_waits_for_goes_nowhere(opening: Opening) -> None:
         await broker.publish(polled, update(polled, "to nobody"))
         channel = await broker.subscribe("later")
         await broker.publish(unheard, update(unheard, "heard"))
-        assert (await channel.next())[1].description == "heard"
+        assert frames.read(await channel.next()).description == "heard"
 
 
 @on_loop
@@ -211,7 +212,7 @@ async def test_a_closed_channel_hears_no_more(opening: Opening) -> None:
         await broker.publish(request, update(request, "to nobody"))
         channel = await broker.subscribe("again")
         await broker.publish(request, update(request, "to the new one"))
-        assert (await channel.next())[1].description == "to the new one"
+        assert frames.read(await channel.next()).description == "to the new one"
 
 
 @on_loop
@@ -235,7 +236,7 @@ async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Open
         assert not await broker.absent(["name"])
         request = make_request("name")
         await broker.publish(request, update(request, "to the newer"))
-        assert (await newer.next())[1].description == "to the newer"
+        assert frames.read(await newer.next()).description == "to the newer"
 
 
 @on_loop
@@ -467,7 +468,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
                 await broker.submit(make_request())
             done = Response(request.id, Status.COMPLETED)
             assert await broker.publish(claimed, done)
-            assert (await channel.next())[1] == done
+            assert frames.read(await channel.next()) == done
             await within(broker.conclude(claimed, Response(claimed.id, Status.COMPLETED)), 1)
             await broker.release(claimed)
             with pytest.raises(BrokerError, match="is there no longer"):

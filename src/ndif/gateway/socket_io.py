@@ -8,7 +8,6 @@ from typing import Any
 import socketio
 
 from ndif.config import Settings
-from ndif.schema import wires
 from ndif.stores.broker import Broker, Subscription
 
 
@@ -48,6 +47,5 @@ class SocketIo:
 
     async def _forward(self, subscription: Subscription) -> None:
         while True:
-            request, response = await subscription.next()
-            frame = wires.frame(request, response)
+            frame = await subscription.next()
             await self._server.emit("blocking_response", frame, to=subscription.session)

@@ -34,7 +34,7 @@ from ndif.stores.broker.redis_channels import (
 )
 from ndif.stores.broker.redis_scripts import GROUP, QUEUE, Scripts, record_of, uploads_of
 from ndif.stores.objects import ObjectStore
-from ndif.stores.redis_client import check, connect, persist, speaking
+from ndif.stores.redis.client import check, connect, persist, speaking
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)

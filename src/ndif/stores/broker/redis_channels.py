@@ -13,12 +13,10 @@ import logging
 import uuid
 from typing import Any
 
-from ndif.schema.request import Request
-from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_update
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.broker.redis_feed import Feed
-from ndif.stores.redis_client import Redis, speaking
+from ndif.stores.redis.client import Redis, speaking
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
@@ -77,17 +75,17 @@ class RedisSubscription(Channel):
         """See `Subscription.session`."""
         return self._session
 
-    async def next(self) -> tuple[Request, Response]:
+    async def next(self) -> str | bytes:
         """See `Subscription.next`."""
         while True:
             update = await self.get()
             if hash(update) in self._ended:  # it came, and was found in the mailbox as well
                 continue
-            request, response = decode_update(update)
-            if response.status.terminal:
+            frame, is_last = decode_update(update)
+            if is_last:
                 self._ended.add(hash(update))
                 self._channels.received(self.mailbox, update)
-            return request, response
+            return frame
 
 
 class Channels:

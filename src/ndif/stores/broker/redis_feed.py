@@ -10,8 +10,8 @@ import contextlib
 import math
 from typing import Any
 
-from ndif.stores.redis_batches import ANSWER_S
-from ndif.stores.redis_client import Redis, speaking
+from ndif.stores.redis.batches import ANSWER_S
+from ndif.stores.redis.client import Redis, speaking
 
 
 class Feed:

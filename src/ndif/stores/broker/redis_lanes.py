@@ -17,7 +17,7 @@ from ndif.stores.broker.port import BrokerError
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.broker.redis_channels import Channel
 from ndif.stores.broker.redis_scripts import ENDS
-from ndif.stores.redis_client import speaking
+from ndif.stores.redis.client import speaking
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)

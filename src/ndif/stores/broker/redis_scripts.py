@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ndif.stores.redis_client import Redis
+from ndif.stores.redis.client import Redis
 
 QUEUE = "queue"
 GROUP = "dispatchers"

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis_batches import BatchingRedis
+from ndif.stores.redis.batches import BatchingRedis
 from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
