@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 64
 _BLOCK_MS = 2000
-_GATHER_S = 0.002
+_GATHER_S = 0.005
 """Between one look for requests and the next: where many come, they come together."""
 _LOOK_S = 1.0
 """How often those who run jobs look whether their clients are there."""

@@ -31,17 +31,19 @@ class BatchingRedis(Redis):
         super().__init__(**options)
         self._waiting: list[_Command] = []
         self._sending: asyncio.Task[None] | None = None
-        self._held: Any = None
+        self._idle: list[Any] = []
+        """Connections on which nothing is asked."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """See `Redis.execute_command`."""
-        if args[0] in _BLOCKING:
-            async with timeout(ANSWER_S):
-                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((args, options, answer))
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send_all(), name="commands for Redis")
+        command = args, options, answer
+        if args[0] in _BLOCKING:
+            await self._send([command])
+        else:
+            self._waiting.append(command)
+            if self._sending is None:
+                self._sending = asyncio.create_task(self._send_all(), name="commands for Redis")
         return await answer
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
@@ -49,40 +51,45 @@ class BatchingRedis(Redis):
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
+        self._idle.clear()
         await super().aclose(close_connection_pool)
 
     async def _send_all(self) -> None:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
-                await self._send(batch)
+                try:
+                    await self._send(batch)
+                except BaseException as error:
+                    # Those who wait have waited as long for the same server.
+                    waiting, self._waiting = self._waiting, []
+                    _fail([*batch, *waiting], error)
+                    if not isinstance(error, Exception):
+                        raise
         finally:
             self._sending = None
 
     async def _send(self, batch: list[_Command]) -> None:
-        """Have every command of a batch answered, by what went wrong if need be."""
+        """Have every command of a batch answered.
+
+        Raises:
+            RedisError, OSError, asyncio.TimeoutError: if the server does not.
+        """
+        pool: Any = self.connection_pool
+        connection: Any = None
         try:
             async with timeout(ANSWER_S):
-                await self._exchange(batch)
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
-            await self._hang_up()
-            # Those who wait have waited as long for the same server.
-            waiting, self._waiting = self._waiting, []
-            for _, _, answer in (*batch, *waiting):
-                if not answer.done():
-                    answer.set_exception(error)
+                connection = self._idle.pop() if self._idle else await pool.get_connection()
+                await self._exchange(connection, batch)
         except BaseException:
-            await self._hang_up()
-            for _, _, answer in batch:
-                answer.cancel()
+            if connection is not None:
+                # What is still to come on it nobody waits for.
+                await connection.disconnect()
+                await pool.release(connection)
             raise
+        self._idle.append(connection)
 
-    async def _exchange(self, batch: list[_Command]) -> None:
-        if self._held is None:
-            pool: Any = self.connection_pool
-            self._held = await pool.get_connection()
-        connection = self._held
-
+    async def _exchange(self, connection: Any, batch: list[_Command]) -> None:
         async def send_and_read() -> None:
             # What was answered before the connection was lost is not asked again.
             asked = [command for command in batch if not command[2].done()]
@@ -105,9 +112,12 @@ class BatchingRedis(Redis):
 
         await connection.retry.call_with_retry(send_and_read, reconnect)
 
-    async def _hang_up(self) -> None:
-        """Read no answer to what nobody waits for any more."""
-        connection, self._held = self._held, None
-        if connection is not None:
-            await connection.disconnect()
-            await self.connection_pool.release(connection)
+
+def _fail(batch: list[_Command], error: BaseException) -> None:
+    for _, _, answer in batch:
+        if answer.done():
+            continue
+        if isinstance(error, Exception):
+            answer.set_exception(error)
+        else:
+            answer.cancel()
