@@ -50,7 +50,7 @@ class Lane:
             content = await self._channel.get()
             try:
                 return decode_job(content)
-            except (ValueError, KeyError, TypeError):
+            except Exception:
                 logger.exception("what came on %s is no job of ours", self._channel.name)
 
 
@@ -85,7 +85,7 @@ class Lanes:
         except BrokerError:
             return None
         finally:
-            del self._expected[request.id]
+            self._expected.pop(request.id, None)
 
     async def _hear_forever(self) -> None:
         channel = None
