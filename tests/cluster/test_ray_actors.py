@@ -154,9 +154,9 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
     asked: list[str] = []
     ask = RayActor._ask
 
-    async def noting(actor: RayActor, method: str, *arguments: Any) -> Any:
+    async def noting(actor: RayActor, method: str, *arguments: Any, **named: Any) -> Any:
         asked.append(method)
-        return await ask(actor, method, *arguments)
+        return await ask(actor, method, *arguments, **named)
 
     monkeypatch.setattr(RayActor, "_ask", noting)
     async with (

@@ -37,8 +37,8 @@ async def a_replica() -> AsyncIterator[StandIn]:
     await replica.stop()
 
 
-def running(replica: StandIn, request: Request) -> asyncio.Task[Answer]:
-    return asyncio.create_task(replica.run(encode_request(request)))
+def running(replica: StandIn, request: Request, *, inherited: bool = False) -> asyncio.Task[Answer]:
+    return asyncio.create_task(replica.run(encode_request(request), inherited=inherited))
 
 
 @on_loop
@@ -78,8 +78,11 @@ async def test_what_has_run_is_not_run_again() -> None:
         replica.told.clear()
         for request in (live, polled):
             assert await running(replica, request) == DELIVERED
+        assert replica.told == []
+        # Of whoever leads next, a client that polls was told meanwhile that its job waits.
+        for request in (live, polled):
+            assert await running(replica, request, inherited=True) == DELIVERED
         assert replica.actor.ran == [live.id, polled.id]
-        # A client that polls was told meanwhile that its job waits.
         assert replica.told == [Response(polled.id, Status.COMPLETED, "Done.")]
         assert (await replica.describe())["requests"] == [live.id, polled.id]
 

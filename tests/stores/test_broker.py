@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
@@ -478,3 +479,24 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
         following = make_request()
         await broker.submit(following)
         assert (await broker.claim()).id == following.id
+
+
+@on_loop
+async def test_what_cannot_be_sent_fails_whoever_sends_it_and_nobody_else(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        asked = [broker.absent(["nobody"]) for _ in range(50)]
+        outcomes = await asyncio.gather(*asked, broker.client.get("\ud800"), return_exceptions=True)
+        assert outcomes[:50] == [{"nobody"}] * 50
+        assert isinstance(outcomes[50], UnicodeEncodeError)
+
+
+@on_loop
+async def test_who_asks_while_it_is_closed_is_told(redis: RedisServer, tmp_path: Path) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        asking = asyncio.create_task(broker.client.ping())
+        await asyncio.sleep(0)
+        await broker.client.aclose()
+        with pytest.raises((RedisConnectionError, asyncio.CancelledError)):
+            await within(asking, 1)

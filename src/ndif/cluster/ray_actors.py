@@ -178,12 +178,15 @@ class RayActor:
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         """See `Actor.__call__`. The replica delivers every update itself: nothing comes to `respond`."""
-        elsewhere = self._whereabouts.pop(request.id, self)
+        elsewhere = self._whereabouts.pop(request.id, None)
         try:
-            if elsewhere is not self:
+            if elsewhere is not None:
                 self._run_by = request.id, elsewhere
-                with contextlib.suppress(ReplicaLostError):
-                    return await elsewhere._run(request)
+                try:
+                    return await elsewhere._run(request, inherited=True)
+                except ReplicaLostError:
+                    if elsewhere is self:
+                        raise
             self._run_by = request.id, self
             return await self._run_soon(request) or await self._run(request)
         finally:
@@ -205,9 +208,9 @@ class RayActor:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def _run(self, request: Request) -> Response:
+    async def _run(self, request: Request, *, inherited: bool = False) -> Response:
         try:
-            answer = await self._ask("run", encode_request(request))
+            answer = await self._ask("run", encode_request(request), inherited=inherited)
         except ReplicaLostError as error:
             if self._evicted:
                 raise ReplicaEvictedError("the replica was ended") from error
@@ -229,7 +232,7 @@ class RayActor:
             request_id, actor = self._run_by
             actor._handle.cancel.remote(request_id, reason)
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
+    async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         """What the replica answers. What is asked twice it does once.
 
         Raises:
@@ -239,7 +242,7 @@ class RayActor:
             raise ReplicaLostError("the replica has not been started")
         while True:
             try:
-                return await getattr(self._handle, method).remote(*arguments)
+                return await getattr(self._handle, method).remote(*arguments, **named)
             except ActorUnavailableError as error:
                 # Its node cannot be reached: it comes back, or Ray finds that it is dead.
                 logger.warning("a replica does not answer: %s", _first_line(error))

@@ -8,6 +8,7 @@ from typing import Any
 import socketio
 
 from ndif.config import Settings
+from ndif.gateway.responses import is_job_id
 from ndif.stores.broker import Broker, Subscription
 
 
@@ -42,7 +43,7 @@ class SocketIo:
     async def _upload(self, sid: str, *said: Any) -> None:
         """What a hybrid job's client computed for it: the bytes, and the job's id."""
         match said:
-            case (bytes() as content, str() as request_id):
+            case (bytes() as content, str() as request_id) if is_job_id(request_id):
                 await self._broker.upload(request_id, sid, content)
 
     async def _forward(self, subscription: Subscription) -> None:

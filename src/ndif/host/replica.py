@@ -170,12 +170,16 @@ class Replica:
 
     # Its requests
 
-    async def run(self, content: bytes) -> Answer:
+    async def run(self, content: bytes, *, inherited: bool = False) -> Answer:
         """Bring a request to its end: how it ended, or that it was `lost` or `evicted`.
 
-        One that runs already, or has run, is not run again; one that comes meanwhile waits.
+        One that runs already, or has run, is not run again; one that comes meanwhile waits. `inherited`:
+        whether another leader sent it first.
         """
-        return await self._bring_to_its_end(decode_request(content))
+        request = decode_request(content)
+        if inherited and (known := self._ended.get(request.id)) is not None:
+            await self._tell_again(request, *known)
+        return await self._bring_to_its_end(request)
 
     async def _attend(self) -> None:
         """Run what comes by the quick way."""
@@ -188,10 +192,7 @@ class Replica:
 
     async def _bring_to_its_end(self, request: Request) -> Answer:
         if (known := self._ended.get(request.id)) is not None:
-            answer, response = known
-            if answer["delivered"]:
-                await self._tell_again(request, response)
-            return answer
+            return known[0]
         if request.id not in self._runs:
             self._runs[request.id] = asyncio.create_task(self._run(request), name=request.id)
         return await asyncio.shield(self._runs[request.id])
@@ -203,9 +204,9 @@ class Replica:
         elif request_id not in self._ended:
             _remember(self._cancelled, request_id, reason)
 
-    async def _tell_again(self, request: Request, response: Response) -> None:
+    async def _tell_again(self, request: Request, answer: Answer, response: Response) -> None:
         """Have the client that polls find its result: it was put in a line again meanwhile, and told so."""
-        if request.session is None:
+        if request.session is None and answer["delivered"]:
             await self._equipment.deliver(request, response)
 
     async def _run(self, request: Request) -> Answer:

@@ -14,7 +14,7 @@ from ndif.schema.status import Status
 
 _LENGTH = Struct(">I")
 _FEW_WORDS = 200
-_TEXT, _TERMINAL = 1, 2
+_UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
 _ELSEWHERE = frozenset({"payload", "receipt"})
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in {*_ELSEWHERE, "model", "wire"})
 
@@ -65,13 +65,19 @@ def decode_end(content: bytes) -> Response:
 def encode_update(request: Request, response: Response) -> bytes:
     """One update: the frame that its client reads, after a byte that says what it is."""
     frame = wires.frame(request, response)
-    kind = _TERMINAL if response.status.terminal else 0
+    kind = _UPDATE | (_TERMINAL if response.status.terminal else 0)
     if isinstance(frame, str):
         return bytes((kind | _TEXT,)) + frame.encode()
     return bytes((kind,)) + frame
 
 
 def decode_update(content: bytes) -> tuple[str | bytes, bool]:
-    """The frame, and whether it is its request's last."""
+    """The frame, and whether it is its request's last.
+
+    Raises:
+        ValueError: if it is no update, or one of another version.
+    """
+    if not content or not content[0] & _UPDATE:
+        raise ValueError(f"an update does not begin with {content[:1]!r}")
     kind, frame = content[0], content[1:]
     return frame.decode() if kind & _TEXT else frame, bool(kind & _TERMINAL)

@@ -81,7 +81,11 @@ class RedisSubscription(Channel):
             update = await self.get()
             if hash(update) in self._ended:  # it came, and was found in the mailbox as well
                 continue
-            frame, is_last = decode_update(update)
+            try:
+                frame, is_last = decode_update(update)
+            except ValueError:
+                logger.exception("what came for %s is no update of ours", self.name)
+                continue
             if is_last:
                 self._ended.add(hash(update))
                 self._channels.received(self.mailbox, update)
@@ -154,11 +158,15 @@ class Channels:
         while True:
             await asyncio.sleep(_PAUSE_S)
             received, self._received = self._received, []
-            with contextlib.suppress(BrokerError):  # they end by themselves in time
+            try:
                 async with speaking():
                     await asyncio.gather(
                         *(self._client.lrem(mailbox, 1, update) for mailbox, update in received)  # type: ignore[arg-type]
                     )
+            except BrokerError as error:
+                logger.warning("mailboxes end by themselves in time: %s", error)
+            except Exception:
+                logger.exception("mailboxes end by themselves in time")
             if not self._received:
                 self._tidying = None
                 break
@@ -223,6 +231,9 @@ class Channels:
                         await self._connect()
                 await self._look_into_mailboxes()
             except BrokerError:
+                continue
+            except Exception:
+                logger.exception("the live channels do not come back")
                 continue
             return
 

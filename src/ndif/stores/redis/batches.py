@@ -19,7 +19,12 @@ ANSWER_S = 5.0
 """A Redis that does not answer for so long counts as away: nobody is to hang on it."""
 _BLOCKING = frozenset({"BLPOP", "XREAD", "XREADGROUP"})
 """What waits in Redis has a connection to itself; it waits for less than `ANSWER_S`."""
-_AT_ONCE = 256
+_AT_ONCE = 64
+_LARGE = 1 << 16
+"""Nobody waits for the bytes of a command that has more of them than this."""
+
+_ITS_OWN = (RedisError, OSError, asyncio.TimeoutError)
+"""What goes wrong with a server, or on the way there."""
 
 _Command = tuple[tuple[Any, ...], dict[str, Any], "asyncio.Future[Any]"]
 
@@ -29,6 +34,7 @@ class BatchingRedis(Redis):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._encoder = self.get_encoder()  # type: ignore[no-untyped-call]
         self._waiting: list[_Command] = []
         self._sending: asyncio.Task[None] | None = None
         self._idle: list[Any] = []
@@ -37,8 +43,10 @@ class BatchingRedis(Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """See `Redis.execute_command`."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        command = args, options, answer
-        if args[0] in _BLOCKING:
+        # What cannot be sent is its caller's mistake, and is not to be found in a batch.
+        content = [self._encoder.encode(each) for each in args[1:]]
+        command = (args[0], *content), options, answer
+        if args[0] in _BLOCKING or sum(map(len, content)) > _LARGE:
             await self._send([command])
         else:
             self._waiting.append(command)
@@ -51,6 +59,10 @@ class BatchingRedis(Redis):
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
+            # Of a task that was cancelled before it began nothing has run.
+            self._sending = None
+            waiting, self._waiting = self._waiting, []
+            _fail(waiting, RedisConnectionError("the connection is closed"))
         self._idle.clear()
         await super().aclose(close_connection_pool)
 
@@ -114,6 +126,9 @@ class BatchingRedis(Redis):
 
 
 def _fail(batch: list[_Command], error: BaseException) -> None:
+    if isinstance(error, Exception) and not isinstance(error, _ITS_OWN):
+        # A defect of ours is none of those who ask.
+        error = RedisError(f"{type(error).__name__}: {error}")
     for _, _, answer in batch:
         if answer.done():
             continue
