@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bench.noop import NoopRuntimes
 from bench.noop.replica import NoopReplica
-from ndif.cluster.fleet import Fleet
-from ndif.cluster.ray_cluster import RayCluster
+from ndif.host.replica import Replica
 from ndif.host.runtimes import Runtimes
 from ndif.server.lead import Leader, main
 
@@ -17,9 +16,9 @@ class NoopLeader(Leader):
         """See `Leader.runtimes`."""
         return NoopRuntimes(self.settings.session_root)
 
-    def fleet(self) -> Fleet:
-        """See `Leader.fleet`."""
-        return RayCluster(self.settings.ray_address, NoopReplica)
+    def replica(self) -> type[Replica]:
+        """See `Leader.replica`."""
+        return NoopReplica
 
 
 if __name__ == "__main__":

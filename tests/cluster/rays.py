@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -26,7 +27,9 @@ from ndif.schema.variant import Variant
 from ndif.server.node_replica import NodeReplica
 from ndif.stores.broker import Broker
 from ndif.stores.broker.redis import RedisBroker
-from ndif.stores.objects import ObjectStore
+from ndif.stores.broker.redis_lanes import Lanes
+from ndif.stores.objects import FileStore, ObjectStore
+from tests import frames
 from tests.services.ray import RayServer
 
 P = ParamSpec("P")
@@ -38,12 +41,16 @@ OFFERED = Resources.of([], 4 * GIB, 1.0)
 @contextlib.asynccontextmanager
 async def driving(server: RayServer, replica: type = NodeReplica) -> AsyncIterator[RayCluster]:
     """Whoever leads, for a while."""
-    cluster = RayCluster(server.address, replica)
-    await cluster.connect()
-    try:
-        yield cluster
-    finally:
-        await cluster.close()
+    with tempfile.TemporaryDirectory() as folder:
+        objects = FileStore(Path(folder), 0)  # where nothing is kept
+        broker = RedisBroker(server.environment["NDIF_BROKER_URL"], objects, inline_bytes=0)
+        cluster = RayCluster(server.address, replica, Lanes(broker))
+        await cluster.connect()
+        try:
+            yield cluster
+        finally:
+            await cluster.close()
+            await broker.stop()
 
 
 def config_of(checkpoint: Path) -> DeploymentConfig:
@@ -121,8 +128,8 @@ class Client:
 
     async def _listen(self) -> None:
         while True:
-            request, response = await self._session.next()
-            self.told.setdefault(request.id, []).append(response)
+            response = frames.read(await self._session.next())
+            self.told.setdefault(response.id, []).append(response)
             self._heard.set()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from ndif.cluster.asking import Asked, Measured
 from ndif.cluster.controller import Controller
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Models
+from ndif.cluster.ray_actors import RayActor
 from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.response import InlineResult
@@ -40,7 +42,7 @@ from tests.cluster.rays import (
     ray_cluster,
 )
 from tests.host.stand_in import StandIn
-from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading
+from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading, sleeping
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
@@ -138,6 +140,59 @@ async def test_traces_run_on_a_node(
         request = await user.send(reading(client))
         assert (await actor(request, nothing)).status is Status.COMPLETED
         assert not actor.ended.is_set()
+
+
+@as_a_leader
+async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
+    server: RayServer,
+    redis: RedisServer,
+    store: FileStore,
+    tiny_gpt2: Path,
+    client: TransformersModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    ask = RayActor._ask
+
+    async def noting(actor: RayActor, method: str, *arguments: Any, **named: Any) -> Any:
+        asked.append(method)
+        return await ask(actor, method, *arguments, **named)
+
+    monkeypatch.setattr(RayActor, "_ask", noting)
+    async with (
+        driving(server) as cluster,
+        a_client(redis.url, store) as user,
+        a_replica(cluster, tiny_gpt2) as actor,
+    ):
+
+        async def run(payload: bytes, until: Status | None = None) -> int:
+            """Lose the connections at some time, if at any; how often Ray was asked."""
+            asked.clear()
+            request = await user.send(payload)
+            if until is Status.QUEUED:
+                redis.command("client", "kill", "type", "pubsub")
+            running = asyncio.create_task(actor(request, nothing))
+            if until is Status.RUNNING:
+                await user.until(request, until)
+                redis.command("client", "kill", "type", "pubsub")
+            response = await running
+            assert (response.status, response.delivered) == (Status.COMPLETED, True)
+            await user.until(request, Status.COMPLETED)
+            statuses = [told.status for told in user.told[request.id]]
+            assert statuses.count(Status.RUNNING) <= 1
+            return asked.count("run")
+
+        assert await run(reading(client)) == 0
+        assert await run(reading(client), Status.QUEUED) == 1
+        # Both ends listen again, sooner or later.
+        while await run(reading(client)):
+            pass
+        # Its end is lost if it comes while nobody listens.
+        while not await run(sleeping(client, 0.1), Status.RUNNING):
+            pass
+        while await run(reading(client)):
+            pass
+        assert await run(sleeping(client, 2.0)) == 1
 
 
 @as_a_leader

@@ -90,9 +90,11 @@ class StandIn(Replica):
         self.gone: set[str] = set()
         """Requests whose clients have left."""
         self.cannot_tell = False
+        self.jobs: asyncio.Queue[Request] = asyncio.Queue()
+        """What comes by the quick way."""
 
     async def prepare(self) -> Equipment:
-        return Equipment(self.actor, self._tell, self._has_left)
+        return Equipment(self.actor, self._tell, self._has_left, self.jobs.get)
 
     async def _tell(self, request: Request, response: Response) -> None:
         if self.cannot_tell and response.status.terminal:

@@ -37,8 +37,8 @@ async def a_replica() -> AsyncIterator[StandIn]:
     await replica.stop()
 
 
-def running(replica: StandIn, request: Request) -> asyncio.Task[Answer]:
-    return asyncio.create_task(replica.run(encode_request(request)))
+def running(replica: StandIn, request: Request, *, inherited: bool = False) -> asyncio.Task[Answer]:
+    return asyncio.create_task(replica.run(encode_request(request), inherited=inherited))
 
 
 @on_loop
@@ -78,8 +78,11 @@ async def test_what_has_run_is_not_run_again() -> None:
         replica.told.clear()
         for request in (live, polled):
             assert await running(replica, request) == DELIVERED
+        assert replica.told == []
+        # Of whoever leads next, a client that polls was told meanwhile that its job waits.
+        for request in (live, polled):
+            assert await running(replica, request, inherited=True) == DELIVERED
         assert replica.actor.ran == [live.id, polled.id]
-        # A client that polls was told meanwhile that its job waits.
         assert replica.told == [Response(polled.id, Status.COMPLETED, "Done.")]
         assert (await replica.describe())["requests"] == [live.id, polled.id]
 
@@ -116,6 +119,27 @@ async def test_one_that_runs_and_one_that_waits_are_cancelled() -> None:
 
 
 @on_loop
+async def test_one_is_cancelled_that_is_still_on_its_way() -> None:
+    async with a_replica() as replica:
+        request = a_request()
+        await replica.cancel(request.id, "Never mind.")
+        assert (await running(replica, request))["description"] == "Never mind."
+        assert replica.actor.ran == []
+
+
+@on_loop
+async def test_what_comes_by_the_quick_way_runs_once() -> None:
+    async with a_replica() as replica:
+        first, second = a_request(env=BRIEFLY), a_request(env=BRIEFLY)
+        for request in (first, first, second):
+            replica.jobs.put_nowait(request)
+        assert await running(replica, second) == DELIVERED
+        assert await running(replica, first) == DELIVERED
+        assert sorted(replica.actor.ran) == sorted([first.id, second.id])
+        assert [r.status for r in replica.told].count(Status.COMPLETED) == 2
+
+
+@on_loop
 async def test_a_job_whose_client_left_holds_up_nobody() -> None:
     """Whoever would have ended it led before."""
     async with a_replica() as replica:
@@ -134,6 +158,16 @@ async def test_a_result_that_cannot_be_delivered_is_said() -> None:
         answer = await running(replica, a_request(env=BRIEFLY))
         assert (answer["status"], answer["delivered"]) == ("ERROR", False)
         assert "could not be delivered" in answer["description"]
+
+
+@on_loop
+async def test_what_could_not_be_delivered_is_not_run_again() -> None:
+    async with a_replica() as replica:
+        replica.cannot_tell = True
+        for request in (a_request(env=BRIEFLY), a_request(None, env=BRIEFLY)):
+            answers = [await running(replica, request) for _ in range(2)]
+            assert [answer["delivered"] for answer in answers] == [False, False]
+            assert replica.actor.ran.count(request.id) == 1
 
 
 @on_loop

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import frames
 from tests.on_loop import on_loop
 
 from ndif.cluster.asking import MakeActor, Measured
@@ -94,13 +95,15 @@ class Line:
     replicas: list[Replica]
     ran: list[str]
 
-    async def join(self, user: str = "", *, polled: bool = False) -> Client:
+    async def join(
+        self, user: str = "", *, polled: bool = False, wire: Wire = Wire.ENVELOPE
+    ) -> Client:
         """A client that sends one request and waits for it."""
         channel = None if polled else await self.broker.subscribe()
         request = Request(
             model=MODEL,
             generation="0.8",
-            wire=Wire.ENVELOPE,
+            wire=wire,
             payload=b"opaque",
             compress=False,
             base_url="http://here",
@@ -128,7 +131,7 @@ class Client:
         """Listen up to the next update of that status."""
         assert self.channel is not None
         while True:
-            _, response = await self.channel.next()
+            response = frames.read(await self.channel.next())
             self.told.append(response)
             if response.status is status:
                 return response
@@ -480,11 +483,16 @@ async def test_what_a_replica_says_reaches_the_user_in_between(tmp_path: Path) -
         return Response(request.id, Status.ERROR, "ZeroDivisionError", meta={"peak_memory": 1})
 
     async with a_line(tmp_path, act) as line:
-        client = await line.join()
-        last = await client.hears(Status.ERROR)
-    assert client.statuses[-4:] == ["RUNNING", "LOG", "STREAM", "ERROR"]
-    assert client.told[-2].data == b"streamed"
-    assert (last.description, last.meta) == ("ZeroDivisionError", {"peak_memory": 1})
+        # Each wire has room for something that the other has not.
+        for wire, streamed, meta in (
+            (Wire.ENVELOPE, None, {"peak_memory": 1}),
+            (Wire.HEADERS, b"streamed", None),
+        ):
+            client = await line.join(wire=wire)
+            last = await client.hears(Status.ERROR)
+            assert client.statuses[-4:] == ["RUNNING", "LOG", "STREAM", "ERROR"]
+            assert client.told[-2].data == streamed
+            assert (last.description, last.meta) == ("ZeroDivisionError", meta)
 
 
 # Jobs that are polled

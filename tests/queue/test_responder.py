@@ -65,7 +65,7 @@ async def test_the_first_and_the_last_are_not_lost_in_silence(
 @on_loop
 async def test_an_end_that_the_broker_cannot_note_is_told_all_the_same(tmp_path: Path) -> None:
     class Away(MemoryBroker):
-        async def conclude(self, request: Request) -> None:
+        async def conclude(self, request: Request, response: Response) -> None:
             raise BrokerError("its broker does not answer")
 
     store, request = FlakyStore(tmp_path, 60), a_request()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import frames
 
 from ndif.cluster.asking import Measured
 from ndif.cluster.controller import Controller
@@ -238,7 +239,7 @@ class World:
 
     async def _listen(self) -> None:
         while True:
-            _, response = await self._channel.next()
+            response = frames.read(await self._channel.next())
             if response.status.terminal:
                 assert response.id not in self.ended, "it ended twice"
                 self.ended[response.id] = response

@@ -68,6 +68,14 @@ def dying(client: TransformersModel) -> bytes:
     return sent.payload
 
 
+def sleeping(client: TransformersModel, seconds: float) -> bytes:
+    """A block that takes so long."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        time.sleep(seconds)
+    return sent.payload
+
+
 def lasting(client: TransformersModel) -> bytes:
     """A block that nobody waits for the end of."""
     sent = Sent()

@@ -95,7 +95,7 @@ class RayServer:
         """`environment`: of everything that runs on its nodes; `head`: and of its head besides."""
         # Sockets' names are short, and pytest's folders are not.
         self._folder = Path(tempfile.mkdtemp(prefix="ndif-"))
-        self._environment = {**_QUICK, **environment}
+        self.environment = {**_QUICK, **environment}
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         self.head = self._node(
@@ -141,7 +141,7 @@ class RayServer:
         environment: Mapping[str, str] | None = None,
     ) -> RayNode:
         log = self._folder / f"{name}.log"
-        variables = {**self._environment, **(environment or {})}
+        variables = {**self.environment, **(environment or {})}
         command = [
             *("env", *(f"{variable}={value}" for variable, value in variables.items())),
             *(str(_RAY), "start", "--block", "--disable-usage-stats", f"--node-name={name}"),

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
@@ -19,6 +21,7 @@ from ndif.stores.broker import Broker, BrokerError, LineFullError, MemoryBroker
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.objects import FileStore
 from ndif.tasks import within
+from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
@@ -144,28 +147,25 @@ async def test_updates_come_in_order_to_the_session_of_their_request(opening: Op
                 request = make_request(channel.session)
                 await broker.publish(request, update(request, f"{channel.session} {number}"))
         for channel in (first, second):
-            told = [(await channel.next())[1].description for _ in range(10)]
+            told = [frames.read(await channel.next()).description for _ in range(10)]
             assert told == [f"{channel.session} {number}" for number in range(10)]
 
 
 @on_loop
-async def test_an_update_comes_with_its_request_and_all_it_carries(opening: Opening) -> None:
+async def test_an_update_comes_as_its_client_reads_it(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
-        request = make_request(channel.session)
-        for data in (
-            None,
-            b"\x00\xff",
-            InlineResult(bytes(range(256)), True),
-            StoredResult("http://here/results/x", 7),
+        for wire, inline, streamed in (
+            (Wire.ENVELOPE, InlineResult(bytes(range(256)), True), None),
+            (Wire.HEADERS, InlineResult(bytes(range(256)), False), b"\x00\xff"),
         ):
-            sent = Response(
-                request.id, Status.COMPLETED, "Done. 🗼", data, {"peak_memory": 1 << 40}
-            )
-            await broker.publish(request, sent)
-            of, response = await channel.next()
-            assert response == sent
-            assert (of.id, of.wire, of.session) == (request.id, request.wire, request.session)
+            request = replace(make_request(channel.session), wire=wire)
+            stored = StoredResult("http://here/results/x", 7)
+            for number, data in enumerate((None, inline, streamed, stored)):
+                text, meta = f"Done. 🗼 {number}", {"peak_memory": 1 << 40}
+                sent = Response(request.id, Status.COMPLETED, text, data, meta)
+                await broker.publish(request, sent)
+                assert await channel.next() == wires.frame(request, sent)
 
 
 @on_loop
@@ -175,7 +175,9 @@ async def test_one_channel_hears_of_all_its_requests(opening: Opening) -> None:
         requests = [make_request(channel.session) for _ in range(3)]
         for request in requests:
             await broker.publish(request, update(request, ""))
-        assert [(await channel.next())[0].id for _ in requests] == [each.id for each in requests]
+        assert [frames.read(await channel.next()).id for _ in requests] == [
+            each.id for each in requests
+        ]
 
 
 @on_loop
@@ -187,7 +189,7 @@ async def test_a_channel_that_waits_is_woken(opening: Opening) -> None:
         assert not waiting.done()
         request = make_request(channel.session)
         await broker.publish(request, update(request, "now"))
-        assert (await waiting)[1].description == "now"
+        assert frames.read(await waiting).description == "now"
 
 
 @on_loop
@@ -199,7 +201,7 @@ async def test_what_nobody_waits_for_goes_nowhere(opening: Opening) -> None:
         await broker.publish(polled, update(polled, "to nobody"))
         channel = await broker.subscribe("later")
         await broker.publish(unheard, update(unheard, "heard"))
-        assert (await channel.next())[1].description == "heard"
+        assert frames.read(await channel.next()).description == "heard"
 
 
 @on_loop
@@ -211,7 +213,7 @@ async def test_a_closed_channel_hears_no_more(opening: Opening) -> None:
         await broker.publish(request, update(request, "to nobody"))
         channel = await broker.subscribe("again")
         await broker.publish(request, update(request, "to the new one"))
-        assert (await channel.next())[1].description == "to the new one"
+        assert frames.read(await channel.next()).description == "to the new one"
 
 
 @on_loop
@@ -235,7 +237,7 @@ async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Open
         assert not await broker.absent(["name"])
         request = make_request("name")
         await broker.publish(request, update(request, "to the newer"))
-        assert (await newer.next())[1].description == "to the newer"
+        assert frames.read(await newer.next()).description == "to the newer"
 
 
 @on_loop
@@ -380,12 +382,12 @@ async def test_a_request_is_concluded_by_its_last_response_until_it_is_released(
         await broker.publish(live, update(live, "not the last"))
         assert [await broker.concluded(request) for request in claimed] == [False, False]
         await broker.publish(live, Response(live.id, Status.COMPLETED))
-        await broker.conclude(polled)
+        await broker.conclude(polled, Response(polled.id, Status.COMPLETED))
         assert [await broker.concluded(request) for request in claimed] == [True, True]
         for request in claimed:
             await broker.release(request)
             # Nor does one that comes too late leave anything behind.
-            await broker.conclude(request)
+            await broker.conclude(request, Response(request.id, Status.COMPLETED))
             await broker.publish(request, Response(request.id, Status.COMPLETED))
         assert [await broker.concluded(request) for request in claimed] == [False, False]
 
@@ -401,7 +403,7 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
             await broker.submit(request)
         live, polled, waiting = [await broker.claim() for _ in sent]
         await broker.publish(live, Response(live.id, Status.COMPLETED))
-        await broker.conclude(polled)
+        await broker.conclude(polled, Response(polled.id, Status.COMPLETED))
     # Its process has ended before it could release them.
     another = RedisBroker(redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE)
     await another.start()
@@ -467,8 +469,8 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
                 await broker.submit(make_request())
             done = Response(request.id, Status.COMPLETED)
             assert await broker.publish(claimed, done)
-            assert (await channel.next())[1] == done
-            await within(broker.conclude(claimed), 1)
+            assert frames.read(await channel.next()) == done
+            await within(broker.conclude(claimed, Response(claimed.id, Status.COMPLETED)), 1)
             await broker.release(claimed)
             with pytest.raises(BrokerError, match="is there no longer"):
                 await broker.payload(claimed)
@@ -477,3 +479,24 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
         following = make_request()
         await broker.submit(following)
         assert (await broker.claim()).id == following.id
+
+
+@on_loop
+async def test_what_cannot_be_sent_fails_whoever_sends_it_and_nobody_else(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        asked = [broker.absent(["nobody"]) for _ in range(50)]
+        outcomes = await asyncio.gather(*asked, broker.client.get("\ud800"), return_exceptions=True)
+        assert outcomes[:50] == [{"nobody"}] * 50
+        assert isinstance(outcomes[50], UnicodeEncodeError)
+
+
+@on_loop
+async def test_who_asks_while_it_is_closed_is_told(redis: RedisServer, tmp_path: Path) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        asking = asyncio.create_task(broker.client.ping())
+        await asyncio.sleep(0)
+        await broker.client.aclose()
+        with pytest.raises((RedisConnectionError, asyncio.CancelledError)):
+            await within(asking, 1)

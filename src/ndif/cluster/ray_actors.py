@@ -2,6 +2,10 @@
 
 Beside it Ray keeps a process on the replica's node (`ndif.host.replica`). Of what is asked of that only the
 process of whoever leads knows that it was asked; a leader that comes after it asks again.
+
+Jobs go there on a lane: two cores that do nothing else carry 500 to 1,200 of Ray's calls a second, and a
+job's is no longer than a tenth of that. What is not answered on its lane soon is asked for by a call,
+which Ray brings to an end whatever happens.
 """
 
 from __future__ import annotations
@@ -32,12 +36,14 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker.encoding import encode_request
+from ndif.stores.broker.redis_lanes import Lanes
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5
 _REPORT_S = 0.2
+_SOON_S = 1.0
 _STOP_S = 15.0
 """A replica that takes longer to end its processes loses them with its own."""
 
@@ -45,25 +51,36 @@ _STOP_S = 15.0
 class RayActor:
     """The form of `Actor` that Ray carries."""
 
-    def __init__(self, make: Callable[[], Any], whereabouts: MutableMapping[str, RayActor]) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        lanes: Lanes,
+        whereabouts: MutableMapping[str, RayActor],
+    ) -> None:
         """`make` has Ray start it, and may take its time; `whereabouts`: where jobs of another leader are.
 
         The job of such a one is awaited where it runs, whichever replica is asked to run it.
         """
         self.ended = asyncio.Event()
+        self._name = name
         self._make = make
+        self._lanes = lanes
         self._making: asyncio.Future[Any] | None = None
         self._whereabouts = whereabouts
         self._handle: Any = None
         self._model: Mapping[str, Any] = {}
         self._watching: asyncio.Task[None] | None = None
         self._run_by: tuple[str, RayActor] | None = None
+        self._news: asyncio.Future[Response | None] | None = None
         self._evicted = False
 
     @classmethod
-    def found(cls, handle: Any, whereabouts: MutableMapping[str, RayActor]) -> RayActor:
+    def found(
+        cls, name: str, handle: Any, lanes: Lanes, whereabouts: MutableMapping[str, RayActor]
+    ) -> RayActor:
         """One that another leader had Ray start; `describe` tells what it is."""
-        actor = cls(lambda: handle, whereabouts)
+        actor = cls(name, lambda: handle, lanes, whereabouts)
         actor._have(handle)
         return actor
 
@@ -161,20 +178,39 @@ class RayActor:
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         """See `Actor.__call__`. The replica delivers every update itself: nothing comes to `respond`."""
-        elsewhere = self._whereabouts.pop(request.id, self)
+        elsewhere = self._whereabouts.pop(request.id, None)
         try:
-            if elsewhere is not self:
+            if elsewhere is not None:
                 self._run_by = request.id, elsewhere
-                with contextlib.suppress(ReplicaLostError):
-                    return await elsewhere._run(request)
+                try:
+                    return await elsewhere._run(request, inherited=True)
+                except ReplicaLostError:
+                    if elsewhere is self:
+                        raise
             self._run_by = request.id, self
-            return await self._run(request)
+            return await self._run_soon(request) or await self._run(request)
         finally:
             self._run_by = None
 
-    async def _run(self, request: Request) -> Response:
+    async def _run_soon(self, request: Request) -> Response | None:
+        """How it ended, if that is heard on its lane soon."""
+        if self.ended.is_set():
+            return None
+        loop = asyncio.get_running_loop()
+        news = self._news = loop.create_future()
+        timer = loop.call_later(_SOON_S, self._no_news)
         try:
-            answer = await self._ask("run", encode_request(request))
+            return await self._lanes.run(request, self._name, news)
+        finally:
+            timer.cancel()
+
+    def _no_news(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _run(self, request: Request, *, inherited: bool = False) -> Response:
+        try:
+            answer = await self._ask("run", encode_request(request), inherited=inherited)
         except ReplicaLostError as error:
             if self._evicted:
                 raise ReplicaEvictedError("the replica was ended") from error
@@ -196,7 +232,7 @@ class RayActor:
             request_id, actor = self._run_by
             actor._handle.cancel.remote(request_id, reason)
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
+    async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         """What the replica answers. What is asked twice it does once.
 
         Raises:
@@ -206,7 +242,7 @@ class RayActor:
             raise ReplicaLostError("the replica has not been started")
         while True:
             try:
-                return await getattr(self._handle, method).remote(*arguments)
+                return await getattr(self._handle, method).remote(*arguments, **named)
             except ActorUnavailableError as error:
                 # Its node cannot be reached: it comes back, or Ray finds that it is dead.
                 logger.warning("a replica does not answer: %s", _first_line(error))
@@ -222,6 +258,7 @@ class RayActor:
 
     def _end(self) -> None:
         self.ended.set()
+        self._no_news()
 
 
 def _why(error: RayError) -> str:

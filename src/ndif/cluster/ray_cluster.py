@@ -31,6 +31,7 @@ from ndif.host.port import ReplicaLostError
 from ndif.host.replica import Replica
 from ndif.host.runtimes import Runtime
 from ndif.schema.deployment import DeploymentConfig
+from ndif.stores.broker.redis_lanes import Lanes
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
@@ -57,12 +58,16 @@ class RayCluster:
 
     outlives = True
 
-    def __init__(self, address: str, replica: type[Replica]) -> None:
-        """`address`: of its head, `host:port`, or `auto`; `replica`: what is started on its nodes."""
+    def __init__(self, address: str, replica: type[Replica], lanes: Lanes) -> None:
+        """`address`: of its head, `host:port`, or `auto`; `replica`: what is started on its nodes.
+
+        `lanes`: on which jobs go there.
+        """
         self.lost = asyncio.Event()
         """Set once the cluster is out of reach for good."""
         self._address = address
         self._replica = replica
+        self._lanes = lanes
         self._nodes: list[Node] = []
         self._whereabouts: dict[str, RayActor] = {}
         self._actors: list[RayActor] = []
@@ -80,6 +85,7 @@ class RayCluster:
             else:
                 break
         self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
+        self._lanes.start()
 
     async def _connect(self) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -125,6 +131,7 @@ class RayCluster:
         """Leave the cluster; its replicas stay."""
         if self._looking is not None:
             self._looking.cancel()
+        await self._lanes.stop()
         for actor in self._actors:
             actor.leave()
         await aside(ray.shutdown)
@@ -161,7 +168,14 @@ class RayCluster:
             "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
         }
         kind = ray.remote(self._replica)
-        return self._keep(RayActor(lambda: kind.options(**options).remote(said), self._whereabouts))
+        return self._keep(
+            RayActor(
+                place.name,
+                lambda: kind.options(**options).remote(said),
+                self._lanes,
+                self._whereabouts,
+            )
+        )
 
     def _keep(self, actor: RayActor) -> RayActor:
         self._actors = [*(one for one in self._actors if not one.ended.is_set()), actor]
@@ -185,7 +199,7 @@ class RayCluster:
             handle = await self._do(lambda: ray.get_actor(name, namespace=NAMESPACE))
         except ValueError:  # it has ended since
             return None
-        actor = self._keep(RayActor.found(handle, self._whereabouts))
+        actor = self._keep(RayActor.found(name, handle, self._lanes, self._whereabouts))
         try:
             said = await within(actor.describe(), _DESCRIBE_S)
             living = None if said["ended"] or said["moving"] else _living(said, actor)

@@ -10,7 +10,7 @@ from ndif.gateway.refusal import Refusal
 from ndif.queue.publishing import MODELS, STATUS
 from ndif.stores.coordination.lead import somebody_leads
 from ndif.stores.coordination.notes import Notes
-from ndif.stores.redis_client import Redis
+from ndif.stores.redis.client import Redis
 
 _RETRY_S = 5
 _NOBODY = "No process of this server has come up yet that could run a job. Try again in a moment."

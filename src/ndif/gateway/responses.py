@@ -44,6 +44,11 @@ def job_id(http: Request) -> str:
         Refusal: if it is none.
     """
     request_id: str = http.path_params["id"]
-    if not _ID.fullmatch(request_id):
+    if not is_job_id(request_id):
         raise Refusal(404, f"{request_id[:64]!r} is not the id of a job.")
     return request_id
+
+
+def is_job_id(text: str) -> bool:
+    """Whether it has the form of one."""
+    return _ID.fullmatch(text) is not None

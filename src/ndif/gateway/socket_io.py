@@ -8,7 +8,7 @@ from typing import Any
 import socketio
 
 from ndif.config import Settings
-from ndif.schema import wires
+from ndif.gateway.responses import is_job_id
 from ndif.stores.broker import Broker, Subscription
 
 
@@ -43,11 +43,10 @@ class SocketIo:
     async def _upload(self, sid: str, *said: Any) -> None:
         """What a hybrid job's client computed for it: the bytes, and the job's id."""
         match said:
-            case (bytes() as content, str() as request_id):
+            case (bytes() as content, str() as request_id) if is_job_id(request_id):
                 await self._broker.upload(request_id, sid, content)
 
     async def _forward(self, subscription: Subscription) -> None:
         while True:
-            request, response = await subscription.next()
-            frame = wires.frame(request, response)
+            frame = await subscription.next()
             await self._server.emit("blocking_response", frame, to=subscription.session)

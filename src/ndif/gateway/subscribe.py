@@ -9,7 +9,6 @@ import json
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ndif.schema import wires
 from ndif.stores.broker import Broker, Subscription
 
 _MAX_MESSAGE = 1 << 20
@@ -50,8 +49,7 @@ class Subscribe:
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:
     while True:
-        request, response = await subscription.next()
-        frame = wires.frame(request, response)
+        frame = await subscription.next()
         if isinstance(frame, bytes):
             await websocket.send_bytes(frame)
         else:

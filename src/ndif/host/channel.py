@@ -13,6 +13,8 @@ from ndif.runtime.frames import LENGTHS, Header, pack, unpack_header
 _MAX_HEADER = 1 << 16
 _SMALL = 1 << 16
 """A body up to this many bytes is cheaper to copy than to send by itself."""
+_CHUNK = 1 << 12
+"""What is read at a time of frames that are no larger."""
 
 
 class ProtocolError(Exception):
@@ -26,6 +28,8 @@ class Channel:
         connection.setblocking(False)
         self._socket = connection
         self._sending = asyncio.Lock()
+        self._read = bytearray()
+        """What has come of frames that nobody has asked for."""
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -47,12 +51,17 @@ class Channel:
             if len(body) <= _SMALL:
                 head, body = head + body, b""
             if fds:
-                await _writable(self._socket)
-                sent = socket.send_fds(self._socket, [head], list(fds))
-                head = head[sent:]
+                head = head[await self._send_fds(head, fds) :]
             await loop.sock_sendall(self._socket, head)
             if body:
                 await loop.sock_sendall(self._socket, body)
+
+    async def _send_fds(self, head: bytes, fds: Sequence[int]) -> int:
+        while True:
+            try:
+                return socket.send_fds(self._socket, [head], list(fds))
+            except BlockingIOError:
+                await _writable(self._socket)
 
     async def receive(self, room: Callable[[Header], int]) -> tuple[dict[str, Any], bytes]:
         """Read one frame; `room` says of its header how large its body may be.
@@ -82,19 +91,35 @@ class Channel:
         self._socket.close()
 
     async def _exactly(self, size: int) -> bytearray:
-        loop = asyncio.get_running_loop()
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            try:
-                count = await loop.sock_recv_into(self._socket, view)
-            except (OSError, ValueError) as error:
-                # uvloop's word for a socket that is closed here is a ValueError.
-                raise EOFError(str(error)) from error
-            if count == 0:
-                raise EOFError("the other end closed the channel")
-            view = view[count:]
+        """So many bytes, of which some may have come with what was read before."""
+        while len(self._read) < size <= _CHUNK:
+            chunk = bytearray(_CHUNK)
+            del chunk[await self._receive_into(chunk) :]
+            self._read += chunk
+        data, self._read = self._read[:size], self._read[size:]
+        done = len(data)
+        if done < size:
+            data += bytes(size - done)
+            view = memoryview(data)
+            while done < size:
+                done += await self._receive_into(view[done:])
         return data
+
+    async def _receive_into(self, room: bytearray | memoryview) -> int:
+        """How many bytes came.
+
+        Raises:
+            EOFError: when none will.
+        """
+        try:
+            # Not at once where some are there: who writes without end is not the only one to be heard.
+            count = await asyncio.get_running_loop().sock_recv_into(self._socket, room)
+        except (OSError, ValueError) as error:
+            # uvloop's word for a socket that is closed here is a ValueError.
+            raise EOFError(str(error)) from error
+        if count == 0:
+            raise EOFError("the other end closed the channel")
+        return count
 
 
 async def _writable(connection: socket.socket) -> None:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ndif.host.port import Actor, ActorError, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.request import Request
@@ -24,9 +24,10 @@ from ndif.stores.objects import ObjectStoreError
 logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
+T = TypeVar("T")
 
 _REMEMBERED = 1000
-"""How many jobs it knows to have ended: whoever leads next may not have heard of the last ones."""
+"""How many jobs it knows to have ended, or not to be wanted: whoever leads may not have heard of that."""
 _LOOK_S = 1.0
 
 
@@ -40,6 +41,8 @@ class Equipment:
     """An update, to its client."""
     has_left: Callable[[Request], Awaitable[bool]]
     """Whether its client has."""
+    next_job: Callable[[], Awaitable[Request]]
+    """The next of those that come by the quick way, which are heard of as what is delivered."""
 
 
 class Replica:
@@ -55,6 +58,7 @@ class Replica:
         self._progressed = asyncio.Event()
         self._over = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._attending: asyncio.Task[None] | None = None
         self._level: str | None = None
         self._moving = False
         self._turn = asyncio.Lock()
@@ -98,6 +102,7 @@ class Replica:
             if self._over.is_set():
                 raise ActorError("the replica was ended before it was loaded")  # noqa: TRY301
             await self._actor.start(self._note)
+            self._attending = asyncio.create_task(self._attend(), name="jobs")
         except (ActorError, BrokerError, ObjectStoreError) as error:
             self._over.set()
             return {"error": str(error)}
@@ -156,6 +161,8 @@ class Replica:
     async def _watch(self, actor: Actor) -> None:
         await actor.ended.wait()
         self._over.set()
+        if self._attending is not None:
+            self._attending.cancel()
 
     async def until_ended(self) -> None:
         """Return once it is good for nothing any more."""
@@ -163,32 +170,56 @@ class Replica:
 
     # Its requests
 
-    async def run(self, content: bytes) -> Answer:
+    async def run(self, content: bytes, *, inherited: bool = False) -> Answer:
         """Bring a request to its end: how it ended, or that it was `lost` or `evicted`.
 
-        One that runs already, or has run, is not run again; one that comes meanwhile waits.
+        One that runs already, or has run, is not run again; one that comes meanwhile waits. `inherited`:
+        whether another leader sent it first.
         """
         request = decode_request(content)
+        if inherited and (known := self._ended.get(request.id)) is not None:
+            await self._tell_again(request, *known)
+        return await self._bring_to_its_end(request)
+
+    async def _attend(self) -> None:
+        """Run what comes by the quick way."""
+        jobs: set[asyncio.Task[Answer]] = set()
+        while True:
+            request = await self._equipment.next_job()
+            job = asyncio.create_task(self._bring_to_its_end(request), name="job")
+            jobs.add(job)
+            job.add_done_callback(jobs.discard)
+
+    async def _bring_to_its_end(self, request: Request) -> Answer:
         if (known := self._ended.get(request.id)) is not None:
-            await self._tell_again(request, known[1])
             return known[0]
         if request.id not in self._runs:
             self._runs[request.id] = asyncio.create_task(self._run(request), name=request.id)
         return await asyncio.shield(self._runs[request.id])
 
     async def cancel(self, request_id: str, reason: str) -> None:
-        """End a request that runs or waits; it becomes an ERROR with `reason`."""
+        """End a request that runs, waits or is on its way here; it becomes an ERROR with `reason`."""
         if self._actor is not None and self._current and self._current.id == request_id:
             self._actor.cancel(reason)
-        elif request_id in self._runs:
-            self._cancelled[request_id] = reason
+        elif request_id not in self._ended:
+            _remember(self._cancelled, request_id, reason)
 
-    async def _tell_again(self, request: Request, response: Response) -> None:
+    async def _tell_again(self, request: Request, answer: Answer, response: Response) -> None:
         """Have the client that polls find its result: it was put in a line again meanwhile, and told so."""
-        if request.session is None:
+        if request.session is None and answer["delivered"]:
             await self._equipment.deliver(request, response)
 
     async def _run(self, request: Request) -> Answer:
+        try:
+            if self._turn.locked():
+                return await self._wait_and_execute(request)
+            async with self._turn:
+                return await self._execute(request)
+        finally:
+            del self._runs[request.id]
+            self._cancelled.pop(request.id, None)
+
+    async def _wait_and_execute(self, request: Request) -> Answer:
         seeing_off = asyncio.create_task(self._see_off(), name="jobs without a client")
         try:
             async with self._turn:
@@ -196,8 +227,6 @@ class Replica:
                 return await self._execute(request)
         finally:
             seeing_off.cancel()
-            del self._runs[request.id]
-            self._cancelled.pop(request.id, None)
 
     async def _see_off(self) -> None:
         """While one waits, see that what runs has a client: whoever led when it began may be gone."""
@@ -219,13 +248,13 @@ class Replica:
         except Exception:
             logger.exception("request %s could not be told its end", request.id)
             said = "The job ended, and its result could not be delivered."
-            return _answer(Response(request.id, Status.ERROR, said), delivered=False)
-        answer = _answer(response, delivered=True)
+            response = Response(request.id, Status.ERROR, said)
+            answer = _answer(response, delivered=False)
+        else:
+            answer = _answer(response, delivered=True)
         # What rode on a live channel nobody waits for any more.
         kept = response if request.session is None else Response(request.id, response.status)
-        self._ended[request.id] = answer, kept
-        if len(self._ended) > _REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+        _remember(self._ended, request.id, (answer, kept))
         return answer
 
     async def _respond(self, request: Request) -> Response:
@@ -257,6 +286,12 @@ class Replica:
             return Response(request.id, Status.ERROR, said)
         finally:
             self._current = None
+
+
+def _remember(known: dict[str, T], request_id: str, what: T) -> None:
+    known[request_id] = what
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]
 
 
 def _answer(response: Response, *, delivered: bool) -> Answer:

@@ -50,7 +50,7 @@ class Responder:
             elif response.status not in (Status.LOG, Status.STREAM):
                 await self._keep(request, response)
                 if response.status.terminal:
-                    await self._conclude(request)
+                    await self._conclude(request, response)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
             task = asyncio.create_task(_call_back(request, response))
@@ -70,10 +70,10 @@ class Responder:
                 raise
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
 
-    async def _conclude(self, request: Request) -> None:
+    async def _conclude(self, request: Request, response: Response) -> None:
         """Have it not run again; its user has been told all the same where that cannot be noted."""
         try:
-            await self._broker.conclude(request)
+            await self._broker.conclude(request, response)
         except BrokerError as error:
             logger.warning("request %s: its end is not noted: %s", request.id, error)
 

@@ -21,6 +21,7 @@ import uvloop
 
 from ndif.cluster.fleet import Fleet, ThisMachine
 from ndif.config import Settings
+from ndif.host.replica import Replica
 from ndif.host.runtimes import Runtimes
 from ndif.queue.publishing import Publishing
 from ndif.queue.remote import carry_out
@@ -102,15 +103,21 @@ class Leader:
         """Those that tell what models take."""
         return Runtimes(self.settings.runtimes)
 
+    def replica(self) -> type[Replica]:
+        """What is started on the nodes of a cluster."""
+        from ndif.server.node_replica import NodeReplica
+
+        return NodeReplica
+
     def fleet(self) -> Fleet:
         """The machines of a Ray cluster, or this one."""
         settings = self.settings
         if settings.ray_address:
             # What one machine does not need it does not import.
             from ndif.cluster.ray_cluster import RayCluster
-            from ndif.server.node_replica import NodeReplica
+            from ndif.stores.broker.redis_lanes import Lanes
 
-            return RayCluster(settings.ray_address, NodeReplica)
+            return RayCluster(settings.ray_address, self.replica(), Lanes(self._broker))
         return ThisMachine(
             settings,
             self._broker,

@@ -19,6 +19,7 @@ from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.broker.redis_lanes import Lane
 from ndif.stores.objects import open_store
 
 
@@ -60,7 +61,8 @@ class NodeReplica(Replica):
         async def has_left(request: Request) -> bool:
             return request.session is not None and bool(await broker.absent([request.session]))
 
-        return Equipment(actor, Responder(broker, objects).respond, has_left)
+        lane = await Lane.open(broker, place.name)
+        return Equipment(actor, Responder(broker, objects).respond, has_left, lane.next)
 
 
 def _settings() -> Settings:

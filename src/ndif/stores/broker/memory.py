@@ -8,6 +8,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable
 
+from ndif.schema import wires
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.port import LineFullError, full
@@ -22,7 +23,7 @@ class MemorySubscription:
     def __init__(self, broker: MemoryBroker, session: str) -> None:
         self._broker = broker
         self._session = session
-        self._updates: asyncio.Queue[tuple[Request, Response]] = asyncio.Queue()
+        self._frames: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.closed = asyncio.Event()
 
     @property
@@ -30,13 +31,13 @@ class MemorySubscription:
         """See `Subscription.session`."""
         return self._session
 
-    def put(self, request: Request, response: Response) -> None:
+    def put(self, frame: str | bytes) -> None:
         """Deliver one update."""
-        self._updates.put_nowait((request, response))
+        self._frames.put_nowait(frame)
 
-    async def next(self) -> tuple[Request, Response]:
+    async def next(self) -> str | bytes:
         """See `Subscription.next`."""
-        return await self._updates.get()
+        return await self._frames.get()
 
     async def close(self) -> None:
         """See `Subscription.close`."""
@@ -107,12 +108,12 @@ class MemoryBroker:
         """See `Broker.publish`."""
         subscription = self._subscriptions.get(request.session or "")
         if subscription is not None:
-            subscription.put(request, response)
+            subscription.put(wires.frame(request, response))
         if response.status.terminal:
-            await self.conclude(request)
+            await self.conclude(request, response)
         return subscription is not None
 
-    async def conclude(self, request: Request) -> None:
+    async def conclude(self, request: Request, response: Response) -> None:
         """See `Broker.conclude`."""
         if request.id in self._open:
             self._concluded.add(request.id)

@@ -33,8 +33,8 @@ class Subscription(Protocol):
         """The id that a client names in its request to be told here."""
         ...
 
-    async def next(self) -> tuple[Request, Response]:
-        """The next update of any request of this session, in order; the request without its payload."""
+    async def next(self) -> str | bytes:
+        """The next update of any request of this session, in order, as its client reads it."""
         ...
 
     async def close(self) -> None:
@@ -105,8 +105,8 @@ class Broker(Protocol):
         """
         ...
 
-    async def conclude(self, request: Request) -> None:
-        """Note that its terminal response is stored: should it not be released, it is not run again.
+    async def conclude(self, request: Request, response: Response) -> None:
+        """Note that its terminal `response` is stored: should it not be released, it is not run again.
 
         Raises:
             BrokerError: if it cannot be noted.

@@ -19,7 +19,12 @@ from redis.exceptions import ResponseError
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.encoding import decode_request, encode_request, encode_update
+from ndif.stores.broker.encoding import (
+    decode_request,
+    encode_end,
+    encode_request,
+    encode_update,
+)
 from ndif.stores.broker.port import BrokerError, LineFullError, full
 from ndif.stores.broker.redis_channels import (
     Channels,
@@ -29,13 +34,15 @@ from ndif.stores.broker.redis_channels import (
 )
 from ndif.stores.broker.redis_scripts import GROUP, QUEUE, Scripts, record_of, uploads_of
 from ndif.stores.objects import ObjectStore
-from ndif.stores.redis_client import check, connect, persist, speaking
+from ndif.stores.redis.client import check, connect, persist, speaking
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
 _BATCH = 64
 _BLOCK_MS = 2000
+_GATHER_S = 0.005
+"""Between one look for requests and the next: where many come, they come together."""
 _LOOK_S = 1.0
 """How often those who run jobs look whether their clients are there."""
 _ABSENT_AT_ONCE = 1000
@@ -61,8 +68,8 @@ class RedisBroker:
         self._objects = objects
         self._inline_bytes = inline_bytes
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
-        self._channels = Channels(self.client)
-        self._scripts = Scripts(self.client)
+        self.channels = Channels(self.client)
+        self.scripts = Scripts(self.client)
         self._consumer = uuid.uuid4().hex
         self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
         self._claiming: asyncio.Task[None] | None = None
@@ -82,7 +89,7 @@ class RedisBroker:
             await asyncio.wait(self._releases, timeout=_FORWARD_S)
         tasks = [*self._releases, *filter(None, (self._claiming, self._looking))]
         await end(tasks)
-        await self._channels.stop()
+        await self.channels.stop()
         await self.client.aclose()
 
     # Requests
@@ -92,7 +99,7 @@ class RedisBroker:
         size, payload = len(request.payload), None
         if size > self._inline_bytes:
             async with speaking():
-                held = await self._scripts.held()
+                held = await self.scripts.held()
             if held and held + size > self._max_bytes:
                 raise LineFullError(full(held, self._max_bytes))
             await self._objects.put(_object_of(request.id), bytes(request.payload))
@@ -100,7 +107,7 @@ class RedisBroker:
             payload = bytes(request.payload)
         entry, session = encode_request(request), request.session or ""
         async with speaking():
-            too_much = await self._scripts.submit(
+            too_much = await self.scripts.submit(
                 request.id, entry, session, size, self._max_bytes, payload
             )
         if too_much is not None:
@@ -116,6 +123,8 @@ class RedisBroker:
 
     async def payload(self, request: Request) -> bytes | bytearray:
         """See `Broker.payload`."""
+        if request.payload:  # it came with the request
+            return request.payload
         kept = await persist(
             lambda: self.client.hmget(record_of(request.id), "payload", "session"), _FORWARD_S
         )
@@ -137,7 +146,7 @@ class RedisBroker:
 
     async def _release(self, request: Request) -> None:
         async def forget() -> None:
-            if await self._scripts.release(request.id, request.receipt):
+            if await self.scripts.release(request.id, request.receipt):
                 await self._objects.delete(_object_of(request.id))
 
         try:
@@ -155,6 +164,7 @@ class RedisBroker:
                     inherited = True
                 for request in await self._arrivals():
                     await self._claimed.put(request)
+                await asyncio.sleep(_GATHER_S)
             except BrokerError as error:
                 logger.warning("no requests can be claimed: %s", error)
                 await asyncio.sleep(_LOOK_S)
@@ -174,7 +184,7 @@ class RedisBroker:
                 )
             requests = [*self._read(entries)]
             async with speaking():
-                concluded = await self._scripts.concluded([request.id for request in requests])
+                concluded = await self.scripts.concluded([request.id for request in requests])
             for request, is_over in zip(requests, concluded, strict=True):
                 # Whoever led before told its user how it ended, and no more.
                 await (self.release(request) if is_over else self._claimed.put(request))
@@ -226,7 +236,7 @@ class RedisBroker:
 
     async def subscribe(self, session: str | None = None) -> RedisSubscription:
         """See `Broker.subscribe`."""
-        return await self._channels.subscribe(session)
+        return await self.channels.subscribe(session)
 
     async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
@@ -235,8 +245,12 @@ class RedisBroker:
         update, session = encode_update(request, response), request.session
         if response.status.terminal:
             heard = await persist(
-                lambda: self._scripts.publish_last(
-                    request.id, channel_of(session), mailbox_of(session), update
+                lambda: self.scripts.publish_last(
+                    request.id,
+                    channel_of(session),
+                    mailbox_of(session),
+                    update,
+                    encode_end(response),
                 ),
                 _PERSIST_S,
             )
@@ -246,18 +260,19 @@ class RedisBroker:
             )
         return bool(heard)
 
-    async def conclude(self, request: Request) -> None:
+    async def conclude(self, request: Request, response: Response) -> None:
         """See `Broker.conclude`."""
-        await persist(lambda: self._scripts.conclude(request.id), _FORWARD_S)
+        end_ = encode_end(response)
+        await persist(lambda: self.scripts.conclude(request.id, end_), _FORWARD_S)
 
     async def concluded(self, request: Request) -> bool:
         """See `Broker.concluded`."""
-        (found,) = await persist(lambda: self._scripts.concluded([request.id]), _FORWARD_S)
+        (found,) = await persist(lambda: self.scripts.concluded([request.id]), _FORWARD_S)
         return found
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`. Of a broker that is away nothing is known: nobody counts as gone."""
-        names = [session for session in sessions if not self._channels.has(session)]
+        names = [session for session in sessions if not self.channels.has(session)]
         absent: set[str] = set()
         for start in range(0, len(names), _ABSENT_AT_ONCE):
             part = names[start : start + _ABSENT_AT_ONCE]
@@ -294,7 +309,7 @@ class RedisBroker:
             return
         with contextlib.suppress(BrokerError):
             async with speaking():
-                await self._scripts.upload(request_id, session, content)
+                await self.scripts.upload(request_id, session, content)
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""

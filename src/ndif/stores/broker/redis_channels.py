@@ -1,4 +1,4 @@
-"""The live channels of one gateway, on one connection to Redis.
+"""The channels of one process, on one connection to Redis: those of its clients, and of what it does.
 
 A client is present while its session has a subscriber: a gateway that dies takes its clients with it,
 and leaves nothing behind. What is terminal also waits in a mailbox, for a gateway whose connection was
@@ -10,17 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import uuid
 from typing import Any
 
-from redis.asyncio.client import PubSub
-
-from ndif.schema.request import Request
-from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_update
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis_client import Redis, speaking
+from ndif.stores.broker.redis_feed import Feed
+from ndif.stores.redis.client import Redis, speaking
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
@@ -41,13 +37,37 @@ def mailbox_of(session: str) -> str:
     return f"mailbox:{session}"
 
 
-class RedisSubscription:
+class Channel:
+    """What is published under one name while this process listens."""
+
+    mailbox = ""
+    """The list of what must not be missed, if there is one."""
+
+    def __init__(self, channels: Channels, name: str) -> None:
+        self.name = name
+        self._channels = channels
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def put(self, message: bytes) -> None:
+        """Deliver one message."""
+        self._messages.put_nowait(message)
+
+    async def get(self) -> bytes:
+        """The next message."""
+        return await self._messages.get()
+
+    async def close(self) -> None:
+        """Listen no longer."""
+        await self._channels.close(self)
+
+
+class RedisSubscription(Channel):
     """A live channel that this process holds open."""
 
     def __init__(self, channels: Channels, session: str) -> None:
-        self._channels = channels
+        super().__init__(channels, channel_of(session))
+        self.mailbox = mailbox_of(session)
         self._session = session
-        self._updates: asyncio.Queue[bytes] = asyncio.Queue()
         self._ended: set[int] = set()
 
     @property
@@ -55,25 +75,21 @@ class RedisSubscription:
         """See `Subscription.session`."""
         return self._session
 
-    def put(self, update: bytes) -> None:
-        """Deliver one update."""
-        self._updates.put_nowait(update)
-
-    async def next(self) -> tuple[Request, Response]:
+    async def next(self) -> str | bytes:
         """See `Subscription.next`."""
         while True:
-            update = await self._updates.get()
+            update = await self.get()
             if hash(update) in self._ended:  # it came, and was found in the mailbox as well
                 continue
-            request, response = decode_update(update)
-            if response.status.terminal:
+            try:
+                frame, is_last = decode_update(update)
+            except ValueError:
+                logger.exception("what came for %s is no update of ours", self.name)
+                continue
+            if is_last:
                 self._ended.add(hash(update))
-                self._channels.received(self._session, update)
-            return request, response
-
-    async def close(self) -> None:
-        """See `Subscription.close`."""
-        await self._channels.close(self)
+                self._channels.received(self.mailbox, update)
+            return frame
 
 
 class Channels:
@@ -81,9 +97,9 @@ class Channels:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._open: dict[str, RedisSubscription] = {}
+        self._open: dict[str, Channel] = {}
         self._confirmations: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._pubsub: PubSub | None = None
+        self._feed: Feed | None = None
         self._turn = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._received: list[tuple[str, bytes]] = []
@@ -97,30 +113,43 @@ class Channels:
     async def subscribe(self, session: str | None) -> RedisSubscription:
         """See `Broker.subscribe`."""
         subscription = RedisSubscription(self, session or uuid.uuid4().hex)
-        replaced = self._open.get(subscription.session)
-        self._open[subscription.session] = subscription
-        if replaced is None:
-            try:
-                await self._say("subscribe", channel_of(subscription.session))
-            except BaseException:
-                self._open.pop(subscription.session, None)
-                raise
+        await self._listen(subscription)
         return subscription
 
-    async def close(self, subscription: RedisSubscription) -> None:
+    async def listen(self, name: str) -> Channel:
+        """Hear what is published under a name.
+
+        Raises:
+            BrokerError: if nothing would be heard.
+        """
+        channel = Channel(self, name)
+        await self._listen(channel)
+        return channel
+
+    async def _listen(self, channel: Channel) -> None:
+        replaced = self._open.get(channel.name)
+        self._open[channel.name] = channel
+        if replaced is None:
+            try:
+                await self._say("SUBSCRIBE", channel.name)
+            except BaseException:
+                self._open.pop(channel.name, None)
+                raise
+
+    async def close(self, channel: Channel) -> None:
         """Let go of one, unless there is a newer of its name."""
-        if self._open.get(subscription.session) is subscription:
-            del self._open[subscription.session]
+        if self._open.get(channel.name) is channel:
+            del self._open[channel.name]
             with contextlib.suppress(BrokerError):  # then nobody counts it any more
-                await self._say("unsubscribe", channel_of(subscription.session))
+                await self._say("UNSUBSCRIBE", channel.name)
 
     def has(self, session: str) -> bool:
         """Whether its client listens here."""
-        return session in self._open
+        return channel_of(session) in self._open
 
-    def received(self, session: str, update: bytes) -> None:
+    def received(self, mailbox: str, update: bytes) -> None:
         """Nobody has to find this in the mailbox any more."""
-        self._received.append((mailbox_of(session), update))
+        self._received.append((mailbox, update))
         if self._tidying is None:
             self._tidying = asyncio.create_task(self._tidy(), name="mailboxes")
 
@@ -129,99 +158,99 @@ class Channels:
         while True:
             await asyncio.sleep(_PAUSE_S)
             received, self._received = self._received, []
-            with contextlib.suppress(BrokerError):  # they end by themselves in time
-                async with speaking(), self._client.pipeline(transaction=False) as commands:
-                    for mailbox, update in received:
-                        commands.lrem(mailbox, 1, update)  # type: ignore[arg-type]
-                    await commands.execute()
+            try:
+                async with speaking():
+                    await asyncio.gather(
+                        *(self._client.lrem(mailbox, 1, update) for mailbox, update in received)  # type: ignore[arg-type]
+                    )
+            except BrokerError as error:
+                logger.warning("mailboxes end by themselves in time: %s", error)
+            except Exception:
+                logger.exception("mailboxes end by themselves in time")
             if not self._received:
                 self._tidying = None
                 break
 
-    async def _say(self, command: str, channel: str) -> None:
-        """Subscribe to one or no longer, and return when that is so."""
+    async def _say(self, command: str, name: str) -> None:
+        """Subscribe to a channel or no longer, and return when that is so."""
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._confirmations[command, channel] = confirmed
+        self._confirmations[command, name] = confirmed
         try:
             async with self._turn:
-                pubsub = await self._connected()
-                async with speaking():
-                    await getattr(pubsub, command)(channel)
+                feed = await self._connected()
+                try:
+                    await feed.say(command, name)
+                except BrokerError:  # it was lost, and nobody has noticed yet
+                    await self._disconnect()
+                    await self._connect()
+                    if name not in self._open:
+                        return
             await within(confirmed, _CONFIRM_S)
         except asyncio.TimeoutError as error:
             raise BrokerError("the broker does not answer") from error
         finally:
-            if self._confirmations.get((command, channel)) is confirmed:
-                del self._confirmations[command, channel]
+            if self._confirmations.get((command, name)) is confirmed:
+                del self._confirmations[command, name]
 
-    async def _connected(self) -> PubSub:
-        if self._pubsub is None:
+    async def _connected(self) -> Feed:
+        if self._feed is None:
             await self._connect()
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_forever(), name="live channels")
-        assert self._pubsub is not None  # noqa: S101
-        return self._pubsub
+        assert self._feed is not None  # noqa: S101
+        return self._feed
 
     async def _connect(self) -> None:
-        pubsub = self._client.pubsub()
-        try:
-            async with speaking():
-                await pubsub.subscribe(_NOBODY, *map(channel_of, self._open))
-        except BaseException:
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
-            raise
-        self._pubsub = pubsub
+        self._feed = await Feed.open(self._client, _NOBODY, *self._open)
 
     async def _disconnect(self) -> None:
-        pubsub, self._pubsub = self._pubsub, None
-        if pubsub is not None:
-            with contextlib.suppress(Exception):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.close()
 
     async def _read_forever(self) -> None:
         while True:
+            feed = self._feed
             try:
-                await self._read()
+                while feed is not None:
+                    self._hear(*await feed.read())
             except BrokerError as error:
                 logger.warning("the live channels are interrupted: %s", error)
             except Exception:
                 logger.exception("the live channels are interrupted")
-            await self._disconnect()
+            if self._feed is feed:  # else there is another already
+                await self._disconnect()
             await self._come_back()
-
-    async def _read(self) -> None:
-        while self._pubsub is not None:
-            async with speaking(None):
-                message = await self._pubsub.get_message(timeout=math.inf)
-            if message is not None:
-                self._hear(message)
 
     async def _come_back(self) -> None:
         while True:
             await asyncio.sleep(_PAUSE_S)
             try:
                 async with self._turn:
-                    if self._pubsub is None:
+                    if self._feed is None:
                         await self._connect()
                 await self._look_into_mailboxes()
             except BrokerError:
                 continue
+            except Exception:
+                logger.exception("the live channels do not come back")
+                continue
             return
 
     async def _look_into_mailboxes(self) -> None:
-        for session in list(self._open):
+        for channel in list(self._open.values()):
+            if not channel.mailbox:
+                continue
             async with speaking():
-                kept = await self._client.lrange(mailbox_of(session), 0, -1)
+                kept = await self._client.lrange(channel.mailbox, 0, -1)
             for update in kept:
-                if (subscription := self._open.get(session)) is not None:
-                    subscription.put(bytes(update))  # type: ignore[arg-type]
+                channel.put(bytes(update))  # type: ignore[arg-type]
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        channel = message["channel"].decode()
-        if message["type"] == "message":
-            if (subscription := self._open.get(channel.partition(":")[2])) is not None:
-                subscription.put(message["data"])
+    def _hear(self, kind: str, name: str, content: Any) -> None:
+        if kind == "message":
+            if (channel := self._open.get(name)) is not None:
+                channel.put(content)
             return
-        confirmed = self._confirmations.get((message["type"], channel))
+        confirmed = self._confirmations.get((kind.upper(), name))
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(None)

@@ -6,13 +6,16 @@ refused whole, who is to be let go of lets go first.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ndif.stores.redis_client import Redis
+from ndif.stores.redis.client import Redis
 
 QUEUE = "queue"
 GROUP = "dispatchers"
+ENDS = "ends"
+"""The channel on which it is told how each request ended."""
 _HELD = "queue:bytes"
 """What the payloads of all requests have together that are not done."""
 _MAILBOX_S = 300
@@ -46,6 +49,7 @@ return bytes and inline == 0
 # Without room for the note, it is done without: a request that ended is let go of right after it.
 _CONCLUDE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then redis.pcall('HSET', KEYS[1], 'concluded', 1) end
+redis.call('PUBLISH', ARGV[1], ARGV[2])
 """
 
 # The mailbox is for a gateway that does not hear now: without room for it, who hears has it.
@@ -55,7 +59,13 @@ if type(redis.pcall('RPUSH', KEYS[1], ARGV[2])) == 'number' then
   redis.call('EXPIRE', KEYS[1], ARGV[3])
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then redis.pcall('HSET', KEYS[2], 'concluded', 1) end
+redis.call('PUBLISH', ARGV[4], ARGV[5])
 return heard
+"""
+
+# The replica has with its request what rides along with that in Redis; what does not, it asks for.
+_HAND_OVER = """
+return redis.call('PUBLISH', ARGV[1], ARGV[2] .. (redis.call('HGET', KEYS[1], 'payload') or ''))
 """
 
 # A hybrid job's client hands over what it was asked for, one answer at a time, and nobody else does.
@@ -76,6 +86,7 @@ class Scripts:
         self._release = client.register_script(_RELEASE)
         self._publish_last = client.register_script(_PUBLISH_LAST)
         self._conclude = client.register_script(_CONCLUDE)
+        self._hand_over = client.register_script(_HAND_OVER)
         self._upload = client.register_script(_UPLOAD)
 
     async def submit(
@@ -108,21 +119,25 @@ class Scripts:
         keys = [record_of(request_id), uploads_of(request_id), QUEUE, _HELD]
         return bool(await self._release(keys=keys, args=[GROUP, receipt]))
 
-    async def publish_last(self, request_id: str, channel: str, mailbox: str, update: bytes) -> int:
+    async def publish_last(
+        self, request_id: str, channel: str, mailbox: str, update: bytes, end: bytes
+    ) -> int:
         """Publish what a session must not miss, and what concludes its request; how many heard it."""
-        arguments: list[Any] = [channel, update, _MAILBOX_S]
+        arguments: list[Any] = [channel, update, _MAILBOX_S, ENDS, end]
         return int(await self._publish_last(keys=[mailbox, record_of(request_id)], args=arguments))
 
-    async def conclude(self, request_id: str) -> None:
-        """Note that a request that is not released has had its last response."""
-        await self._conclude(keys=[record_of(request_id)])
+    async def conclude(self, request_id: str, end: bytes) -> None:
+        """Note and tell that a request that is not released has had its last response."""
+        await self._conclude(keys=[record_of(request_id)], args=[ENDS, end])
+
+    async def hand_over(self, request_id: str, channel: str, head: bytes) -> int:
+        """Publish a request after `head` on a channel, with its payload; how many heard it."""
+        return int(await self._hand_over(keys=[record_of(request_id)], args=[channel, head]))
 
     async def concluded(self, request_ids: Sequence[str]) -> list[bool]:
         """Which of these that is noted of."""
-        asking = self._client.pipeline(transaction=False)
-        for each in request_ids:
-            asking.hexists(record_of(each), "concluded")
-        return [bool(noted) for noted in await asking.execute()]
+        asking = (self._client.hexists(record_of(each), "concluded") for each in request_ids)
+        return [bool(noted) for noted in await asyncio.gather(*asking)]
 
     async def upload(self, request_id: str, session: str, content: bytes) -> None:
         """Keep what the client of a hybrid job sent for it."""

@@ -16,7 +16,8 @@ from typing import Any
 from ndif.schema.operation import OperationError
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.coordination.lead import somebody_leads
-from ndif.stores.redis_client import Redis, speaking
+from ndif.stores.redis.batches import ANSWER_S
+from ndif.stores.redis.client import Redis, speaking
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class Events:
             logger.exception("the event %s could not be carried out", event)
             content = {"refused": "The server failed; its log says why.", "status": 500}
         try:
-            async with speaking(), self._client.pipeline(transaction=True) as commands:
+            async with speaking(ANSWER_S), self._client.pipeline(transaction=True) as commands:
                 commands.rpush(_answer_to(event_id), json.dumps(content))
                 commands.expire(_answer_to(event_id), _ANSWER_LIFE_S)
                 await commands.execute()

@@ -11,7 +11,7 @@ import logging
 import uuid
 
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis_client import Redis, speaking
+from ndif.stores.redis.client import Redis, speaking
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from ndif.stores.redis_client import Redis, speaking
+from ndif.stores.redis.client import Redis, speaking
 
 _FRESH_S = 0.5
 """How long a note that was read need not be read again: a burst of requests asks once."""

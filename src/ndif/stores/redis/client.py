@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import TypeVar
 
 from redis.asyncio import Redis
@@ -15,14 +15,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from ndif.stores.broker.port import BrokerError
+from ndif.stores.redis.batches import BatchingRedis
 from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ANSWER_S = 5.0
-"""A Redis that does not answer for so long counts as away: nobody is to hang on it."""
 _CONNECT_S = 2.0
 _PAUSE_S = 0.2
 _RETRIES = 2
@@ -32,7 +31,7 @@ _FULL = "OOM command not allowed"
 
 def connect(url: str) -> Redis:
     """A client of the server at `url`, which connects when it is first used."""
-    client: Redis = Redis.from_url(
+    client: Redis = BatchingRedis.from_url(
         url,
         # Its own way to wait loses cancellations until Python 3.12: `asyncio.wait_for`.
         socket_timeout=None,
@@ -45,13 +44,32 @@ def connect(url: str) -> Redis:
     return client
 
 
-@contextlib.asynccontextmanager
-async def speaking(within_s: float | None = _ANSWER_S) -> AsyncIterator[None]:
-    """Turn what the client raises into a `BrokerError`, and what takes longer as well."""
-    try:
-        async with timeout(within_s):
-            yield
-    except (RedisError, OSError, asyncio.TimeoutError) as error:
+class speaking:  # noqa: N801 - read as a word: `async with speaking():`
+    """Turn what the client raises into a `BrokerError`.
+
+    Each command has its own time to be answered in; `within_s` is for what is more than one.
+    """
+
+    def __init__(self, within_s: float | None = None) -> None:
+        self._timeout = None if within_s is None else timeout(within_s)
+
+    async def __aenter__(self) -> None:
+        if self._timeout is not None:
+            await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timeout is not None:
+            try:
+                await self._timeout.__aexit__(kind, error, trace)
+            except asyncio.TimeoutError as late:
+                error = late
+        if not isinstance(error, (RedisError, OSError, asyncio.TimeoutError)):
+            return
         # From within a script, Redis 6.2 and Valkey say it in the script's words.
         if isinstance(error, OutOfMemoryError) or _FULL in str(error):
             raise BrokerError(

@@ -1,0 +1,1 @@
+"""The connection to Redis or Valkey that every store on it uses."""

@@ -1,0 +1,127 @@
+"""Jobs that go to a replica in another process over Redis, and what is heard of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.broker.redis_lanes import Lane, Lanes
+from ndif.stores.objects import FileStore
+from ndif.tasks import within
+from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
+
+INLINE = 1000
+SOON_S = 0.05
+PATIENCE_S = 20
+
+
+@contextlib.asynccontextmanager
+async def a_broker(redis: RedisServer, folder: Path) -> AsyncIterator[RedisBroker]:
+    broker = RedisBroker(redis.url, FileStore(folder, 3600), inline_bytes=INLINE)
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+@contextlib.asynccontextmanager
+async def leading(broker: RedisBroker) -> AsyncIterator[Lanes]:
+    lanes = Lanes(broker)
+    lanes.start()
+    yield lanes
+    await lanes.stop()
+
+
+async def claimed(broker: RedisBroker, payload: bytes = b"opaque") -> Request:
+    request = Request(
+        ModelKey("a.B", "org/name"), "0.8", Wire.ENVELOPE, payload, True, "http://here"
+    )
+    await broker.submit(request)
+    return await broker.claim()
+
+
+def running(lanes: Lanes, request: Request) -> asyncio.Task[Response | None]:
+    news = asyncio.get_running_loop().create_future()
+    return asyncio.create_task(lanes.run(request, "r", news))
+
+
+@pytest.mark.parametrize("size", [1, INLINE, INLINE + 1])
+@on_loop
+async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
+    redis: RedisServer, tmp_path: Path, size: int
+) -> None:
+    payload = bytes(range(256)) * 8
+    async with (
+        a_broker(redis, tmp_path) as here,
+        a_broker(redis, tmp_path) as there,
+        leading(here) as lanes,
+    ):
+        lane = await Lane.open(there, "r")
+        request = await claimed(here, payload[:size])
+        run = running(lanes, request)
+        job = await lane.next()
+        assert (job.id, job.model, job.wire) == (request.id, request.model, request.wire)
+        assert bool(job.payload) is (size <= INLINE)
+        assert await there.payload(job) == payload[:size]
+        await there.conclude(job, Response(job.id, Status.ERROR, "Too bad. " * 100))
+        ended = await run
+        assert ended is not None
+        assert (ended.id, ended.status, ended.delivered) == (request.id, Status.ERROR, True)
+        assert ended.description.startswith("Too bad.")
+        await here.release(request)
+
+
+@on_loop
+async def test_a_replica_that_does_not_listen_is_not_waited_for(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
+        request = await claimed(here)
+        assert await within(running(lanes, request), PATIENCE_S) is None
+        await here.release(request)
+
+
+@on_loop
+async def test_after_a_connection_was_lost_both_ends_hear_again(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        a_broker(redis, tmp_path) as here,
+        a_broker(redis, tmp_path) as there,
+        leading(here) as lanes,
+    ):
+        lane = await Lane.open(there, "r")
+        redis.command("client", "kill", "type", "pubsub")
+        request = await claimed(here)
+        run = running(lanes, request)
+        while run in (await asyncio.wait([run], timeout=SOON_S))[0]:
+            assert run.result() is None  # nobody has heard of it
+            run = running(lanes, request)
+        assert (await within(lane.next(), PATIENCE_S)).id == request.id
+        while not run.done():
+            await there.conclude(request, Response(request.id, Status.COMPLETED))
+            await asyncio.wait([run], timeout=SOON_S)
+        assert run.result() == Response(request.id, Status.COMPLETED, delivered=True)
+        await here.release(request)
+
+
+@on_loop
+async def test_what_is_no_job_costs_nothing_but_itself(redis: RedisServer, tmp_path: Path) -> None:
+    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
+        lane = await Lane.open(here, "r")
+        for content in (b"", b"\xff" * 5, b"\0\0\0\2{}", b"\0\0\0\1["):
+            await here.client.publish("replica:r", content)
+        request = await claimed(here)
+        run = running(lanes, request)
+        assert (await within(lane.next(), PATIENCE_S)).id == request.id
+        run.cancel()
+        await here.release(request)
