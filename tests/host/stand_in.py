@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from ndif.host.announcement import announce
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.replica import Equipment, Replica
 from ndif.schema.request import Request
@@ -56,6 +57,7 @@ class Waiting:
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         assert self._running is None, "two at once"
+        await announce(request, respond)
         self.ran.append(request.id)
         running = self._running = asyncio.get_running_loop().create_future()
         try:
@@ -92,14 +94,16 @@ class StandIn(Replica):
         self.cannot_tell = False
         self.jobs: asyncio.Queue[Request] = asyncio.Queue()
         """What comes by the quick way."""
+        self.given_back: asyncio.Queue[Request] = asyncio.Queue()
 
     async def prepare(self) -> Equipment:
-        return Equipment(self.actor, self._tell, self._has_left, self.jobs.get)
+        return Equipment(self.actor, self._tell, self._has_left, self.jobs.get, self.given_back.put)
 
-    async def _tell(self, request: Request, response: Response) -> None:
+    async def _tell(self, request: Request, response: Response) -> bool:
         if self.cannot_tell and response.status.terminal:
             raise OSError("nobody answers")
         self.told.append(response)
+        return True
 
     async def _has_left(self, request: Request) -> bool:
         return request.id in self.gone

@@ -18,6 +18,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.server.node_replica import NodeReplica
 from ndif.stores.broker.encoding import encode_request
+from ndif.tasks import within
 
 SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}
 BRIEFLY = {"for_s": 0.01}
@@ -102,6 +103,21 @@ async def test_what_did_not_run_to_its_end_may_run_again(outcome: str) -> None:
             assert list(await run) == [outcome]
             await replica.from_cache({})
         assert replica.actor.ran == [request.id] * 2
+
+
+@on_loop
+async def test_what_came_by_the_quick_way_and_did_not_run_to_its_end_is_given_back() -> None:
+    async with a_replica() as replica:
+        done, evicted = a_request(env=BRIEFLY), a_request()
+        for request in (done, evicted):
+            replica.jobs.put_nowait(request)
+        while replica.actor.ran != [done.id, evicted.id]:
+            await replica.actor.runs.wait()
+            await asyncio.sleep(0)
+        await replica.actor.runs.wait()
+        await replica.to_cache()
+        assert (await within(replica.given_back.get(), 5)).id == evicted.id
+        assert replica.given_back.empty()
 
 
 @on_loop

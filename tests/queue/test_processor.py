@@ -21,6 +21,7 @@ from ndif.cluster.deployment import Deployment
 from ndif.cluster.models import Models
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources
+from ndif.host.announcement import announce
 from ndif.host.port import ActorError, ReplicaLostError
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Customs, Processor
@@ -72,6 +73,7 @@ class Replica:
         raise NotImplementedError
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
+        await announce(request, respond)
         self.ran.append(request.id)
         await respond(Response(request.id, Status.RUNNING))
         return await self.act(self, request, respond)
@@ -608,7 +610,7 @@ async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_
         second = await line.join()
         await second.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, second.request.id]
-        assert not await line.broker.concluded(first.request)
+        assert await line.broker.has_ended(first.request)
         if polled:
             assert (await first.polls())["status"] == "COMPLETED"
         else:

@@ -13,7 +13,7 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import BrokerError, MemoryBroker
+from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore, ObjectStoreError
 
 MODEL = ModelKey("a.B", "org/name")
@@ -60,16 +60,3 @@ async def test_the_first_and_the_last_are_not_lost_in_silence(
     store.away = True
     with pytest.raises(ObjectStoreError, match="cannot be reached"):
         await Responder(MemoryBroker(), store).respond(request, Response(request.id, status))
-
-
-@on_loop
-async def test_an_end_that_the_broker_cannot_note_is_told_all_the_same(tmp_path: Path) -> None:
-    class Away(MemoryBroker):
-        async def conclude(self, request: Request, response: Response) -> None:
-            raise BrokerError("its broker does not answer")
-
-    store, request = FlakyStore(tmp_path, 60), a_request()
-    assert await Responder(Away(), store).respond(request, Response(request.id, Status.COMPLETED))
-    kept = await store.get(f"responses/{request.id}.json")
-    assert kept is not None
-    assert json.loads(kept)["status"] == "COMPLETED"

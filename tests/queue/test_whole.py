@@ -26,6 +26,7 @@ from ndif.cluster.resources import Resources
 from ndif.cluster.rules import Rules
 from ndif.cluster.schedule_source import ScheduleSource
 from ndif.cluster.status import for_clients
+from ndif.host.announcement import announce
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.queue.autoscale import Bounds
 from ndif.queue.dispatcher import Dispatcher
@@ -120,11 +121,14 @@ class Replica:
         assert self._running is None, "two at once"
         assert not self.ended.is_set()
         running = self._running = asyncio.get_running_loop().create_future()
-        timer = asyncio.get_running_loop().call_later(float(request.payload), self._end_run, None)
+        timer = None
         try:
+            await announce(request, respond)
+            timer = running.get_loop().call_later(float(request.payload), self._end_run, None)
             outcome = await running
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._running = None
         if isinstance(outcome, Exception):
             raise outcome

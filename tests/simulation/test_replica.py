@@ -62,8 +62,9 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def ignore(response: Response) -> None:
-    assert response.status is Status.RUNNING
+async def ignore(response: Response) -> bool:
+    assert response.status in (Status.DISPATCHED, Status.RUNNING)
+    return True
 
 
 def no_progress(done: int, total: int) -> None:

@@ -68,6 +68,11 @@ def make_request(session: str | None = None, payload: bytes = b"opaque") -> Requ
     )
 
 
+async def until_gone(store: FileStore, key: str) -> None:
+    while await store.get(key) is not None:  # noqa: ASYNC110 - a file of another task
+        await asyncio.sleep(0.01)
+
+
 def update(request: Request, text: str) -> Response:
     return Response(request.id, Status.LOG, text)
 
@@ -370,26 +375,42 @@ async def test_whoever_is_told_says_whether_anybody_hears(opening: Opening) -> N
 
 
 @on_loop
-async def test_a_request_is_concluded_by_its_last_response_until_it_is_released(
-    opening: Opening,
-) -> None:
-    async with opening() as broker:
+async def test_a_request_is_let_go_of_with_its_last_response(opening: Opening) -> None:
+    async with opening(max_bytes=INLINE) as broker:
         channel = await broker.subscribe()
         live, polled = make_request(channel.session), make_request(None)
         for request in (live, polled):
             await broker.submit(request)
         claimed = [await broker.claim(), await broker.claim()]
-        await broker.publish(live, update(live, "not the last"))
-        assert [await broker.concluded(request) for request in claimed] == [False, False]
-        await broker.publish(live, Response(live.id, Status.COMPLETED))
-        await broker.conclude(polled, Response(polled.id, Status.COMPLETED))
-        assert [await broker.concluded(request) for request in claimed] == [True, True]
-        for request in claimed:
-            await broker.release(request)
-            # Nor does one that comes too late leave anything behind.
-            await broker.conclude(request, Response(request.id, Status.COMPLETED))
-            await broker.publish(request, Response(request.id, Status.COMPLETED))
-        assert [await broker.concluded(request) for request in claimed] == [False, False]
+        await broker.publish(claimed[0], update(live, "not the last"))
+        assert [await broker.has_ended(request) for request in claimed] == [False, False]
+        for _ in range(2):  # whoever did not hear that it was done does it again
+            await broker.publish(claimed[0], Response(live.id, Status.COMPLETED))
+            await broker.conclude(claimed[1], Response(polled.id, Status.COMPLETED))
+        assert [await broker.has_ended(request) for request in claimed] == [True, True]
+        # Nothing of them counts any more, and nothing of them comes again.
+        whole = make_request(payload=bytes(INLINE))
+        await broker.submit(whole)
+        assert (await broker.claim()).id == whole.id
+
+
+@on_loop
+async def test_with_the_last_response_goes_what_was_too_large_for_the_queue(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path, 3600)
+    async with on_redis(redis.url, tmp_path)() as broker:
+        channel = await broker.subscribe()
+        for session in (channel.session, None):
+            request = make_request(session, payload=bytes(INLINE + 1))
+            await broker.submit(request)
+            claimed = await broker.claim()
+            assert await store.get(f"requests/{request.id}") == request.payload
+            end = Response(request.id, Status.COMPLETED)
+            await (broker.publish if session else broker.conclude)(claimed, end)
+            await until_gone(store, f"requests/{request.id}")
+        assert redis.command("keys", "request:*") == ""
+        assert redis.command("get", "queue:bytes") == "0"
 
 
 @on_loop
@@ -402,16 +423,20 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
         for request in sent:
             await broker.submit(request)
         live, polled, waiting = [await broker.claim() for _ in sent]
+        assert not await broker.has_ended(live)
         await broker.publish(live, Response(live.id, Status.COMPLETED))
         await broker.conclude(polled, Response(polled.id, Status.COMPLETED))
-    # Its process has ended before it could release them.
+    # Its process has ended before it heard of either.
     another = RedisBroker(redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE)
     await another.start()
     later = make_request()
     await another.submit(later)
     assert [(await another.claim()).id for _ in range(2)] == [waiting.id, later.id]
-    assert not await another.concluded(live)
-    assert not await another.concluded(polled)
+    assert [await another.has_ended(each) for each in (live, polled, waiting)] == [
+        True,
+        True,
+        False,
+    ]
     await another.stop()
 
 
@@ -470,8 +495,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
             done = Response(request.id, Status.COMPLETED)
             assert await broker.publish(claimed, done)
             assert frames.read(await channel.next()) == done
-            await within(broker.conclude(claimed, Response(claimed.id, Status.COMPLETED)), 1)
-            await broker.release(claimed)
+            await within(broker.conclude(claimed, done), 1)
             with pytest.raises(BrokerError, match="is there no longer"):
                 await broker.payload(claimed)
         finally:
@@ -479,6 +503,29 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
         following = make_request()
         await broker.submit(following)
         assert (await broker.claim()).id == following.id
+
+
+@pytest.mark.parametrize("with_an_end", [True, False])
+@on_loop
+async def test_what_is_let_go_of_while_redis_is_away_is_so_once_it_is_back(
+    redis: RedisServer, tmp_path: Path, with_an_end: bool
+) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        request = make_request()
+        await broker.submit(request)
+        claimed = await broker.claim()
+        redis.kill()
+        end = Response(request.id, Status.COMPLETED)
+        coming = broker.conclude(claimed, end) if with_an_end else broker.release(claimed)
+        letting_go = asyncio.create_task(coming)
+        await asyncio.sleep(SOON_S)
+        assert not letting_go.done()
+        redis.start()
+        await within(letting_go, 10)
+        assert await broker.has_ended(claimed) is with_an_end
+        with pytest.raises(BrokerError, match="is there no longer"):
+            await broker.payload(claimed)
+        assert redis.command("xlen", "queue") == "0"
 
 
 @on_loop

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from ndif.host.announcement import announcement
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.broker import ClientLeftError
 from ndif.stores.broker.redis import RedisBroker
 from ndif.stores.broker.redis_lanes import Lane, Lanes
 from ndif.stores.objects import FileStore
 from ndif.tasks import within
+from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 
@@ -41,17 +44,18 @@ async def leading(broker: RedisBroker) -> AsyncIterator[Lanes]:
     await lanes.stop()
 
 
-async def claimed(broker: RedisBroker, payload: bytes = b"opaque") -> Request:
-    request = Request(
-        ModelKey("a.B", "org/name"), "0.8", Wire.ENVELOPE, payload, True, "http://here"
-    )
+async def claimed(
+    broker: RedisBroker, payload: bytes = b"opaque", session: str | None = None
+) -> Request:
+    key = ModelKey("a.B", "org/name")
+    request = Request(key, "0.8", Wire.ENVELOPE, payload, True, "http://here", session=session)
     await broker.submit(request)
     return await broker.claim()
 
 
 def running(lanes: Lanes, request: Request) -> asyncio.Task[Response | None]:
     news = asyncio.get_running_loop().create_future()
-    return asyncio.create_task(lanes.run(request, "r", news))
+    return asyncio.create_task(lanes.run(request, announcement(request), "r", news))
 
 
 @pytest.mark.parametrize("size", [1, INLINE, INLINE + 1])
@@ -77,6 +81,56 @@ async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
         assert ended is not None
         assert (ended.id, ended.status, ended.delivered) == (request.id, Status.ERROR, True)
         assert ended.description.startswith("Too bad.")
+
+
+@on_loop
+async def test_a_live_client_is_told_that_its_job_is_sent(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
+        lane = await Lane.open(here, "r")
+        channel = await here.subscribe()
+        request = await claimed(here, session=channel.session)
+        run = running(lanes, request)
+        assert frames.read(await channel.next()) == announcement(request)
+        job = await lane.next()
+        done = Response(job.id, Status.COMPLETED)
+        assert await here.publish(job, done)
+        assert frames.read(await channel.next()) == done
+        assert await run == Response(request.id, Status.COMPLETED, delivered=True)
+
+
+@on_loop
+async def test_the_job_of_a_client_that_left_is_not_sent(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
+        lane = await Lane.open(here, "r")
+        abandoned = await claimed(here, session="nobody")
+        with pytest.raises(ClientLeftError):
+            await running(lanes, abandoned)
+        await here.release(abandoned)
+        next_one = await claimed(here)
+        run = running(lanes, next_one)
+        assert (await lane.next()).id == next_one.id
+        run.cancel()
+        await here.release(next_one)
+
+
+@on_loop
+async def test_what_is_given_back_is_asked_for_otherwise(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        a_broker(redis, tmp_path) as here,
+        a_broker(redis, tmp_path) as there,
+        leading(here) as lanes,
+    ):
+        lane = await Lane.open(there, "r")
+        request = await claimed(here)
+        run = running(lanes, request)
+        await lane.give_back(await lane.next())
+        assert await within(run, PATIENCE_S) is None
         await here.release(request)
 
 
@@ -111,7 +165,6 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
             await there.conclude(request, Response(request.id, Status.COMPLETED))
             await asyncio.wait([run], timeout=SOON_S)
         assert run.result() == Response(request.id, Status.COMPLETED, delivered=True)
-        await here.release(request)
 
 
 @on_loop

@@ -25,6 +25,7 @@ from ray.exceptions import (
 )
 
 from ndif.cluster.ray_calls import aside
+from ndif.host.announcement import announce, announcement
 from ndif.host.port import (
     ActorError,
     Progress,
@@ -177,17 +178,20 @@ class RayActor:
             self._watching.cancel()
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
-        """See `Actor.__call__`. The replica delivers every update itself: nothing comes to `respond`."""
+        """See `Actor.__call__`. The replica delivers every further update itself."""
         elsewhere = self._whereabouts.pop(request.id, None)
         try:
             if elsewhere is not None:
                 self._run_by = request.id, elsewhere
+                await announce(request, respond)
                 try:
                     return await elsewhere._run(request, inherited=True)
                 except ReplicaLostError:
                     if elsewhere is self:
                         raise
             self._run_by = request.id, self
+            if request.session is None:
+                await announce(request, respond)
             return await self._run_soon(request) or await self._run(request)
         finally:
             self._run_by = None
@@ -200,7 +204,7 @@ class RayActor:
         news = self._news = loop.create_future()
         timer = loop.call_later(_SOON_S, self._no_news)
         try:
-            return await self._lanes.run(request, self._name, news)
+            return await self._lanes.run(request, announcement(request), self._name, news)
         finally:
             timer.cancel()
 

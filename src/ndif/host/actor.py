@@ -11,6 +11,7 @@ from typing import Any
 
 from ndif.config import Settings
 from ndif.host.adapters import AdapterError, Adapters
+from ndif.host.announcement import announce
 from ndif.host.blanks import Blanks
 from ndif.host.channel import ProtocolError
 from ndif.host.dialogue import LimitError, UnheardError
@@ -205,9 +206,10 @@ class ModelActor:
         return await self.process.fork(fresh=fresh)
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
-        """Run one request; every update but the last goes to `respond`, the last is returned.
+        """See `Actor.__call__`.
 
         Raises:
+            ClientLeftError: if its client is not there to hear of it.
             ReplicaLostError: if the model process ended, or is not to run any.
         """
         if self._away:
@@ -220,6 +222,7 @@ class ModelActor:
 
     async def _serve(self, request: Request, respond: Respond) -> Response:
         self._cancelled = ""
+        await announce(request, respond)
         runners: Runners = self._kept if request.trusted else self._fresh
         try:
             await self._pristine(trusted=request.trusted)

@@ -12,7 +12,8 @@ from ndif.schema.response import Response
 Progress = Callable[[int, int], None]
 """Called with the bytes, or steps, that are done and all there are."""
 
-Respond = Callable[[Response], Awaitable[None]]
+Respond = Callable[[Response], Awaitable[bool]]
+"""Delivers one update; whether anybody waits for it."""
 
 
 class ReplicaLostError(Exception):
@@ -69,9 +70,10 @@ class Actor(Protocol):
         ...
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
-        """Run one request; every update but the last goes to `respond`, the last is returned.
+        """Announce one request and run it; its last response is returned, `respond` has those before it.
 
         Raises:
+            ClientLeftError: if its client is not there to hear of it.
             ReplicaLostError: if the replica ended, or was evicted.
         """
         ...

@@ -37,12 +37,14 @@ class Equipment:
 
     actor: Actor
     """Not started."""
-    deliver: Callable[[Request, Response], Awaitable[object]]
-    """An update, to its client."""
+    deliver: Callable[[Request, Response], Awaitable[bool]]
+    """An update, to its client; whether anybody waits for it."""
     has_left: Callable[[Request], Awaitable[bool]]
     """Whether its client has."""
     next_job: Callable[[], Awaitable[Request]]
     """The next of those that come by the quick way, which are heard of as what is delivered."""
+    give_back: Callable[[Request], Awaitable[None]]
+    """Such a one that came to no end here."""
 
 
 class Replica:
@@ -183,12 +185,17 @@ class Replica:
 
     async def _attend(self) -> None:
         """Run what comes by the quick way."""
-        jobs: set[asyncio.Task[Answer]] = set()
+        jobs: set[asyncio.Task[None]] = set()
         while True:
             request = await self._equipment.next_job()
-            job = asyncio.create_task(self._bring_to_its_end(request), name="job")
+            job = asyncio.create_task(self._attend_to(request), name="job")
             jobs.add(job)
             job.add_done_callback(jobs.discard)
+
+    async def _attend_to(self, request: Request) -> None:
+        answer = await self._bring_to_its_end(request)
+        if "status" not in answer:
+            await self._equipment.give_back(request)
 
     async def _bring_to_its_end(self, request: Request) -> Answer:
         if (known := self._ended.get(request.id)) is not None:
@@ -268,8 +275,10 @@ class Replica:
         if (reason := self._cancelled.get(request.id)) is not None:
             return Response(request.id, Status.ERROR, reason)
 
-        async def respond(response: Response) -> None:
-            await self._equipment.deliver(request, response)
+        async def respond(response: Response) -> bool:
+            if response.status is Status.DISPATCHED:  # whoever leads has said so
+                return True
+            return await self._equipment.deliver(request, response)
 
         self._current = request
         try:

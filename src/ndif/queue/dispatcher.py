@@ -136,7 +136,6 @@ class Dispatcher:
             model = self._controller.models.admit(request.model, hotswapping=request.hotswapping)
         except NotServedError as error:
             await self._responder.respond(request, Response(request.id, Status.ERROR, str(error)))
-            await self._broker.release(request)
             return
         await self.processor(model, request.generation).enqueue(request)
 

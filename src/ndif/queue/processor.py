@@ -24,7 +24,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
-from ndif.stores.broker import Broker
+from ndif.stores.broker import Broker, ClientLeftError
 
 logger = logging.getLogger(__name__)
 
@@ -376,9 +376,6 @@ class Processor:
         replica_.status = ProcessorStatus.BUSY
         run = replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
         try:
-            if not await self._service.announce(entry.what):
-                await self._service.let_go(entry.what)
-                return
             self._peak.running = max(self._peak.running, len(self.replicas.runs))
             response = await self._service.run(entry.what, actor)
             run.answered = True
@@ -386,6 +383,8 @@ class Processor:
             self._run_times.measured(entry, ran_s)
             self.line.settle(entry, ran_s)
             await self._service.finish(entry.what, response)
+        except ClientLeftError:
+            await self._service.let_go(entry.what)
         finally:
             run.over.set()
             replica_.run, replica_.status = None, ProcessorStatus.READY
@@ -393,7 +392,7 @@ class Processor:
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
         if await self._service.has_ended(entry.what):  # the replica was lost after that
-            await self._service.release(entry.what)
+            self._attempts.forget(entry.id)
             return
         why_not = self._attempts.lost(entry.id, error)
         if why_not is None:

@@ -12,7 +12,7 @@ from ndif.schema import wires
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker, BrokerError
+from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ class Responder:
     ) -> bool:
         """Deliver one update, in the order of calls, unless `unless` when its turn comes.
 
-        Whether somebody waits for it: who polls does. After a terminal one nothing may follow.
+        Whether somebody waits for it: who polls does. With a terminal one the request is let go of, and
+        nothing may follow.
 
         Raises:
             ObjectStoreError: if the first or the last response of a polled job cannot be kept.
@@ -50,7 +51,7 @@ class Responder:
             elif response.status not in (Status.LOG, Status.STREAM):
                 await self._keep(request, response)
                 if response.status.terminal:
-                    await self._conclude(request, response)
+                    await self._broker.conclude(request, response)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
             task = asyncio.create_task(_call_back(request, response))
@@ -69,13 +70,6 @@ class Responder:
             if response.status.terminal or response.status is Status.RECEIVED:
                 raise
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
-
-    async def _conclude(self, request: Request, response: Response) -> None:
-        """Have it not run again; its user has been told all the same where that cannot be noted."""
-        try:
-            await self._broker.conclude(request, response)
-        except BrokerError as error:
-            logger.warning("request %s: its end is not noted: %s", request.id, error)
 
 
 async def _call_back(request: Request, response: Response) -> None:

@@ -11,7 +11,7 @@ from ndif.queue.responder import Responder
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker, BrokerError
+from ndif.stores.broker import Broker, BrokerError, ClientLeftError
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +24,16 @@ class Service:
         self._responder = responder
         self._attempts = attempts
 
-    async def announce(self, request: Request) -> bool:
-        """Tell its user that a request is about to run; whether they are still there."""
-        said = Response(request.id, Status.DISPATCHED, "Your job has been sent to a replica.")
-        try:
-            return await self._responder.respond(request, said)
-        except BrokerError as error:
-            # Then it runs unannounced: of a broker that is away nothing is known.
-            logger.warning("request %s: %s", request.id, error)
-            return True
-
     async def run(self, request: Request, actor: Actor) -> Response:
         """Its last response.
 
         Raises:
+            ClientLeftError: if it was not run, as nobody waits for it.
             ReplicaLostError: if it has none, and may have one elsewhere.
         """
 
-        async def respond(response: Response) -> None:
-            await self._responder.respond(request, response)
+        async def respond(response: Response) -> bool:
+            return await self._responder.respond(request, response)
 
         leaving = None
         if request.session is not None:
@@ -52,7 +43,7 @@ class Service:
             if reason is not None:
                 return Response(request.id, Status.ERROR, reason)
             return await actor(request, respond)
-        except ReplicaLostError:
+        except (ClientLeftError, ReplicaLostError):
             raise
         except Exception:
             # A defect of ours must cost one request, not the line.
@@ -72,19 +63,20 @@ class Service:
         actor.cancel("The client left.")
 
     async def finish(self, request: Request, response: Response) -> None:
-        """Deliver the terminal response, then let go of the request: in this order nothing is lost."""
+        """Deliver the terminal response, with which the request is let go of."""
+        self._attempts.forget(request.id)
         try:
             if not response.delivered:
                 await self._responder.respond(request, response)
         except Exception:
             # A store that fails must cost this answer and no more.
             logger.exception("request %s could not be told its end", request.id)
-        await self.release(request)
+            await self._broker.release(request)
 
     async def has_ended(self, request: Request) -> bool:
         """Whether its user has been told how it ended; where that cannot be known it is not so."""
         try:
-            return await self._broker.concluded(request)
+            return await self._broker.has_ended(request)
         except BrokerError as error:
             logger.warning("request %s: %s", request.id, error)
             return False

@@ -62,7 +62,8 @@ class NodeReplica(Replica):
             return request.session is not None and bool(await broker.absent([request.session]))
 
         lane = await Lane.open(broker, place.name)
-        return Equipment(actor, Responder(broker, objects).respond, has_left, lane.next)
+        respond = Responder(broker, objects).respond
+        return Equipment(actor, respond, has_left, lane.next, lane.give_back)
 
 
 def _settings() -> Settings:

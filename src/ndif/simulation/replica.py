@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ndif.cluster.deployment import Deployment
+from ndif.host.announcement import announce
 from ndif.host.port import Progress, ReplicaEvictedError, Respond
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
@@ -94,6 +95,7 @@ class SimulatedReplica:
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         """See `Actor.__call__`."""
+        await announce(request, respond)
         await respond(Response(request.id, Status.RUNNING, "Your job has begun."))
         outcome = self._journal.of(request)
         outcome.on_cpu, run_s = self._on_cpu, outcome.asked.run_s

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from struct import Struct
+from typing import Any
 
 from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
@@ -15,8 +16,7 @@ from ndif.schema.status import Status
 _LENGTH = Struct(">I")
 _FEW_WORDS = 200
 _UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
-_ELSEWHERE = frozenset({"payload", "receipt"})
-_PLAIN = tuple(f.name for f in fields(Request) if f.name not in {*_ELSEWHERE, "model", "wire"})
+_PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire"})
 
 
 def encode_request(request: Request) -> bytes:
@@ -26,11 +26,11 @@ def encode_request(request: Request) -> bytes:
     return json.dumps(said, separators=(",", ":")).encode()
 
 
-def decode_request(content: bytes, receipt: str = "") -> Request:
-    """What `encode_request` was given, without its payload."""
+def decode_request(content: bytes, **known: Any) -> Request:
+    """What `encode_request` was given, but for what is `known` of it since."""
     said = json.loads(content)
     said |= {"model": ModelKey.parse(said["model"]), "wire": Wire(said["wire"])}
-    return Request(payload=b"", receipt=receipt, **said)
+    return Request(**{"payload": b"", **said, **known})
 
 
 def encode_job(request: Request) -> bytes:
@@ -43,7 +43,7 @@ def decode_job(content: bytes) -> Request:
     """What `encode_job` was given, with the payload that came after it."""
     (length,) = _LENGTH.unpack_from(content)
     start = _LENGTH.size + length
-    return replace(decode_request(content[_LENGTH.size : start]), payload=content[start:])
+    return decode_request(content[_LENGTH.size : start], payload=content[start:])
 
 
 def encode_end(response: Response) -> bytes:
@@ -56,10 +56,19 @@ def encode_end(response: Response) -> bytes:
     return json.dumps(said, separators=(",", ":")).encode()
 
 
-def decode_end(content: bytes) -> Response:
-    """What `encode_end` was given: its client has been told."""
+def encode_return(request_id: str) -> bytes:
+    """That a request came to no end where it was sent."""
+    return json.dumps({"id": request_id}).encode()
+
+
+def decode_end(content: bytes) -> tuple[str, Response | None]:
+    """Which request, and what `encode_end` was given: its client has been told. Nothing if it came back."""
     said = json.loads(content)
-    return Response(said["id"], Status(said["status"]), said["description"], delivered=True)
+    request_id = said["id"]
+    if "status" not in said:
+        return request_id, None
+    status = Status(said["status"])
+    return request_id, Response(request_id, status, said["description"], delivered=True)
 
 
 def encode_update(request: Request, response: Response) -> bytes:

@@ -56,7 +56,6 @@ class MemoryBroker:
         self._bytes = 0
         self._line: asyncio.Queue[Request] = asyncio.Queue()
         self._open: dict[str, Request] = {}
-        self._concluded: set[str] = set()
         self._subscriptions: dict[str, MemorySubscription] = {}
         # A block asks for one answer at a time: of more than that nobody would ever read any.
         self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
@@ -90,7 +89,6 @@ class MemoryBroker:
         """See `Broker.release`."""
         if (released := self._open.pop(request.id, None)) is not None:
             self._bytes -= len(released.payload)
-        self._concluded.discard(request.id)
         self._uploads.pop(request.id, None)
 
     async def subscribe(self, session: str | None = None) -> MemorySubscription:
@@ -115,12 +113,11 @@ class MemoryBroker:
 
     async def conclude(self, request: Request, response: Response) -> None:
         """See `Broker.conclude`."""
-        if request.id in self._open:
-            self._concluded.add(request.id)
+        await self.release(request)
 
-    async def concluded(self, request: Request) -> bool:
-        """See `Broker.concluded`."""
-        return request.id in self._concluded
+    async def has_ended(self, request: Request) -> bool:
+        """See `Broker.has_ended`."""
+        return request.id not in self._open
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`."""

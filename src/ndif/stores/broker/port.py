@@ -17,6 +17,10 @@ class LineFullError(BrokerError):
     """What waits is as much as the server holds: nothing more is accepted until some of it is done."""
 
 
+class ClientLeftError(Exception):
+    """Nobody listens any more at the session of a request, which was not run."""
+
+
 def full(held: int, limit: int) -> str:
     """What `LineFullError` says."""
     return (
@@ -84,7 +88,7 @@ class Broker(Protocol):
         ...
 
     async def release(self, request: Request) -> None:
-        """Forget a claimed request: its terminal response is stored."""
+        """Forget a claimed request that is to have no response, or no further one."""
         ...
 
     async def subscribe(self, session: str | None = None) -> Subscription:
@@ -98,7 +102,7 @@ class Broker(Protocol):
     async def publish(self, request: Request, response: Response) -> bool:
         """Tell the session that waits for `request`; whether anybody is there to hear it.
 
-        A terminal response concludes the request.
+        A terminal response concludes a claimed request, in one step with being told.
 
         Raises:
             BrokerError: if it cannot be told.
@@ -106,15 +110,11 @@ class Broker(Protocol):
         ...
 
     async def conclude(self, request: Request, response: Response) -> None:
-        """Note that its terminal `response` is stored: should it not be released, it is not run again.
-
-        Raises:
-            BrokerError: if it cannot be noted.
-        """
+        """Forget a claimed request whose terminal `response` is stored: it is not run again."""
         ...
 
-    async def concluded(self, request: Request) -> bool:
-        """Whether a request that is not released has had its terminal response.
+    async def has_ended(self, request: Request) -> bool:
+        """Whether a request that this process claimed has had its terminal response.
 
         Raises:
             BrokerError: if that cannot be known.

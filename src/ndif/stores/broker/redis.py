@@ -12,7 +12,7 @@ import contextlib
 import logging
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -33,7 +33,7 @@ from ndif.stores.broker.redis_channels import (
     mailbox_of,
 )
 from ndif.stores.broker.redis_scripts import GROUP, QUEUE, Scripts, record_of, uploads_of
-from ndif.stores.objects import ObjectStore
+from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.stores.redis.client import check, connect, persist, speaking
 from ndif.tasks import end
 
@@ -139,20 +139,33 @@ class RedisBroker:
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`. It goes on in the background if the broker is away."""
-        task = asyncio.create_task(self._release(request), name=f"release of {request.id}")
+        releasing = self._let_go(request, lambda: self.scripts.release(request))
+        await asyncio.wait([self._apart(releasing)], timeout=_FORWARD_S)
+
+    async def conclude(self, request: Request, response: Response) -> None:
+        """See `Broker.conclude`. It goes on in the background if the broker is away."""
+        end_ = encode_end(response)
+        concluding = self._let_go(request, lambda: self.scripts.conclude(request, end_))
+        await asyncio.wait([self._apart(concluding)], timeout=_FORWARD_S)
+
+    def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="release")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
-        await asyncio.wait([task], timeout=_FORWARD_S)
+        return task
 
-    async def _release(self, request: Request) -> None:
-        async def forget() -> None:
-            if await self.scripts.release(request.id, request.receipt):
-                await self._objects.delete(_object_of(request.id))
-
+    async def _let_go(self, request: Request, letting_go: Callable[[], Awaitable[bool]]) -> None:
         try:
-            await persist(forget, _PERSIST_S)
+            if await persist(letting_go, _PERSIST_S):
+                await self._delete_payload(request)
         except BrokerError as error:
             logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
+
+    async def _delete_payload(self, request: Request) -> None:
+        try:
+            await self._objects.delete(_object_of(request.id))
+        except ObjectStoreError as error:
+            logger.warning("request %s: its payload goes in its time: %s", request.id, error)
 
     async def _claim_forever(self) -> None:
         """Take over what others had claimed, then claim what comes."""
@@ -182,12 +195,8 @@ class RedisBroker:
                 start, entries, *_ = await self.client.xautoclaim(
                     QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
                 )
-            requests = [*self._read(entries)]
-            async with speaking():
-                concluded = await self.scripts.concluded([request.id for request in requests])
-            for request, is_over in zip(requests, concluded, strict=True):
-                # Whoever led before told its user how it ended, and no more.
-                await (self.release(request) if is_over else self._claimed.put(request))
+            for request in self._read(entries):
+                await self._claimed.put(request)
             if start in ("0-0", b"0-0"):
                 break
         async with speaking():
@@ -221,7 +230,7 @@ class RedisBroker:
             if fields is None:  # deleted while it was pending
                 continue
             try:
-                yield decode_request(fields[b"request"], entry_id.decode())
+                yield decode_request(fields[b"request"], receipt=entry_id.decode())
             except (ValueError, KeyError, TypeError):
                 logger.exception("entry %s of the queue is no request of ours", entry_id)
 
@@ -243,32 +252,24 @@ class RedisBroker:
         if request.session is None:
             return False
         update, session = encode_update(request, response), request.session
-        if response.status.terminal:
-            heard = await persist(
-                lambda: self.scripts.publish_last(
-                    request.id,
-                    channel_of(session),
-                    mailbox_of(session),
-                    update,
-                    encode_end(response),
-                ),
-                _PERSIST_S,
+        if not response.status.terminal:
+            return bool(
+                await persist(lambda: self.client.publish(channel_of(session), update), _FORWARD_S)
             )
-        else:
-            heard = await persist(
-                lambda: self.client.publish(channel_of(session), update), _FORWARD_S
-            )
+        end_ = encode_end(response)
+        heard, elsewhere = await persist(
+            lambda: self.scripts.publish_last(
+                request, end_, channel_of(session), mailbox_of(session), update
+            ),
+            _PERSIST_S,
+        )
+        if elsewhere:
+            self._apart(self._delete_payload(request))
         return bool(heard)
 
-    async def conclude(self, request: Request, response: Response) -> None:
-        """See `Broker.conclude`."""
-        end_ = encode_end(response)
-        await persist(lambda: self.scripts.conclude(request.id, end_), _FORWARD_S)
-
-    async def concluded(self, request: Request) -> bool:
-        """See `Broker.concluded`."""
-        (found,) = await persist(lambda: self.scripts.concluded([request.id]), _FORWARD_S)
-        return found
+    async def has_ended(self, request: Request) -> bool:
+        """See `Broker.has_ended`."""
+        return await persist(lambda: self.scripts.has_ended(request.id), _FORWARD_S)
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
         """See `Broker.absent`. Of a broker that is away nothing is known: nobody counts as gone."""

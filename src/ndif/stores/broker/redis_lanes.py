@@ -12,10 +12,16 @@ import logging
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.encoding import decode_end, decode_job, encode_job
-from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.encoding import (
+    decode_end,
+    decode_job,
+    encode_job,
+    encode_return,
+    encode_update,
+)
+from ndif.stores.broker.port import BrokerError, ClientLeftError
 from ndif.stores.broker.redis import RedisBroker
-from ndif.stores.broker.redis_channels import Channel
+from ndif.stores.broker.redis_channels import Channel, channel_of
 from ndif.stores.broker.redis_scripts import ENDS
 from ndif.stores.redis.client import speaking
 from ndif.tasks import end
@@ -32,7 +38,8 @@ def _lane_of(replica: str) -> str:
 class Lane:
     """A replica's end of its lane."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, broker: RedisBroker, channel: Channel) -> None:
+        self._broker = broker
         self._channel = channel
 
     @classmethod
@@ -42,7 +49,7 @@ class Lane:
         Raises:
             BrokerError: if nothing would come on it.
         """
-        return cls(await broker.channels.listen(_lane_of(replica)))
+        return cls(broker, await broker.channels.listen(_lane_of(replica)))
 
     async def next(self) -> Request:
         """The next job, with its payload where that is small."""
@@ -52,6 +59,12 @@ class Lane:
                 return decode_job(content)
             except Exception:
                 logger.exception("what came on %s is no job of ours", self._channel.name)
+
+    async def give_back(self, request: Request) -> None:
+        """Have whoever leads ask at once what became of a job that came here and has no end."""
+        with contextlib.suppress(BrokerError):  # then it asks soon
+            async with speaking():
+                await self._broker.client.publish(ENDS, encode_return(request.id))
 
 
 class Lanes:
@@ -72,15 +85,30 @@ class Lanes:
             await end([self._hearing])
 
     async def run(
-        self, request: Request, replica: str, news: asyncio.Future[Response | None]
+        self,
+        request: Request,
+        announced: Response,
+        replica: str,
+        news: asyncio.Future[Response | None],
     ) -> Response | None:
-        """How a request ended that `replica` was sent; None if it was not sent, or what `news` is given."""
+        """How a request ended that was sent to `replica`, once its live client was told `announced`.
+
+        None if it was not sent, or what `news` is given.
+
+        Raises:
+            ClientLeftError: if its client was not there to hear of it: then it was not sent.
+        """
+        channel, update = "", b""
+        if request.session is not None:
+            channel, update = channel_of(request.session), encode_update(request, announced)
         self._expected[request.id] = news
         try:
             async with speaking():
                 heard = await self._broker.scripts.hand_over(
-                    request.id, _lane_of(replica), encode_job(request)
+                    request.id, _lane_of(replica), encode_job(request), channel, update
                 )
+            if heard is None:
+                raise ClientLeftError
             return await news if heard else None
         except BrokerError:
             return None
@@ -95,7 +123,7 @@ class Lanes:
             if channel is None:
                 await asyncio.sleep(_AGAIN_S)
         while True:
-            response = decode_end(await channel.get())
-            news = self._expected.get(response.id)
+            request_id, response = decode_end(await channel.get())
+            news = self._expected.get(request_id)
             if news is not None and not news.done():
                 news.set_result(response)

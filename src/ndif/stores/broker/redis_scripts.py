@@ -6,10 +6,9 @@ refused whole, who is to be let go of lets go first.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from typing import Any
 
+from ndif.schema.request import Request
 from ndif.stores.redis.client import Redis
 
 QUEUE = "queue"
@@ -19,6 +18,8 @@ ENDS = "ends"
 _HELD = "queue:bytes"
 """What the payloads of all requests have together that are not done."""
 _MAILBOX_S = 300
+_ENDED_S = 300
+"""How long it is known of a request that it has had its last response."""
 _UPLOAD_S = 3600
 
 # How much is held already, where this one would be too much with it; else nothing. Whoever lost the
@@ -36,35 +37,39 @@ redis.call('XADD', KEYS[2], '*', 'request', ARGV[1])
 # Whether its payload was kept elsewhere, and is to be deleted there.
 _RELEASE = """
 local bytes = redis.call('HGET', KEYS[1], 'bytes')
-local inline = redis.call('HEXISTS', KEYS[1], 'payload')
+local elsewhere = bytes and redis.call('HEXISTS', KEYS[1], 'payload') == 0
 redis.call('DEL', KEYS[1], KEYS[2])
 if ARGV[2] ~= '' then
   redis.call('XACK', KEYS[3], ARGV[1], ARGV[2])
   redis.call('XDEL', KEYS[3], ARGV[2])
 end
 if bytes then redis.call('DECRBY', KEYS[4], bytes) end
-return bytes and inline == 0
 """
 
-# Without room for the note, it is done without: a request that ended is let go of right after it.
-_CONCLUDE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then redis.pcall('HSET', KEYS[1], 'concluded', 1) end
-redis.call('PUBLISH', ARGV[1], ARGV[2])
+# Without room for the note it is done without: nobody asks but whoever hears that a replica was lost.
+_CONCLUDE = (
+    _RELEASE
+    + """
+redis.pcall('SET', KEYS[5], 1, 'EX', ARGV[3])
+redis.call('PUBLISH', ARGV[4], ARGV[5])
 """
+)
 
 # The mailbox is for a gateway that does not hear now: without room for it, who hears has it.
-_PUBLISH_LAST = """
-local heard = redis.call('PUBLISH', ARGV[1], ARGV[2])
-if type(redis.pcall('RPUSH', KEYS[1], ARGV[2])) == 'number' then
-  redis.call('EXPIRE', KEYS[1], ARGV[3])
+_PUBLISH_LAST = (
+    _CONCLUDE
+    + """
+local heard = redis.call('PUBLISH', ARGV[6], ARGV[7])
+if type(redis.pcall('RPUSH', KEYS[6], ARGV[7])) == 'number' then
+  redis.call('EXPIRE', KEYS[6], ARGV[8])
 end
-if redis.call('EXISTS', KEYS[2]) == 1 then redis.pcall('HSET', KEYS[2], 'concluded', 1) end
-redis.call('PUBLISH', ARGV[4], ARGV[5])
-return heard
+return {heard, elsewhere}
 """
+)
 
 # The replica has with its request what rides along with that in Redis; what does not, it asks for.
 _HAND_OVER = """
+if ARGV[3] ~= '' and redis.call('PUBLISH', ARGV[3], ARGV[4]) == 0 then return false end
 return redis.call('PUBLISH', ARGV[1], ARGV[2] .. (redis.call('HGET', KEYS[1], 'payload') or ''))
 """
 
@@ -83,9 +88,9 @@ class Scripts:
     def __init__(self, client: Redis) -> None:
         self._client = client
         self._submit = client.register_script(_SUBMIT)
-        self._release = client.register_script(_RELEASE)
+        self._release = client.register_script(f"{_RELEASE} return elsewhere")
         self._publish_last = client.register_script(_PUBLISH_LAST)
-        self._conclude = client.register_script(_CONCLUDE)
+        self._conclude = client.register_script(f"{_CONCLUDE} return elsewhere")
         self._hand_over = client.register_script(_HAND_OVER)
         self._upload = client.register_script(_UPLOAD)
 
@@ -114,30 +119,38 @@ class Scripts:
         """What the payloads of all requests have together that are not done."""
         return int(await self._client.get(_HELD) or 0)
 
-    async def release(self, request_id: str, receipt: str) -> bool:
+    async def release(self, request: Request) -> bool:
         """Forget a request; whether its payload was kept elsewhere."""
-        keys = [record_of(request_id), uploads_of(request_id), QUEUE, _HELD]
-        return bool(await self._release(keys=keys, args=[GROUP, receipt]))
+        return bool(await self._release(keys=_keys(request), args=[GROUP, request.receipt]))
+
+    async def conclude(self, request: Request, end: bytes) -> bool:
+        """The same with a request that has had its last response, and tell `end` of it."""
+        keys, arguments = _keys(request), _arguments(request, end)
+        return bool(await self._conclude(keys=keys, args=arguments))
 
     async def publish_last(
-        self, request_id: str, channel: str, mailbox: str, update: bytes, end: bytes
-    ) -> int:
-        """Publish what a session must not miss, and what concludes its request; how many heard it."""
-        arguments: list[Any] = [channel, update, _MAILBOX_S, ENDS, end]
-        return int(await self._publish_last(keys=[mailbox, record_of(request_id)], args=arguments))
+        self, request: Request, end: bytes, channel: str, mailbox: str, update: bytes
+    ) -> tuple[int, bool]:
+        """The same with its last response, which its session must not miss; and how many heard that."""
+        arguments = [*_arguments(request, end), channel, update, _MAILBOX_S]
+        heard, elsewhere = await self._publish_last(keys=[*_keys(request), mailbox], args=arguments)
+        return int(heard), bool(elsewhere)
 
-    async def conclude(self, request_id: str, end: bytes) -> None:
-        """Note and tell that a request that is not released has had its last response."""
-        await self._conclude(keys=[record_of(request_id)], args=[ENDS, end])
+    async def hand_over(
+        self, request_id: str, lane: str, head: bytes, channel: str, announcement: bytes
+    ) -> int | None:
+        """Publish `announcement` on a channel and a request after `head` on a lane, with its payload.
 
-    async def hand_over(self, request_id: str, channel: str, head: bytes) -> int:
-        """Publish a request after `head` on a channel, with its payload; how many heard it."""
-        return int(await self._hand_over(keys=[record_of(request_id)], args=[channel, head]))
+        How many heard the request; None if nobody heard the announcement, and it was not handed over.
+        """
+        heard: int | None = await self._hand_over(
+            keys=[record_of(request_id)], args=[lane, head, channel, announcement]
+        )
+        return heard
 
-    async def concluded(self, request_ids: Sequence[str]) -> list[bool]:
-        """Which of these that is noted of."""
-        asking = (self._client.hexists(record_of(each), "concluded") for each in request_ids)
-        return [bool(noted) for noted in await asyncio.gather(*asking)]
+    async def has_ended(self, request_id: str) -> bool:
+        """Whether a request has had its last response, as far as it is known still."""
+        return bool(await self._client.exists(_end_of(request_id)))
 
     async def upload(self, request_id: str, session: str, content: bytes) -> None:
         """Keep what the client of a hybrid job sent for it."""
@@ -153,3 +166,16 @@ def record_of(request_id: str) -> str:
 def uploads_of(request_id: str) -> str:
     """The list of what the client of a hybrid job has sent."""
     return f"uploads:{request_id}"
+
+
+def _end_of(request_id: str) -> str:
+    return f"ended:{request_id}"
+
+
+def _keys(request: Request) -> list[str]:
+    """What there is of a request, and is to go."""
+    return [record_of(request.id), uploads_of(request.id), QUEUE, _HELD, _end_of(request.id)]
+
+
+def _arguments(request: Request, end: bytes) -> list[Any]:
+    return [GROUP, request.receipt, _ENDED_S, ENDS, end]
