@@ -82,7 +82,7 @@ async def an_actor(
     return cluster.make_actor(config, "0.8", place)
 
 
-def a_request(payload: bytes = b"", session: str = "me", *, trusted: bool = True) -> Request:
+def a_request(payload: bytes = b"", session: str | None = "me", *, trusted: bool = True) -> Request:
     key = DeploymentConfig("test/model", "").key
     return Request(
         key, "0.8", Wire.ENVELOPE, payload, False, "http://here", session=session, trusted=trusted
@@ -174,5 +174,6 @@ def as_a_leader(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     return run
 
 
-async def nothing(_: Response) -> None:
+async def nothing(_: Response) -> bool:
     """What a replica that delivers itself has to say to whoever asks it to."""
+    return True

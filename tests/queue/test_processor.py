@@ -23,6 +23,7 @@ from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources
 from ndif.host.announcement import announce
 from ndif.host.port import ActorError, ReplicaLostError
+from ndif.queue import service
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Customs, Processor
 from ndif.queue.replicas import ProcessorStatus
@@ -728,6 +729,31 @@ async def test_a_client_that_left_while_it_waited_is_skipped(tmp_path: Path) -> 
         await third.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, third.request.id]
         assert all(replica.cancelled.empty() for replica in line.replicas)
+
+
+@on_loop
+async def test_a_client_that_is_away_for_a_moment_waits_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose gateway has lost its connection to the broker."""
+    monkeypatch.setattr(service, "_BACK_WITHIN_S", OFTEN_S)
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        first, away, third = [await line.join() for _ in range(3)]
+        publish, unheard = line.broker.publish, [away.request.id]
+
+        async def publish_or_not(request: Request, response: Response) -> bool:
+            if response.status is Status.DISPATCHED and request.id in unheard:
+                unheard.remove(request.id)
+                return False
+            return await publish(request, response)
+
+        monkeypatch.setattr(line.broker, "publish", publish_or_not)
+        gate.let_end(3)
+        for client in (first, third, away):
+            await client.hears(Status.COMPLETED)
+        assert not unheard
+        assert sorted(line.ran) == sorted(each.request.id for each in (first, away, third))
 
 
 @on_loop

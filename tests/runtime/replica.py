@@ -117,9 +117,10 @@ class Served:
         )
         self.begun.clear()
 
-        async def respond(response: Response) -> None:
+        async def respond(response: Response) -> bool:
             if response.status is Status.LOG:
                 self.begun.set()
+            return True
 
         return await self.actor(request, respond)
 

@@ -25,6 +25,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
 from ndif.stores.broker import Broker, ClientLeftError
+from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Processor:
         self._attempts = Attempts(customs.max_attempts)
         self._service = Service(broker, responder, self._attempts)
         self._workers: set[asyncio.Task[None]] = set()
+        self._seeing_off: set[asyncio.Task[None]] = set()
         self._provisioning = False
         self._peak = Peak()
         self._ended = False
@@ -151,9 +153,7 @@ class Processor:
             await self._provide_forever()
         finally:
             replies.cancel()
-            for worker in self._workers:
-                worker.cancel()
-            await asyncio.gather(*self._workers, return_exceptions=True)
+            await end([*self._workers, *self._seeing_off])
             self._ended = True
 
     def adopt(self, replica_ids: Iterable[str]) -> None:
@@ -384,10 +384,19 @@ class Processor:
             self.line.settle(entry, ran_s)
             await self._service.finish(entry.what, response)
         except ClientLeftError:
-            await self._service.let_go(entry.what)
+            seeing_off = asyncio.create_task(self._see_off(entry.what), name=f"end of {entry.id}")
+            self._seeing_off.add(seeing_off)
+            seeing_off.add_done_callback(self._seeing_off.discard)
         finally:
             run.over.set()
             replica_.run, replica_.status = None, ProcessorStatus.READY
+
+    async def _see_off(self, request: Request) -> None:
+        """Let go of a request whose client has left; one whose client is back waits again."""
+        if await self._service.has_left(request):
+            await self._service.let_go(request)
+        else:
+            await self.put_in_line(request)
 
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from ndif.host.port import Actor, ReplicaLostError
@@ -12,8 +13,11 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError, ClientLeftError
+from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
+
+_BACK_WITHIN_S = 5.0
 
 
 class Service:
@@ -80,6 +84,18 @@ class Service:
         except BrokerError as error:
             logger.warning("request %s: %s", request.id, error)
             return False
+
+    async def has_left(self, request: Request) -> bool:
+        """Whether its client is away for good who was so when it was to run.
+
+        A gateway that lost its connection has it again soon.
+        """
+        if request.session is None:
+            return False
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self._broker.departed(request.session), _BACK_WITHIN_S)
+            return True
+        return False
 
     async def let_go(self, request: Request) -> None:
         """Forget a request for which nobody waits any more."""
