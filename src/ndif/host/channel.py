@@ -142,12 +142,22 @@ class Channel:
         if self._loop is None:
             self._loop = loop
             loop.add_reader(self._socket, self._on_readable)
-        await self._coming
+        try:
+            await self._coming
+        finally:
+            self._coming = None
 
     def _on_readable(self) -> None:
-        if self._coming is not None and not self._coming.done():
-            self._coming.set_result(None)
-        else:
+        if self._coming is not None:
+            if not self._coming.done():
+                self._coming.set_result(None)
+            return  # and leave it to whoever waited, in order
+        chunk = b""
+        if len(self._read) < _CHUNK:
+            with contextlib.suppress(OSError):
+                chunk = self._socket.recv(_CHUNK)
+        self._read += chunk
+        if not chunk:
             self._unwatch()  # until somebody reads
 
     def _unwatch(self) -> None:

@@ -1,0 +1,130 @@
+"""Frames come whole and in order, however they are written and whenever they are read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+
+from ndif.host.channel import Channel
+from ndif.runtime.frames import pack
+from ndif.tasks import within
+
+PATIENCE_S = 20.0
+SOON_S = 0.05
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def play(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs a scene on an event loop of either kind."""
+
+    def run(scene: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await within(scene(), PATIENCE_S)
+
+        (uvloop.run if request.param == "uvloop" else asyncio.run)(whole())
+
+    return run
+
+
+Play = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> None:
+    dice = random.Random(seed)
+    bodies = [dice.randbytes(dice.choice((0, 1, 50, 3000, 4096, 5000, 90_000))) for _ in range(60)]
+    content = b"".join(
+        pack({"kind": "k", "n": n}, len(body)) + body for n, body in enumerate(bodies)
+    )
+
+    def write(theirs: socket.socket) -> None:
+        at = 0
+        while at < len(content):
+            size = dice.choice((1, 7, 100, 4096, 10_000, 200_000))
+            theirs.sendall(content[at : at + size])
+            at += size
+            if not dice.randrange(4):
+                time.sleep(dice.choice((0.0, 0.0005, 0.002)))
+
+    async def scene() -> None:
+        ours, theirs = Channel.pair()
+        writing = threading.Thread(target=write, args=(theirs,))
+        writing.start()
+        waits = random.Random(seed + 1000)
+        for n, body in enumerate(bodies):
+            if not waits.randrange(3):
+                await asyncio.sleep(waits.choice((0.0, 0.001, 0.004)))
+            assert await ours.receive(lambda _: 1 << 20) == ({"kind": "k", "n": n}, body)
+        writing.join()
+        theirs.close()
+        with pytest.raises(EOFError):
+            await ours.receive(lambda _: 0)
+        ours.close()
+
+    play(scene)
+
+
+def test_what_nobody_reads_stays_with_whoever_writes_it(play: Play) -> None:
+    async def scene() -> None:
+        ours, theirs = Channel.pair()
+        theirs.setblocking(False)
+        reading = asyncio.create_task(ours.receive(lambda _: 0))
+        theirs.send(pack({"kind": "k", "n": 0}, 0))
+        assert await reading == ({"kind": "k", "n": 0}, b"")
+        frame = pack({"kind": "k", "n": 1}, 1000) + bytes(1000)
+        written = 0
+        for _ in range(5):
+            try:
+                while True:
+                    written += theirs.send(frame)
+            except BlockingIOError:
+                await asyncio.sleep(SOON_S)
+        # No more than a socket holds, though the event loop had time for any number of reads.
+        assert written < 5_000_000
+        began = time.process_time()
+        await asyncio.sleep(5 * SOON_S)
+        assert time.process_time() - began < SOON_S, "it is busy with what nobody reads"
+        assert await ours.receive(lambda _: 1000) == ({"kind": "k", "n": 1}, bytes(1000))
+        ours.close()
+
+    play(scene)
+
+
+def test_a_reader_that_gives_up_loses_nothing(play: Play) -> None:
+    async def scene() -> None:
+        ours, theirs = Channel.pair()
+        for n in range(20):
+            reading = asyncio.create_task(ours.receive(lambda _: 0))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+            theirs.sendall(pack({"kind": "k", "n": n}, 0))
+            await asyncio.sleep(0)
+            assert await ours.receive(lambda _: 0) == ({"kind": "k", "n": n}, b"")
+        ours.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("end", ["close", "hang_up"])
+def test_whoever_reads_sees_the_end_that_is_made_here(play: Play, end: str) -> None:
+    async def scene() -> None:
+        ours, theirs = Channel.pair()
+        reading = asyncio.create_task(ours.receive(lambda _: 0))
+        await asyncio.sleep(0)
+        getattr(ours, end)()
+        with pytest.raises(EOFError):
+            await reading
+        with pytest.raises(EOFError):
+            await ours.receive(lambda _: 0)
+        ours.close()
+        theirs.close()
+
+    play(scene)
