@@ -179,11 +179,12 @@ class RayActor:
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         """See `Actor.__call__`. The replica delivers every further update itself."""
-        elsewhere = self._whereabouts.pop(request.id, None)
+        elsewhere = self._whereabouts.get(request.id)
         try:
             if elsewhere is not None:
                 self._run_by = request.id, elsewhere
                 await announce(request, respond)
+                del self._whereabouts[request.id]
                 try:
                     return await elsewhere._run(request, inherited=True)
                 except ReplicaLostError:

@@ -28,9 +28,6 @@ class Channel:
         connection.setblocking(False)
         self._socket = connection
         self._sending = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that watches for what comes, while it does."""
-        self._coming: asyncio.Future[None] | None = None
         self._read = bytearray()
         """What has come of frames that nobody has asked for."""
 
@@ -91,9 +88,6 @@ class Channel:
 
     def close(self) -> None:
         """Close this end; the other reads an end of file."""
-        self._unwatch()
-        if self._coming is not None and not self._coming.done():
-            self._coming.set_exception(EOFError("the channel is closed"))
         self._socket.close()
 
     async def _exactly(self, size: int) -> bytearray:
@@ -117,53 +111,15 @@ class Channel:
         Raises:
             EOFError: when none will.
         """
-        while True:
-            # Not at once where some are there: who writes without end is not the only one to be heard.
-            await self._readable()
-            try:
-                count = self._socket.recv_into(room)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise EOFError(str(error)) from error
-            if count == 0:
-                raise EOFError("the other end closed the channel")
-            return count
-
-    async def _readable(self) -> None:
-        """Return once there is something to read, or nothing any more.
-
-        The event loop watches on between two reads: to begin and end that takes longer than to read.
-        """
-        loop = asyncio.get_running_loop()
-        if self._socket.fileno() < 0:
-            raise EOFError("the channel is closed")
-        self._coming = loop.create_future()
-        if self._loop is None:
-            self._loop = loop
-            loop.add_reader(self._socket, self._on_readable)
         try:
-            await self._coming
-        finally:
-            self._coming = None
-
-    def _on_readable(self) -> None:
-        if self._coming is not None:
-            if not self._coming.done():
-                self._coming.set_result(None)
-            return  # and leave it to whoever waited, in order
-        chunk = b""
-        if len(self._read) < _CHUNK:
-            with contextlib.suppress(OSError):
-                chunk = self._socket.recv(_CHUNK)
-        self._read += chunk
-        if not chunk:
-            self._unwatch()  # until somebody reads
-
-    def _unwatch(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket)
-            self._loop = None
+            # Not at once where some are there: who writes without end is not the only one to be heard.
+            count = await asyncio.get_running_loop().sock_recv_into(self._socket, room)
+        except (OSError, ValueError) as error:
+            # uvloop's word for a socket that is closed here is a ValueError.
+            raise EOFError(str(error)) from error
+        if count == 0:
+            raise EOFError("the other end closed the channel")
+        return count
 
 
 async def _writable(connection: socket.socket) -> None:

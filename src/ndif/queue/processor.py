@@ -90,7 +90,8 @@ class Processor:
         self._attempts = Attempts(customs.max_attempts)
         self._service = Service(broker, responder, self._attempts)
         self._workers: set[asyncio.Task[None]] = set()
-        self._seeing_off: set[asyncio.Task[None]] = set()
+        self._seeing_off: dict[str, asyncio.Task[None]] = {}
+        """Requests whose clients were away when they were to run."""
         self._provisioning = False
         self._peak = Peak()
         self._ended = False
@@ -110,7 +111,8 @@ class Processor:
     @property
     def idle(self) -> bool:
         """Whether it has neither requests nor replicas."""
-        return not self.line and not list(self.replicas) and not self._provisioning
+        there = self.line or self._seeing_off or list(self.replicas) or self._provisioning
+        return not there
 
     def expected_wait_s(self, position: int) -> float | None:
         """Seconds until whoever is at that place of the line starts, where something is known of it."""
@@ -153,7 +155,7 @@ class Processor:
             await self._provide_forever()
         finally:
             replies.cancel()
-            await end([*self._workers, *self._seeing_off])
+            await end([*self._workers, *self._seeing_off.values()])
             self._ended = True
 
     def adopt(self, replica_ids: Iterable[str]) -> None:
@@ -221,6 +223,9 @@ class Processor:
                 self._attempts.cancel(request_id, reason)
                 run.actor.cancel(reason)
                 return True
+        if request_id in self._seeing_off:
+            self._attempts.cancel(request_id, reason)
+            return True
         return False
 
     async def tell_everybody(self, text: str) -> None:
@@ -385,16 +390,18 @@ class Processor:
             await self._service.finish(entry.what, response)
         except ClientLeftError:
             seeing_off = asyncio.create_task(self._see_off(entry.what), name=f"end of {entry.id}")
-            self._seeing_off.add(seeing_off)
-            seeing_off.add_done_callback(self._seeing_off.discard)
+            self._seeing_off[entry.id] = seeing_off
+            seeing_off.add_done_callback(lambda _: self._seeing_off.pop(entry.id, None))
         finally:
             run.over.set()
             replica_.run, replica_.status = None, ProcessorStatus.READY
 
     async def _see_off(self, request: Request) -> None:
-        """Let go of a request whose client has left; one whose client is back waits again."""
+        """End a request whose client has left; one whose client is back waits again."""
         if await self._service.has_left(request):
-            await self._service.let_go(request)
+            # Whoever comes back later than that finds this.
+            left = Response(request.id, Status.ERROR, "The client left.")
+            await self._service.finish(request, left)
         else:
             await self.put_in_line(request)
 

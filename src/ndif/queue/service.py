@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from ndif.host.port import Actor, ReplicaLostError
@@ -13,11 +12,10 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError, ClientLeftError
-from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
-_BACK_WITHIN_S = 5.0
+_LOOKS, _LOOK_S = 10, 0.5
 
 
 class Service:
@@ -72,6 +70,9 @@ class Service:
         try:
             if not response.delivered:
                 await self._responder.respond(request, response)
+            elif request.session is None:
+                # Its replica stored that, and may be lost before it has let go of the request.
+                await self._broker.release(request)
         except Exception:
             # A store that fails must cost this answer and no more.
             logger.exception("request %s could not be told its end", request.id)
@@ -86,16 +87,15 @@ class Service:
             return False
 
     async def has_left(self, request: Request) -> bool:
-        """Whether its client is away for good who was so when it was to run.
+        """Whether its client, who was away when it was to run, stays away.
 
         A gateway that lost its connection has it again soon.
         """
-        if request.session is None:
-            return False
-        with contextlib.suppress(asyncio.TimeoutError):
-            await within(self._broker.departed(request.session), _BACK_WITHIN_S)
-            return True
-        return False
+        for _ in range(_LOOKS):
+            if request.session is None or not await self._broker.absent([request.session]):
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return True
 
     async def let_go(self, request: Request) -> None:
         """Forget a request for which nobody waits any more."""
