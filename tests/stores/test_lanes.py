@@ -44,6 +44,19 @@ async def leading(broker: RedisBroker) -> AsyncIterator[Lanes]:
     await lanes.stop()
 
 
+@contextlib.asynccontextmanager
+async def both_ends(
+    redis: RedisServer, folder: Path
+) -> AsyncIterator[tuple[RedisBroker, RedisBroker, Lanes]]:
+    """The broker of whoever leads, that of a replica, and the lanes between them."""
+    async with (
+        a_broker(redis, folder) as here,
+        a_broker(redis, folder) as there,
+        leading(here) as lanes,
+    ):
+        yield here, there, lanes
+
+
 async def claimed(
     broker: RedisBroker, payload: bytes = b"opaque", session: str | None = None
 ) -> Request:
@@ -64,11 +77,7 @@ async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
     redis: RedisServer, tmp_path: Path, size: int
 ) -> None:
     payload = bytes(range(256)) * 8
-    async with (
-        a_broker(redis, tmp_path) as here,
-        a_broker(redis, tmp_path) as there,
-        leading(here) as lanes,
-    ):
+    async with both_ends(redis, tmp_path) as (here, there, lanes):
         lane = await Lane.open(there, "r")
         request = await claimed(here, payload[:size])
         run = running(lanes, request)
@@ -121,11 +130,7 @@ async def test_the_job_of_a_client_that_left_is_not_sent(
 async def test_what_is_given_back_is_asked_for_otherwise(
     redis: RedisServer, tmp_path: Path
 ) -> None:
-    async with (
-        a_broker(redis, tmp_path) as here,
-        a_broker(redis, tmp_path) as there,
-        leading(here) as lanes,
-    ):
+    async with both_ends(redis, tmp_path) as (here, there, lanes):
         lane = await Lane.open(there, "r")
         request = await claimed(here)
         run = running(lanes, request)
@@ -148,11 +153,7 @@ async def test_a_replica_that_does_not_listen_is_not_waited_for(
 async def test_after_a_connection_was_lost_both_ends_hear_again(
     redis: RedisServer, tmp_path: Path
 ) -> None:
-    async with (
-        a_broker(redis, tmp_path) as here,
-        a_broker(redis, tmp_path) as there,
-        leading(here) as lanes,
-    ):
+    async with both_ends(redis, tmp_path) as (here, there, lanes):
         lane = await Lane.open(there, "r")
         redis.command("client", "kill", "type", "pubsub")
         request = await claimed(here)

@@ -184,7 +184,7 @@ class RayActor:
             if elsewhere is not None:
                 self._run_by = request.id, elsewhere
                 await announce(request, respond)
-                del self._whereabouts[request.id]
+                self._whereabouts.pop(request.id, None)
                 try:
                     return await elsewhere._run(request, inherited=True)
                 except ReplicaLostError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -18,6 +19,9 @@ _FEW_WORDS = 200
 _UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire"})
 
+# Requests that were accepted name few models, each of them often.
+_model = lru_cache(maxsize=128)(ModelKey.parse)
+
 
 def encode_request(request: Request) -> bytes:
     """All of it but its payload."""
@@ -29,7 +33,7 @@ def encode_request(request: Request) -> bytes:
 def decode_request(content: bytes, **known: Any) -> Request:
     """What `encode_request` was given, but for what is `known` of it since."""
     said = json.loads(content)
-    said |= {"model": ModelKey.parse(said["model"]), "wire": Wire(said["wire"])}
+    said |= {"model": _model(said["model"]), "wire": Wire(said["wire"])}
     return Request(**{"payload": b"", **said, **known})
 
 
