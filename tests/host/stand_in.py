@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ndif.host.announcement import announce
+from ndif.host.jobs import Equipment
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.replica import Equipment, Replica
+from ndif.host.replica import Replica
 from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status

@@ -12,8 +12,9 @@ from ndif.cluster.deployment import Deployment
 from ndif.cluster.fleet import ThisMachine
 from ndif.cluster.level import DeploymentLevel
 from ndif.config import Settings
+from ndif.host.jobs import Equipment
 from ndif.host.port import ActorError
-from ndif.host.replica import Equipment, Replica
+from ndif.host.replica import Replica
 from ndif.host.runtimes import Runtimes
 from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig

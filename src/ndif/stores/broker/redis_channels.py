@@ -101,14 +101,14 @@ class Channels:
         self._confirmations: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._feed: Feed | None = None
         self._turn = asyncio.Lock()
-        self._reading: asyncio.Task[None] | None = None
+        self._returning: asyncio.Task[None] | None = None
         self._received: list[tuple[str, bytes]] = []
         self._tidying: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
         """Close everything."""
-        await end([*filter(None, (self._tidying, self._reading))])
-        await self._disconnect()
+        await end([*filter(None, (self._tidying, self._returning))])
+        self._disconnect()
 
     async def subscribe(self, session: str | None) -> RedisSubscription:
         """See `Broker.subscribe`."""
@@ -179,9 +179,9 @@ class Channels:
             async with self._turn:
                 feed = await self._connected()
                 try:
-                    await feed.say(command, name)
+                    feed.say(command, name)
                 except BrokerError:  # it was lost, and nobody has noticed yet
-                    await self._disconnect()
+                    self._disconnect()
                     await self._connect()
                     if name not in self._open:
                         return
@@ -195,31 +195,26 @@ class Channels:
     async def _connected(self) -> Feed:
         if self._feed is None:
             await self._connect()
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read_forever(), name="live channels")
+        if self._returning is None:
+            self._returning = asyncio.create_task(self._return_forever(), name="live channels")
         assert self._feed is not None  # noqa: S101
         return self._feed
 
     async def _connect(self) -> None:
-        self._feed = await Feed.open(self._client, _NOBODY, *self._open)
+        self._feed = await Feed.open(self._client, self._hear, _NOBODY, *self._open)
 
-    async def _disconnect(self) -> None:
+    def _disconnect(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
-            await feed.close()
+            feed.close()
 
-    async def _read_forever(self) -> None:
+    async def _return_forever(self) -> None:
         while True:
             feed = self._feed
-            try:
-                while feed is not None:
-                    self._hear(*await feed.read())
-            except BrokerError as error:
-                logger.warning("the live channels are interrupted: %s", error)
-            except Exception:
-                logger.exception("the live channels are interrupted")
+            if feed is not None:
+                logger.warning("the live channels are interrupted: %s", await feed.over())
             if self._feed is feed:  # else there is another already
-                await self._disconnect()
+                self._disconnect()
             await self._come_back()
 
     async def _come_back(self) -> None:

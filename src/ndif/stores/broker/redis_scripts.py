@@ -10,6 +10,7 @@ from typing import Any
 
 from ndif.schema.request import Request
 from ndif.stores.redis.client import Redis
+from ndif.stores.redis.script import Script
 
 QUEUE = "queue"
 GROUP = "dispatchers"
@@ -87,12 +88,12 @@ class Scripts:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._submit = client.register_script(_SUBMIT)
-        self._release = client.register_script(f"{_RELEASE} return elsewhere")
-        self._publish_last = client.register_script(_PUBLISH_LAST)
-        self._conclude = client.register_script(f"{_CONCLUDE} return elsewhere")
-        self._hand_over = client.register_script(_HAND_OVER)
-        self._upload = client.register_script(_UPLOAD)
+        self._submit = Script(client, _SUBMIT)
+        self._release = Script(client, f"{_RELEASE} return elsewhere")
+        self._publish_last = Script(client, _PUBLISH_LAST)
+        self._conclude = Script(client, f"{_CONCLUDE} return elsewhere")
+        self._hand_over = Script(client, _HAND_OVER)
+        self._upload = Script(client, _UPLOAD)
 
     async def submit(
         self,
@@ -112,7 +113,7 @@ class Scripts:
             *([] if payload is None else [payload]),
         ]
         keys = [record_of(request_id), QUEUE, _HELD]
-        held: int | None = await self._submit(keys=keys, args=arguments)
+        held: int | None = await self._submit(keys, arguments)
         return held
 
     async def held(self) -> int:
@@ -121,19 +122,19 @@ class Scripts:
 
     async def release(self, request: Request) -> bool:
         """Forget a request; whether its payload was kept elsewhere."""
-        return bool(await self._release(keys=_keys(request), args=[GROUP, request.receipt]))
+        return bool(await self._release(_keys(request), [GROUP, request.receipt]))
 
     async def conclude(self, request: Request, end: bytes) -> bool:
         """The same with a request that has had its last response, and tell `end` of it."""
         keys, arguments = _keys(request), _arguments(request, end)
-        return bool(await self._conclude(keys=keys, args=arguments))
+        return bool(await self._conclude(keys, arguments))
 
     async def publish_last(
         self, request: Request, end: bytes, channel: str, mailbox: str, update: bytes
     ) -> tuple[int, bool]:
         """The same with its last response, which its session must not miss; and how many heard that."""
         arguments = [*_arguments(request, end), channel, update, _MAILBOX_S]
-        heard, elsewhere = await self._publish_last(keys=[*_keys(request), mailbox], args=arguments)
+        heard, elsewhere = await self._publish_last([*_keys(request), mailbox], arguments)
         return int(heard), bool(elsewhere)
 
     async def hand_over(
@@ -144,7 +145,7 @@ class Scripts:
         How many heard the request; None if nobody heard the announcement, and it was not handed over.
         """
         heard: int | None = await self._hand_over(
-            keys=[record_of(request_id)], args=[lane, head, channel, announcement]
+            [record_of(request_id)], [lane, head, channel, announcement]
         )
         return heard
 
@@ -155,7 +156,7 @@ class Scripts:
     async def upload(self, request_id: str, session: str, content: bytes) -> None:
         """Keep what the client of a hybrid job sent for it."""
         keys = [record_of(request_id), uploads_of(request_id)]
-        await self._upload(keys=keys, args=[session, content, _UPLOAD_S])
+        await self._upload(keys, [session, content, _UPLOAD_S])
 
 
 def record_of(request_id: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 from ndif.schema.operation import OperationError
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.coordination.lead import somebody_leads
-from ndif.stores.redis.batches import ANSWER_S
 from ndif.stores.redis.client import Redis, speaking
+from ndif.stores.redis.link import ANSWER_S
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ import uuid
 
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.redis.client import Redis, speaking
+from ndif.stores.redis.script import Script
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,8 @@ class Lead:
         self._life_ms = int(life_s * 1000)
         self._beat_s = life_s / _BEATS_PER_LIFE
         self._name = uuid.uuid4().hex
-        self._beat = client.register_script(_BEAT)
-        self._leave = client.register_script(_LEAVE)
+        self._beat = Script(client, _BEAT)
+        self._leave = Script(client, _LEAVE)
         self._beating: asyncio.Task[None] | None = None
 
     async def taken(self) -> None:
@@ -63,7 +64,7 @@ class Lead:
             await end([self._beating])
         try:
             async with speaking():
-                await self._leave(keys=[_KEY], args=[self._name])
+                await self._leave([_KEY], [self._name])
         except BrokerError as error:
             logger.warning("the lead ends by itself: %s", error)
 
@@ -77,7 +78,7 @@ class Lead:
         """Whether it is this process's now; None if that cannot be told."""
         try:
             async with speaking():
-                return bool(await self._beat(keys=[_KEY], args=[self._name, self._life_ms]))
+                return bool(await self._beat([_KEY], [self._name, self._life_ms]))
         except BrokerError as error:
             logger.warning("no heartbeat: %s", error)
             return None

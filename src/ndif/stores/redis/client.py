@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis.batches import BatchingRedis
+from ndif.stores.redis.pipelining import PipeliningRedis
 from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _FULL = "OOM command not allowed"
 
 def connect(url: str) -> Redis:
     """A client of the server at `url`, which connects when it is first used."""
-    client: Redis = BatchingRedis.from_url(
+    client: Redis = PipeliningRedis.from_url(
         url,
         # Its own way to wait loses cancellations until Python 3.12: `asyncio.wait_for`.
         socket_timeout=None,
