@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from ndif.queue.line import Entry
@@ -71,7 +72,7 @@ class _Window:
     def winsorised(self, tail: float) -> tuple[float, float]:
         """Mean and standard deviation where the highest `tail` (a share) count as what lies below."""
         if self._sums is None:
-            squared = (value * value for value in self._sorted)
+            squared = map(mul, self._sorted, self._sorted)
             self._sums = (
                 list(accumulate(self._sorted, initial=0.0)),
                 list(accumulate(squared, initial=0.0)),

@@ -31,7 +31,7 @@ def unpack_header(text: bytes) -> dict[str, Any]:
     Raises:
         ValueError: if it is not a JSON object with a `kind`.
     """
-    header = json.loads(text)
+    header = json.loads(text.decode())
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
         raise ValueError("a frame's header must be an object with a kind")
     return header

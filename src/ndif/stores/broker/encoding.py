@@ -19,6 +19,7 @@ _FEW_WORDS = 200
 _UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire"})
 
+_text = json.JSONEncoder(separators=(",", ":")).encode
 # Requests that were accepted name few models, each of them often.
 _model = lru_cache(maxsize=128)(ModelKey.parse)
 
@@ -27,12 +28,12 @@ def encode_request(request: Request) -> bytes:
     """All of it but its payload."""
     said = {name: getattr(request, name) for name in _PLAIN}
     said |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
-    return json.dumps(said, separators=(",", ":")).encode()
+    return _text(said).encode()
 
 
 def decode_request(content: bytes, **known: Any) -> Request:
     """What `encode_request` was given, but for what is `known` of it since."""
-    said = json.loads(content)
+    said = json.loads(content.decode())
     said |= {"model": _model(said["model"]), "wire": Wire(said["wire"])}
     return Request(**{"payload": b"", **said, **known})
 
@@ -57,17 +58,17 @@ def encode_end(response: Response) -> bytes:
         "status": response.status.value,
         "description": response.description[:_FEW_WORDS],
     }
-    return json.dumps(said, separators=(",", ":")).encode()
+    return _text(said).encode()
 
 
 def encode_return(request_id: str) -> bytes:
     """That a request came to no end where it was sent."""
-    return json.dumps({"id": request_id}).encode()
+    return _text({"id": request_id}).encode()
 
 
 def decode_end(content: bytes) -> tuple[str, Response | None]:
     """Which request, and what `encode_end` was given: its client has been told. Nothing if it came back."""
-    said = json.loads(content)
+    said = json.loads(content.decode())
     request_id = said["id"]
     if "status" not in said:
         return request_id, None
