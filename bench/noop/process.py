@@ -1,14 +1,16 @@
 """What a host starts in place of a model process: it answers every frame at once, and imports no torch.
 
 Usage: process.py BYTES -m MODULE ARGUMENTS..., as an interpreter is called, for the modules that a host
-starts: ndif.runtime, ndif.runtime.fetch and ndif.runtime.evaluate. A runner is a thread: it has no process
-to be killed, and ends when its host closes its channel.
+starts: ndif.runtime, ndif.runtime.fetch and ndif.runtime.evaluate. A runner is a channel: it has no process
+to be killed, and ends when its host closes that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import selectors
 import socket
 import sys
 import threading
@@ -29,36 +31,74 @@ _LOOK_S = 0.01
 META = {"execution_time": 0.0, "peak_memory": 0}
 
 
-class Control:
-    """The channel to the host, which every runner writes to."""
+class Model:
+    """A zygote and all its runners, in one thread but for those that are busy."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.receive = channel.receive
-        self._channel = channel
-        self._lock = threading.Lock()
+    def __init__(self, fd: int, size: int) -> None:
+        self._control = Channel(socket.socket(fileno=fd))
+        self._telling = threading.Lock()
+        self._size = size
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._control.socket, selectors.EVENT_READ)
 
-    def send(self, header: Header) -> None:
-        """Write one frame whole."""
-        with self._lock:
-            self._channel.send(header)
-
-
-def be_model(fd: int, size: int) -> None:
-    """Be a zygote until the host hangs up."""
-    control = Control(Channel(socket.socket(fileno=fd)))
-    try:
+    def be(self) -> None:
+        """Answer until the host hangs up."""
         while True:
-            header, _, fds = control.receive()
-            match header["kind"]:
-                case "load":
-                    control.send(ready(header["spec"], size))
-                case "fork":
-                    arguments = (control, header["runner"], fds[0])
-                    threading.Thread(target=be_runner, args=arguments, daemon=True).start()
-                case "verify":
-                    control.send({"kind": "verified", "restored": 0})
-    except (EOFError, OSError):
-        return
+            for key, _ in self._ready.select():
+                if key.data is not None:
+                    self._be_runner(*key.data)
+                elif not self._be_zygote():
+                    return
+
+    def _tell(self, header: Header) -> None:
+        with self._telling:
+            self._control.send(header)
+
+    def _be_zygote(self) -> bool:
+        try:
+            header, _, fds = self._control.receive()
+        except (EOFError, OSError):
+            return False
+        match header["kind"]:
+            case "load":
+                self._tell(ready(header["spec"], self._size))
+            case "fork":
+                channel = Channel(socket.socket(fileno=fds[0]))
+                self._ready.register(
+                    channel.socket, selectors.EVENT_READ, (channel, header["runner"])
+                )
+                channel.send({"kind": "idle"})
+            case "verify":
+                self._tell({"kind": "verified", "restored": 0})
+        return True
+
+    def _be_runner(self, channel: Channel, name: str) -> None:
+        try:
+            header, payload, _ = channel.receive()
+            channel.send({"kind": "running"})
+            if payload[:1] == b"{":
+                arguments = (channel, header, json.loads(payload))
+                threading.Thread(target=be_busy, args=arguments, daemon=True).start()
+            else:
+                finish(channel, header)
+        except (EOFError, OSError):
+            self._ready.unregister(channel.socket)
+            channel.socket.close()
+            self._tell({"kind": "exited", "runner": name, "code": 0})
+
+
+def be_busy(channel: Channel, header: Header, wanted: dict[str, str]) -> None:
+    """Take the time that a payload asks for."""
+    wait(**wanted)
+    with contextlib.suppress(OSError):
+        finish(channel, header)
+
+
+def finish(channel: Channel, header: Header) -> None:
+    """Answer a request."""
+    compressed = header["compress_inline"]
+    content = COMPRESSED if compressed else RESULT
+    channel.send({"kind": "result", "compressed": compressed, "meta": META}, content)
 
 
 def ready(spec: Mapping[str, Any], size: int) -> Header:
@@ -79,25 +119,6 @@ def ready(spec: Mapping[str, Any], size: int) -> Header:
         "load_s": 0.0,
         "loaded_at": time.time(),
     }
-
-
-def be_runner(control: Control, name: str, fd: int) -> None:
-    """Answer requests until the host closes the channel."""
-    with socket.socket(fileno=fd) as connection:
-        channel = Channel(connection)
-        try:
-            channel.send({"kind": "idle"})
-            while True:
-                header, payload, _ = channel.receive()
-                channel.send({"kind": "running"})
-                if payload[:1] == b"{":
-                    wait(**json.loads(payload))
-                compressed = header["compress_inline"]
-                content = COMPRESSED if compressed else RESULT
-                channel.send({"kind": "result", "compressed": compressed, "meta": META}, content)
-        except (EOFError, OSError):
-            pass
-    control.send({"kind": "exited", "runner": name, "code": 0})
 
 
 def wait(tell: str) -> None:
@@ -132,7 +153,7 @@ def main() -> None:
     size, _, module, *arguments = sys.argv[1:]
     match module:
         case "ndif.runtime":
-            be_model(int(arguments[0]), int(size))
+            Model(int(arguments[0]), int(size)).be()
         case "ndif.runtime.fetch":
             fetch()
         case "ndif.runtime.evaluate":

@@ -8,11 +8,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ndif.runtime.frames import LENGTHS, Header, pack, unpack_header
+from ndif.runtime.frames import LENGTHS, SMALL, Header, pack, unpack_header
 
 _MAX_HEADER = 1 << 16
-_SMALL = 1 << 16
-"""A body up to this many bytes is cheaper to copy than to send by itself."""
 _CHUNK = 1 << 12
 """What is read at a time of frames that are no larger."""
 
@@ -48,7 +46,7 @@ class Channel:
         loop = asyncio.get_running_loop()
         async with self._sending:
             head = pack(header, len(body))
-            if len(body) <= _SMALL:
+            if len(body) <= SMALL:
                 head, body = head + body, b""
             if fds:
                 head = head[await self._send_fds(head, fds) :]

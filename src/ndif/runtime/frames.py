@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LENGTHS = struct.Struct("!IQ")
+SMALL = 1 << 16
+"""A body up to this many bytes is cheaper to copy than to send by itself."""
 MAX_TEXT = 1 << 20
 """Bytes of a line that was printed, or of an error, in one frame."""
 
@@ -46,6 +48,8 @@ class Channel:
     def send(self, header: Header, body: bytes | memoryview = b"", fds: Sequence[int] = ()) -> None:
         """Write one frame whole."""
         head = pack(header, len(body))
+        if len(body) <= SMALL:
+            head, body = head + body, b""
         if fds:
             head = head[socket.send_fds(self.socket, [head], fds) :]
         self.socket.sendall(head)
