@@ -23,7 +23,7 @@ from ndif.cluster.models import Models
 from ndif.cluster.ray_actors import RayActor
 from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.response import InlineResult
+from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
 from ndif.stores.objects import FileStore
@@ -318,6 +318,43 @@ async def test_another_leader_takes_over_what_lives_and_what_runs(
             assert len(runs) == 1
             await controller.stop()
             assert await cluster.living() == []
+
+
+@as_a_leader
+async def test_a_job_that_had_ended_where_another_leader_sent_it_is_not_run_again(
+    server: RayServer,
+    redis: RedisServer,
+    store: FileStore,
+    tiny_gpt2: Path,
+    client: TransformersModel,
+) -> None:
+    async with a_client(redis.url, store) as user:
+        job = await user.send(sleeping(client, 3.0))
+        async with driving(server) as cluster:
+            actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "first")
+            await actor.start(lambda done, total: None)
+            running = asyncio.create_task(actor(job, nothing))
+            await user.until(job, Status.RUNNING)
+        running.cancel()
+        async with driving(server) as cluster:
+            (left,) = await cluster.living()
+            async with a_replica(cluster, tiny_gpt2, "two", "second") as other:
+                await user.until(job, Status.COMPLETED)
+                await asyncio.to_thread(kill_the_first, server)
+                await left.actor.ended.wait()
+                told: list[Response] = []
+
+                async def tell(response: Response) -> bool:
+                    told.append(response)
+                    return True
+
+                assert (await other(job, tell)).delivered
+                assert told == []
+
+
+def kill_the_first(server: RayServer) -> None:
+    first, _ = sorted(server.workers("NodeReplica"), key=lambda worker: worker.create_time())
+    first.kill()
 
 
 async def unmeasured(config: DeploymentConfig, generation: str) -> Measured:

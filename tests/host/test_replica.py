@@ -144,6 +144,15 @@ async def test_one_is_cancelled_that_is_still_on_its_way() -> None:
 
 
 @on_loop
+async def test_one_that_is_spared_runs_when_it_comes() -> None:
+    async with a_replica() as replica:
+        request = a_request(env=BRIEFLY)
+        await replica.cancel(request.id, "The client left.")
+        await replica.spare(request.id)
+        assert await running(replica, request) == DELIVERED
+
+
+@on_loop
 async def test_what_comes_by_the_quick_way_runs_once() -> None:
     async with a_replica() as replica:
         first, second = a_request(env=BRIEFLY), a_request(env=BRIEFLY)

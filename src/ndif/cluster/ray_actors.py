@@ -36,6 +36,7 @@ from ndif.host.port import (
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.broker import ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis_lanes import Lanes
 from ndif.tasks import within
@@ -73,6 +74,8 @@ class RayActor:
         self._model: Mapping[str, Any] = {}
         self._watching: asyncio.Task[None] | None = None
         self._run_by: tuple[str, RayActor] | None = None
+        self._cancels = False
+        """Whether what it runs is to end."""
         self._news: asyncio.Future[Response | None] | None = None
         self._evicted = False
 
@@ -179,23 +182,41 @@ class RayActor:
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         """See `Actor.__call__`. The replica delivers every further update itself."""
+        self._cancels = False
         elsewhere = self._whereabouts.get(request.id)
         try:
             if elsewhere is not None:
                 self._run_by = request.id, elsewhere
-                await announce(request, respond)
-                self._whereabouts.pop(request.id, None)
-                try:
-                    return await elsewhere._run(request, inherited=True)
-                except ReplicaLostError:
-                    if elsewhere is self:
-                        raise
+                response = await self._run_elsewhere(request, elsewhere, respond)
+                if response is not None:
+                    return response
             self._run_by = request.id, self
             if request.session is None:
                 await announce(request, respond)
             return await self._run_soon(request) or await self._run(request)
+        except ClientLeftError:
+            if self._cancels and self._run_by is not None:
+                # It was not sent. Should its client come back, it is.
+                self._run_by[1]._handle.spare.remote(request.id)
+            raise
         finally:
             self._run_by = None
+
+    async def _run_elsewhere(
+        self, request: Request, elsewhere: RayActor, respond: Respond
+    ) -> Response | None:
+        """How it ended where another leader had sent it; None if that is lost before it has."""
+        if not await self._lanes.has_ended(request):  # else its user knows more than that
+            await announce(request, respond)
+        self._whereabouts.pop(request.id, None)
+        try:
+            return await elsewhere._run(request, inherited=True)
+        except ReplicaLostError:
+            if await self._lanes.has_ended(request):
+                return Response(request.id, Status.COMPLETED, "It ended before.", delivered=True)
+            if elsewhere is self:
+                raise
+            return None
 
     async def _run_soon(self, request: Request) -> Response | None:
         """How it ended, if that is heard on its lane soon."""
@@ -234,6 +255,7 @@ class RayActor:
     def cancel(self, reason: str) -> None:
         """See `Actor.cancel`."""
         if self._run_by is not None:
+            self._cancels = True
             request_id, actor = self._run_by
             actor._handle.cancel.remote(request_id, reason)
 

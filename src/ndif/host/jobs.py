@@ -99,6 +99,10 @@ class Jobs:
         elif request_id not in self._ended:
             _remember(self._cancelled, request_id, reason)
 
+    def spare(self, request_id: str) -> None:
+        """Do not end a request that is not here yet, whatever was said of it."""
+        self._cancelled.pop(request_id, None)
+
     async def _tell_again(self, request: Request, answer: Answer, response: Response) -> None:
         """Have the client that polls find its result: it was put in a line again meanwhile, and told so."""
         if request.session is None and answer["delivered"]:

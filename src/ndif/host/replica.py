@@ -144,3 +144,8 @@ class Replica:
         """End a request. See `Jobs.cancel`."""
         if self._jobs is not None:
             self._jobs.cancel(request_id, reason)
+
+    async def spare(self, request_id: str) -> None:
+        """Do not end a request that is not here yet, whatever was said of it."""
+        if self._jobs is not None:
+            self._jobs.spare(request_id)

@@ -115,6 +115,12 @@ class Lanes:
         finally:
             self._expected.pop(request.id, None)
 
+    async def has_ended(self, request: Request) -> bool:
+        """Whether a request is known to have had its last response."""
+        with contextlib.suppress(BrokerError):
+            return await self._broker.has_ended(request)
+        return False
+
     async def _hear_forever(self) -> None:
         channel = None
         while channel is None:
