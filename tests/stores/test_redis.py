@@ -1,0 +1,278 @@
+"""What is asked of Redis is answered, each its own, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import DataError, ResponseError
+
+from ndif.stores.redis import link, pipeline
+from ndif.stores.redis.client import connect, persist
+from ndif.stores.redis.script import Script
+from ndif.tasks import within
+from tests.services.packages import need
+from tests.services.process import HOST, free_port
+from tests.services.redis import RedisServer
+
+PATIENCE_S = 20.0
+SOON_S = 0.05
+SHORT_S = 0.5
+LARGE = b"x" * 300_000
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def play(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs a scene on an event loop of either kind."""
+
+    def run(scene: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await within(scene(), PATIENCE_S)
+
+        (uvloop.run if request.param == "uvloop" else asyncio.run)(whole())
+
+    return run
+
+
+Play = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+@contextlib.asynccontextmanager
+async def a_client(url: str) -> AsyncIterator[Redis]:
+    client = connect(url)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ANSWER_S", SHORT_S)
+    monkeypatch.setattr(pipeline, "ANSWER_S", SHORT_S)
+
+
+class Cutting:
+    """A way to a server on which connections end: each once this has passed by, or all at once."""
+
+    def __init__(self, server: RedisServer, after: bytes = b"") -> None:
+        self._server = server
+        self._after = after
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.connections = 0
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        """Its URL."""
+        listening = await asyncio.start_server(self._carry, HOST)
+        port = listening.sockets[0].getsockname()[1]
+        yield f"redis://{HOST}:{port}/0"
+        self.cut()
+        listening.close()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        there, back = await asyncio.open_connection(HOST, self._server.port)
+        self._writers |= {writer, back}
+
+        async def answers() -> None:
+            while content := await there.read(1 << 16):
+                writer.write(content)
+
+        answering = asyncio.create_task(answers())
+        with contextlib.suppress(OSError):
+            while content := await reader.read(1 << 16):
+                if self._after and self._after in content:
+                    break
+                back.write(content)
+        answering.cancel()
+        for end in (writer, back):
+            end.transport.abort()
+
+
+def test_each_is_answered_its_own(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            asked = [
+                client.echo(LARGE[: 100_000 * (n % 3)] + b"%d" % n)  # type: ignore[no-untyped-call]
+                for n in range(300)
+            ]
+            answers = await asyncio.gather(*asked)
+            assert [int(answer.strip(b"x")) for answer in answers] == list(range(300))
+
+    play(scene)
+
+
+def test_they_are_carried_out_in_the_order_in_which_they_were_asked(
+    play: Play, redis: RedisServer
+) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            await client.delete("order")
+            await asyncio.gather(*(client.rpush("order", n) for n in range(1000)))
+            assert await client.lrange("order", 0, -1) == [b"%d" % n for n in range(1000)]
+
+    play(scene)
+
+
+def test_one_that_fails_is_nobody_elses_concern(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            await client.set("text", "some")
+            asked = client.get("text"), client.rpush("text", 1), client.get("text")
+            before, wrong, after = await asyncio.gather(*asked, return_exceptions=True)
+            assert before == after == b"some"
+            assert isinstance(wrong, ResponseError)
+            with pytest.raises(DataError):
+                await client.set("text", None)  # type: ignore[arg-type]
+
+    play(scene)
+
+
+def test_whoever_gives_up_takes_nobody_elses_answer(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            for n in range(50):
+                given_up = asyncio.create_task(client.echo(f"given up {n}"))
+                await asyncio.sleep(0)
+                other = asyncio.create_task(client.echo(f"other {n}"))
+                await asyncio.sleep(0)
+                given_up.cancel()
+                assert await other == b"other %d" % n
+
+    play(scene)
+
+
+def test_whoever_gives_up_waiting_takes_nothing_with_it(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            await client.delete("things")
+            waiting = asyncio.create_task(client.blpop(["things"], timeout=2))
+            await asyncio.sleep(SOON_S)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await asyncio.sleep(SOON_S)
+            await client.rpush("things", "one")
+            assert await client.blpop(["things"], timeout=2) == (b"things", b"one")
+
+    play(scene)
+
+
+def test_who_waits_holds_up_nobody(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            await client.delete("one", "two")
+            waiting = [asyncio.create_task(client.blpop([k], timeout=2)) for k in ("one", "two")]
+            await asyncio.sleep(SOON_S)
+            await client.rpush("two", "b")
+            assert await waiting[1] == (b"two", b"b")
+            await client.rpush("one", "a")
+            assert await waiting[0] == (b"one", b"a")
+
+    play(scene)
+
+
+def test_what_has_no_answer_when_a_connection_is_lost_is_asked_again(
+    play: Play, redis: RedisServer
+) -> None:
+    async def scene() -> None:
+        way = Cutting(redis)
+        async with way.open() as url, a_client(url) as client:
+            await client.delete("once")
+            for n in range(20):
+                asked = [asyncio.create_task(client.echo(f"{n} {k}")) for k in range(20)]
+                await asyncio.sleep(0.001 * (n % 4))
+                way.cut()
+                assert await asyncio.gather(*asked) == [b"%d %d" % (n, k) for k in range(20)]
+            assert way.connections > 10
+
+    play(scene)
+
+
+def test_what_costs_every_connection_is_asked_a_few_times(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        way = Cutting(redis, after=b"deadly")
+        async with way.open() as url, a_client(url) as client:
+            with pytest.raises((RedisConnectionError, OSError)):
+                await client.echo("deadly")
+            assert way.connections == 3
+            assert await client.echo("harmless") == b"harmless"
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_does_not_answer_is_not_waited_for(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            await client.ping()
+            redis.pause()
+            try:
+                loop = asyncio.get_running_loop()
+                for _ in range(2):  # the second finds no connection
+                    began = loop.time()
+                    asked = client.ping(), client.blpop(["nothing"], timeout=1), client.ping()
+                    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+                    assert all(isinstance(o, asyncio.TimeoutError) for o in outcomes), outcomes
+                    assert loop.time() - began < 4 * SHORT_S
+            finally:
+                redis.resume()
+            assert await persist(client.ping, PATIENCE_S)
+
+    play(scene)
+
+
+def test_a_server_that_is_away_is_found_again(play: Play, tmp_path: Path) -> None:
+    async def scene() -> None:
+        server = RedisServer(tmp_path)
+        async with a_client(server.url) as client:
+            for _ in range(2):
+                with pytest.raises((RedisConnectionError, OSError)):
+                    await client.ping()
+                with server:
+                    script = Script(client, "return ARGV[1]")
+                    for _ in range(2):
+                        assert await script([], ["here"]) == b"here"
+
+    play(scene)
+
+
+@pytest.fixture
+def confidential(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server that speaks TLS, and asks for a password."""
+    key, certificate, port = tmp_path / "key.pem", tmp_path / "certificate.pem", free_port()
+    subprocess.run(
+        [
+            *(need("openssl", "openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes"),
+            *("-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={HOST}"),
+            *("-addext", f"subjectAltName=IP:{HOST}"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    tls = "--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)
+    with RedisServer(tmp_path, *tls, "--tls-auth-clients", "no") as server:
+        server.command("acl", "setuser", "friend", "on", ">secret", "~*", "&*", "+@all")
+        yield f"rediss://friend:secret@{HOST}:{port}/3?ssl_ca_certs={certificate}"
+
+
+def test_it_is_reached_as_its_url_says(play: Play, confidential: str) -> None:
+    async def scene() -> None:
+        async with a_client(confidential) as client:
+            assert await client.execute_command("ACL WHOAMI") == "friend"  # type: ignore[no-untyped-call]
+            assert (await client.client_info())["db"] == 3
+            assert len(await client.echo(LARGE)) == len(LARGE)  # type: ignore[no-untyped-call]
+
+    play(scene)
