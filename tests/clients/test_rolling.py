@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.clients.harness import PATIENCE_S, Client, StartedServer, until
-from tests.clients.test_many import Many, hub, models
+from tests.clients.test_many import Many, Running, hub, line, models
 from tests.cluster.rays import ray_cluster
 from tests.services.process import HOST
 from tests.services.ray import RayServer
@@ -212,6 +212,24 @@ def test_a_broker_that_does_not_answer_is_said_and_hangs_nobody(stack: Stack) ->
     assert "broker does not answer" in refused.json()["detail"]
     until(stack.is_running)
     stack.client().run("scenario_a_trace")
+
+
+def test_whoever_hears_by_a_gateway_that_is_stopped_is_told(stack: Stack) -> None:
+    generations = ("0.8", "0.7")
+    waiting = [
+        Running(stack.client(1, each), "scenario_the_server_stops_meanwhile")
+        for each in generations
+    ]
+    until(lambda: all(line(stack.hosts[1], each)["running"] for each in generations))
+    gateways = parts(stack.hosts[1], "ndif.server.worker")
+    for gateway in gateways:
+        gateway.terminate()
+    for each in waiting:
+        each.ends_well()
+    psutil.wait_procs(gateways, timeout=PATIENCE_S)
+    until(lambda: len(parts(stack.hosts[1], "ndif.server.worker")) == 2)
+    until(lambda: not any(line(stack.hosts[1], each)["running"] for each in generations))
+    stack.client(1).run("scenario_a_trace")
 
 
 def test_all_of_it_ends_and_leaves_nothing(stack: Stack) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,6 +31,19 @@ _GRACE_S = 3
 """Seconds that open connections have to end when the server does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What clients come in by."""
+
+    app: Starlette
+    subscribe: Subscribe
+    socket_io: SocketIo
+
+    async def farewell(self) -> None:
+        """Tell live clients that their channels are closed now."""
+        await asyncio.gather(self.subscribe.farewell(), self.socket_io.farewell())
+
+
 def door(
     settings: Settings,
     broker: Broker,
@@ -43,19 +58,21 @@ def door(
     loopback: bool,
     operations: Operations | None,
     token: str | None,
-) -> Starlette:
-    """The application; an operator's routes where there are `operations` and a `token` for them."""
+) -> Door:
+    """The whole of it; an operator's routes where there are `operations` and a `token` for them."""
     submit = Submit(settings, broker, responder, runtimes, catalogue, accounts)
+    subscribe, socket_io = Subscribe(broker), SocketIo(broker, settings)
     routes = [
         *submit.routes(),
-        *Subscribe(broker).routes(),
+        *subscribe.routes(),
         *Responses(objects).routes(),
         # From another store clients fetch their results themselves.
         *(Results(objects).routes() if isinstance(objects, FileStore) else ()),
         *Health(catalogue, accounts).routes(),
         *(Admin(operations, token, settings).routes() if operations and token else ()),
     ]
-    return gateway(routes, SocketIo(broker, settings), hub, lifespan, loopback=loopback)
+    app = gateway(routes, socket_io, hub, lifespan, loopback=loopback)
+    return Door(app, subscribe, socket_io)
 
 
 def http(app: Starlette, settings: Settings, listening: socket.socket) -> uvicorn.Config:

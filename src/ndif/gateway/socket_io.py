@@ -8,8 +8,13 @@ from typing import Any
 import socketio
 
 from ndif.config import Settings
+from ndif.gateway.leaving import last_word
 from ndif.gateway.responses import is_job_id
+from ndif.schema import headers_wire
 from ndif.stores.broker import Broker, Subscription
+
+_UPDATE = "blocking_response"
+"""The event that clients of this wire wait for."""
 
 
 class SocketIo:
@@ -40,6 +45,11 @@ class SocketIo:
             forwarding.cancel()
             await subscription.close()
 
+    async def farewell(self) -> None:
+        """Tell everybody that nothing more comes."""
+        for sid in list(self._channels):
+            await self._server.emit(_UPDATE, headers_wire.frame(last_word(sid)), to=sid)
+
     async def _upload(self, sid: str, *said: Any) -> None:
         """What a hybrid job's client computed for it: the bytes, and the job's id."""
         match said:
@@ -49,4 +59,4 @@ class SocketIo:
     async def _forward(self, subscription: Subscription) -> None:
         while True:
             frame = await subscription.next()
-            await self._server.emit("blocking_response", frame, to=subscription.session)
+            await self._server.emit(_UPDATE, frame, to=subscription.session)

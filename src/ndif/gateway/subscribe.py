@@ -9,11 +9,15 @@ import json
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ndif.gateway.leaving import last_word
+from ndif.schema import envelope_wire
 from ndif.stores.broker import Broker, Subscription
 
 _MAX_MESSAGE = 1 << 20
 _TOO_BIG = 1009
 """The code of RFC 6455, section 7.4.1."""
+_GONE = (WebSocketDisconnect, RuntimeError)
+"""What it is called that a client is there no longer."""
 
 
 class Subscribe:
@@ -21,6 +25,7 @@ class Subscribe:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._open: dict[str, WebSocket] = {}
 
     def routes(self) -> list[BaseRoute]:
         """Where it answers."""
@@ -33,6 +38,7 @@ class Subscribe:
         forwarding = None
         try:
             await websocket.send_text(json.dumps({"session_id": subscription.session}))
+            self._open[subscription.session] = websocket
             forwarding = asyncio.create_task(_forward(subscription, websocket))
             while (message := await websocket.receive())["type"] != "websocket.disconnect":
                 # A client has nothing to say here.
@@ -40,11 +46,18 @@ class Subscribe:
                     await websocket.close(_TOO_BIG)
                     break
         finally:
+            self._open.pop(subscription.session, None)
             await subscription.close()
             if forwarding is not None:
                 forwarding.cancel()
-                with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
+                with contextlib.suppress(asyncio.CancelledError, *_GONE):
                     await forwarding
+
+    async def farewell(self) -> None:
+        """Tell everybody that nothing more comes."""
+        for session, websocket in list(self._open.items()):
+            with contextlib.suppress(*_GONE):
+                await websocket.send_text(json.dumps(envelope_wire.fields(last_word(session))))
 
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:

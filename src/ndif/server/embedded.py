@@ -83,7 +83,7 @@ class Server:
             loopback=loopback,
             operations=self._coordinator.operations,
             token=token,
-        )
+        ).app
 
     @classmethod
     def local(

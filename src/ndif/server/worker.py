@@ -51,7 +51,7 @@ class Gateway:
         notes = Notes(client)
         self._scratch = TemporaryDirectory(prefix="ndif-hub-", ignore_cleanup_errors=True)
         self._hub = PublishedHub(hub, notes, self._objects, Path(self._scratch.name))
-        self.app = door(
+        self.door = door(
             settings,
             self._broker,
             self._objects,
@@ -95,7 +95,8 @@ def main() -> None:
 
 
 async def _serve(settings: Settings, part: Part, listening: socket.socket, lifeline: int) -> None:
-    serving = Http(http(Gateway(settings, part).app, settings, listening))
+    entrance = Gateway(settings, part).door
+    serving = Http(http(entrance.app, settings, listening), farewell=entrance.farewell)
     on_hang_up(lifeline, serving.stop)
     await serving.serve(sockets=[listening])
 
