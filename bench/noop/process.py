@@ -36,7 +36,6 @@ class Model:
 
     def __init__(self, fd: int, size: int) -> None:
         self._control = Channel(socket.socket(fileno=fd))
-        self._telling = threading.Lock()
         self._size = size
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._control.socket, selectors.EVENT_READ)
@@ -50,10 +49,6 @@ class Model:
                 elif not self._be_zygote():
                     return
 
-    def _tell(self, header: Header) -> None:
-        with self._telling:
-            self._control.send(header)
-
     def _be_zygote(self) -> bool:
         try:
             header, _, fds = self._control.receive()
@@ -61,7 +56,7 @@ class Model:
             return False
         match header["kind"]:
             case "load":
-                self._tell(ready(header["spec"], self._size))
+                self._control.send(ready(header["spec"], self._size))
             case "fork":
                 channel = Channel(socket.socket(fileno=fds[0]))
                 self._ready.register(
@@ -69,7 +64,7 @@ class Model:
                 )
                 channel.send({"kind": "idle"})
             case "verify":
-                self._tell({"kind": "verified", "restored": 0})
+                self._control.send({"kind": "verified", "restored": 0})
         return True
 
     def _be_runner(self, channel: Channel, name: str) -> None:
@@ -84,7 +79,7 @@ class Model:
         except (EOFError, OSError):
             self._ready.unregister(channel.socket)
             channel.socket.close()
-            self._tell({"kind": "exited", "runner": name, "code": 0})
+            self._control.send({"kind": "exited", "runner": name, "code": 0})
 
 
 def be_busy(channel: Channel, header: Header, wanted: dict[str, str]) -> None:

@@ -21,7 +21,7 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Models
 from ndif.cluster.ray_actors import RayActor
-from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
+from ndif.host.port import ActorError, EndedError, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
@@ -348,7 +348,8 @@ async def test_a_job_that_had_ended_where_another_leader_sent_it_is_not_run_agai
                     told.append(response)
                     return True
 
-                assert (await other(job, tell)).delivered
+                with pytest.raises(EndedError):
+                    await other(job, tell)
                 assert told == []
 
 

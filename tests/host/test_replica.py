@@ -153,6 +153,19 @@ async def test_one_that_is_spared_runs_when_it_comes() -> None:
 
 
 @on_loop
+async def test_one_that_waits_here_is_not_spared() -> None:
+    async with a_replica() as replica:
+        first, second = a_request(), a_request()
+        runs = [running(replica, request) for request in (first, second)]
+        await replica.actor.runs.wait()
+        await replica.cancel(second.id, "The client left.")
+        await replica.spare(second.id)
+        await replica.cancel(first.id, "First.")
+        answers = await asyncio.gather(*runs)
+        assert [a["description"] for a in answers] == ["First.", "The client left."]
+
+
+@on_loop
 async def test_what_comes_by_the_quick_way_runs_once() -> None:
     async with a_replica() as replica:
         first, second = a_request(env=BRIEFLY), a_request(env=BRIEFLY)

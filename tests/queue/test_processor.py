@@ -22,7 +22,7 @@ from ndif.cluster.models import Models
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources
 from ndif.host.announcement import announce
-from ndif.host.port import ActorError, ReplicaLostError
+from ndif.host.port import ActorError, EndedError, ReplicaLostError
 from ndif.queue import service
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Customs, Processor
@@ -618,6 +618,33 @@ async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_
             await first.hears(Status.COMPLETED)
             with pytest.raises(asyncio.TimeoutError):
                 await within(first.hears(Status.ERROR), 0.05)
+
+
+@pytest.mark.parametrize("first", ["nobody", "the replica", "the line"])
+@on_loop
+async def test_a_request_that_had_ended_elsewhere_keeps_its_end(tmp_path: Path, first: str) -> None:
+    """Unless it was told since that it waits: then nobody knows any more what it came to."""
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if request.id != ended.request.id:
+            return await complete(replica, request, respond)
+        if first == "the replica":
+            response = Response(request.id, Status.COMPLETED, "Done.")
+            await Responder(line.broker, line.store).respond(request, response)
+        raise EndedError
+
+    async with a_line(tmp_path, act) as line:
+        ended = await line.join(polled=first != "nobody")
+        other = await line.join()
+        await other.hears(Status.COMPLETED)
+        if first == "nobody":
+            with pytest.raises(asyncio.TimeoutError):
+                await within(ended.hears(Status.COMPLETED), 0.05)
+        elif first == "the replica":
+            assert (await ended.polls())["status"] == "COMPLETED"
+        else:
+            fields = await ended.polls()
+            assert (fields["status"], "Send it again." in fields["description"]) == ("ERROR", True)
 
 
 @on_loop

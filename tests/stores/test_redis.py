@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, ResponseError
 
+from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.objects import FileStore
 from ndif.stores.redis import link, pipeline
 from ndif.stores.redis.client import connect, persist
 from ndif.stores.redis.script import Script
@@ -62,9 +65,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Cutting:
     """A way to a server on which connections end: each once this has passed by, or all at once."""
 
-    def __init__(self, server: RedisServer, after: bytes = b"") -> None:
+    def __init__(self, server: RedisServer, after: bytes = b"", *said: bytes) -> None:
+        """`said`: what is said instead, the first times, of what then passes by."""
         self._server = server
         self._after = after
+        self._said = list(said)
         self._writers: set[asyncio.StreamWriter] = set()
         self.connections = 0
 
@@ -95,7 +100,11 @@ class Cutting:
         with contextlib.suppress(OSError):
             while content := await reader.read(1 << 16):
                 if self._after and self._after in content:
-                    break
+                    if not self._said:
+                        break
+                    writer.write(self._said.pop(0))
+                    self._after = self._after if self._said else b""
+                    await reader.read()
                 back.write(content)
         answering.cancel()
         for end in (writer, back):
@@ -230,6 +239,88 @@ def test_a_server_that_does_not_answer_is_not_waited_for(play: Play, redis: Redi
             finally:
                 redis.resume()
             assert await persist(client.ping, PATIENCE_S)
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_asks_for_much_waits_for_all_of_it(play: Play, redis: RedisServer) -> None:
+    slow = """
+        local function now() local t = redis.call('TIME'); return t[1] * 1000000 + t[2] end
+        local done = now() + 10000
+        while now() < done do end
+        return redis.call('INCR', KEYS[1])
+    """
+
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            await client.delete("slow")
+            script = Script(client, slow)
+            # Redis answers once it has carried out all that it had read: some of these.
+            large = [b"x" * 4000]
+            answers = await asyncio.gather(*(script(["slow"], large) for _ in range(150)))
+            assert answers == list(range(1, 151))
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_process_that_stood_still_blames_nobody(
+    play: Play, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_STALL_S", SHORT_S / 2)
+
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            await client.ping()
+            asked = asyncio.create_task(client.ping())
+            await asyncio.sleep(0)
+            time.sleep(2 * SHORT_S)  # noqa: ASYNC251 - that is what it is about
+            assert await asked
+
+    play(scene)
+
+
+def test_a_server_that_has_yet_to_read_its_data_is_asked_again(
+    play: Play, redis: RedisServer
+) -> None:
+    async def scene() -> None:
+        way = Cutting(redis, b"whether", *[b"-LOADING Redis is loading the dataset\r\n"] * 2)
+        async with way.open() as url, a_client(url) as client:
+            asked = client.echo("whether"), client.echo("it"), client.echo("answers")
+            assert await asyncio.gather(*asked) == [b"whether", b"it", b"answers"]
+            assert way.connections == 3
+
+    play(scene)
+
+
+def test_one_that_was_closed_connects_again(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(redis.url) as client:
+            asked = asyncio.create_task(client.ping())
+            await asyncio.sleep(0)
+            await client.aclose()
+            await asyncio.wait([asked])
+            assert await within(asyncio.ensure_future(client.ping()), 2)
+
+    play(scene)
+
+
+def test_a_channel_is_closed_at_once_whose_connection_is_lost(
+    play: Play, redis: RedisServer, tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        way = Cutting(redis)
+        async with way.open() as url:
+            broker = RedisBroker(url, FileStore(tmp_path, 3600), inline_bytes=1000)
+            await broker.start()
+            for _ in range(5):
+                subscription = await broker.subscribe()
+                closing = asyncio.create_task(subscription.close())
+                await asyncio.sleep(0)
+                way.cut()
+                await within(closing, 2)
+            await broker.stop()
 
     play(scene)
 

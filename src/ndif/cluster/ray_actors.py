@@ -28,6 +28,7 @@ from ndif.cluster.ray_calls import aside
 from ndif.host.announcement import announce, announcement
 from ndif.host.port import (
     ActorError,
+    EndedError,
     Progress,
     ReplicaEvictedError,
     ReplicaLostError,
@@ -195,9 +196,9 @@ class RayActor:
                 await announce(request, respond)
             return await self._run_soon(request) or await self._run(request)
         except ClientLeftError:
-            if self._cancels and self._run_by is not None:
+            if self._cancels and self._run_by == (request.id, self):
                 # It was not sent. Should its client come back, it is.
-                self._run_by[1]._handle.spare.remote(request.id)
+                self._handle.spare.remote(request.id)
             raise
         finally:
             self._run_by = None
@@ -205,7 +206,11 @@ class RayActor:
     async def _run_elsewhere(
         self, request: Request, elsewhere: RayActor, respond: Respond
     ) -> Response | None:
-        """How it ended where another leader had sent it; None if that is lost before it has."""
+        """How it ended where another leader had sent it; None if that is lost before it has.
+
+        Raises:
+            EndedError: if that is lost after it has.
+        """
         if not await self._lanes.has_ended(request):  # else its user knows more than that
             await announce(request, respond)
         self._whereabouts.pop(request.id, None)
@@ -213,7 +218,7 @@ class RayActor:
             return await elsewhere._run(request, inherited=True)
         except ReplicaLostError:
             if await self._lanes.has_ended(request):
-                return Response(request.id, Status.COMPLETED, "It ended before.", delivered=True)
+                raise EndedError from None
             if elsewhere is self:
                 raise
             return None

@@ -101,7 +101,8 @@ class Jobs:
 
     def spare(self, request_id: str) -> None:
         """Do not end a request that is not here yet, whatever was said of it."""
-        self._cancelled.pop(request_id, None)
+        if request_id not in self._runs:
+            self._cancelled.pop(request_id, None)
 
     async def _tell_again(self, request: Request, answer: Answer, response: Response) -> None:
         """Have the client that polls find its result: it was put in a line again meanwhile, and told so."""

@@ -24,6 +24,10 @@ class ReplicaEvictedError(ReplicaLostError):
     """The replica was taken off its device in the middle of a job: no fault of the job's."""
 
 
+class EndedError(Exception):
+    """A request has had its last response already, by a replica that was lost after that."""
+
+
 class ActorError(Exception):
     """The replica cannot be brought up, or back; the message says why, in a sentence."""
 
@@ -74,6 +78,7 @@ class Actor(Protocol):
 
         Raises:
             ClientLeftError: if its client is not there to hear of it.
+            EndedError: if there is nothing to be run any more.
             ReplicaLostError: if the replica ended, or was evicted.
         """
         ...

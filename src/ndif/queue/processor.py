@@ -12,7 +12,7 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.deployment import ReplicaKey
 from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted
 from ndif.cluster.models import Model
-from ndif.host.port import Actor, ReplicaEvictedError, ReplicaLostError
+from ndif.host.port import Actor, EndedError, ReplicaEvictedError, ReplicaLostError
 from ndif.queue.attempts import Attempts
 from ndif.queue.estimates import RunTimes
 from ndif.queue.line import Entry, Line
@@ -388,6 +388,8 @@ class Processor:
             self._run_times.measured(entry, ran_s)
             self.line.settle(entry, ran_s)
             await self._service.finish(entry.what, response)
+        except EndedError:
+            await self._service.ended(entry.what)
         except ClientLeftError:
             seeing_off = asyncio.create_task(self._see_off(entry.what), name=f"end of {entry.id}")
             self._seeing_off[entry.id] = seeing_off
@@ -408,7 +410,7 @@ class Processor:
     async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
         """Give a request back to the head of the line, as often as it may be tried."""
         if await self._service.has_ended(entry.what):  # the replica was lost after that
-            self._attempts.forget(entry.id)
+            await self._service.ended(entry.what)
             return
         why_not = self._attempts.lost(entry.id, error)
         if why_not is None:

@@ -59,17 +59,36 @@ class Responder:
             task.add_done_callback(self._callbacks.discard)
         return heard
 
+    async def see_told(self, request: Request, otherwise: Response) -> None:
+        """Have the next poll for a request that has ended find an end.
+
+        While it ended where another leader had sent it, it waited in this one's line, and its client may
+        have been told so after that.
+
+        Raises:
+            ObjectStoreError: if that cannot be known, or not be kept.
+        """
+        if request.session is not None:
+            return
+        async with self._turns.setdefault(request.id, asyncio.Lock()):
+            kept = await self._objects.get(_key_of(request))
+            if kept is None or not Status(json.loads(kept)["status"]).terminal:
+                await self._keep(request, otherwise)
+
     async def _keep(self, request: Request, response: Response) -> None:
         """Have the client's next poll find this."""
-        key = f"responses/{request.id}.json"
         content = json.dumps(wires.fields(request, response)).encode()
         try:
-            await self._objects.put(key, content, soon=not response.status.terminal)
+            await self._objects.put(_key_of(request), content, soon=not response.status.terminal)
         except ObjectStoreError as error:
             # Without its first response a job cannot be asked for, without its last it has no end.
             if response.status.terminal or response.status is Status.RECEIVED:
                 raise
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
+
+
+def _key_of(request: Request) -> str:
+    return f"responses/{request.id}.json"
 
 
 async def _call_back(request: Request, response: Response) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ndif.host.port import Actor, ReplicaLostError
+from ndif.host.port import Actor, EndedError, ReplicaLostError
 from ndif.queue.attempts import Attempts
 from ndif.queue.responder import Responder
 from ndif.schema.request import Request
@@ -16,6 +16,7 @@ from ndif.stores.broker import Broker, BrokerError, ClientLeftError
 logger = logging.getLogger(__name__)
 
 _LOOKS, _LOOK_S = 10, 0.5
+_LOST = "The job ended, and what it came to was lost with its replica. Send it again."
 
 
 class Service:
@@ -31,6 +32,7 @@ class Service:
 
         Raises:
             ClientLeftError: if it was not run, as nobody waits for it.
+            EndedError: if it was not run, as it has had its last response.
             ReplicaLostError: if it has none, and may have one elsewhere.
         """
 
@@ -45,7 +47,7 @@ class Service:
             if reason is not None:
                 return Response(request.id, Status.ERROR, reason)
             return await actor(request, respond)
-        except (ClientLeftError, ReplicaLostError):
+        except (ClientLeftError, EndedError, ReplicaLostError):
             raise
         except Exception:
             # A defect of ours must cost one request, not the line.
@@ -85,6 +87,14 @@ class Service:
         except BrokerError as error:
             logger.warning("request %s: %s", request.id, error)
             return False
+
+    async def ended(self, request: Request) -> None:
+        """Forget a request that has had its last response, which may not be the last that was kept."""
+        self._attempts.forget(request.id)
+        try:
+            await self._responder.see_told(request, Response(request.id, Status.ERROR, _LOST))
+        except Exception:
+            logger.exception("request %s could not be told its end", request.id)
 
     async def has_left(self, request: Request) -> bool:
         """Whether its client, who was away when it was to run, stays away.

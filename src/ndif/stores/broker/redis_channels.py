@@ -202,6 +202,10 @@ class Channels:
 
     async def _connect(self) -> None:
         self._feed = await Feed.open(self._client, self._hear, _NOBODY, *self._open)
+        # What was closed meanwhile is subscribed to no longer, and nobody else confirms that.
+        for (command, name), confirmed in self._confirmations.items():
+            if command == "UNSUBSCRIBE" and name not in self._open and not confirmed.done():
+                confirmed.set_result(None)
 
     def _disconnect(self) -> None:
         feed, self._feed = self._feed, None

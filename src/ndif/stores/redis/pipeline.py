@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 _LOSSES = 2
 """On so many more connections, one after the other, a command is sent again."""
 
+_PAUSE_S = 0.02
+"""Before the next of them; each time twice as long."""
+_STALL_S = 1.0
+"""A timer that is so late tells of this process, and nothing of the server."""
+
 _ITS_OWN = (RedisError, OSError, asyncio.TimeoutError)
 """What goes wrong with a server, or on the way there."""
 
@@ -38,7 +43,7 @@ class _Command:
 
 
 class Pipeline:
-    """Connects when it is first used, and again when it has lost its connection."""
+    """Of one event loop. Connects when it is first used, and again when it has lost its connection."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
@@ -46,6 +51,7 @@ class Pipeline:
         self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._losses = 0
+        self._heard = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
     def ask(self, content: bytes) -> asyncio.Future[Any]:
@@ -68,6 +74,8 @@ class Pipeline:
         """Have nobody wait for an answer any more."""
         if self._connecting is not None:
             await end([self._connecting])
+            # Of a task that was cancelled before it began nothing has run.
+            self._connecting = None
         self._fail(RedisConnectionError("the connection is closed"))
 
     def _connect(self) -> None:
@@ -75,6 +83,8 @@ class Pipeline:
 
     async def _open(self) -> None:
         try:
+            if self._losses:
+                await asyncio.sleep(_PAUSE_S * 2**self._losses)
             self._link = await Link.open(self._client, self._hear, self._lose)
         except _ITS_OWN as error:
             self._fail(error)
@@ -92,7 +102,12 @@ class Pipeline:
     def _hear(self, said: Any) -> None:
         if isinstance(said, hiredis.PushNotification):
             return
-        self._losses = 0
+        if isinstance(said, RedisConnectionError) and self._link is not None:
+            # It does not serve yet, as while it reads its data.
+            self._link.close()
+            self._lose(said)
+            return
+        self._losses, self._heard = 0, asyncio.get_running_loop().time()
         answer = self._unanswered.popleft().answer
         if answer.done():
             return
@@ -111,13 +126,18 @@ class Pipeline:
             self._connect()
 
     def _look(self) -> None:
-        """See that the server answers."""
+        """See that the server answers, if not at once: those who ask much wait for each other."""
+        due = self._alarm.when() if self._alarm is not None else 0.0
         self._alarm = None
         if not self._unanswered:
             return
         loop = asyncio.get_running_loop()
-        late = self._unanswered[0].asked + ANSWER_S
-        if late > loop.time():
+        now = loop.time()
+        late = max(self._unanswered[0].asked, self._heard) + ANSWER_S
+        if now - due > _STALL_S:
+            # It was this process that stood still.
+            late = now + _STALL_S
+        if late > now:
             self._alarm = loop.call_at(late, self._look)
         else:
             # Those who asked after it have the same server.
