@@ -49,6 +49,7 @@ class Link(asyncio.Protocol):
         hear: Callable[[Any], None],
         lost: Callable[[Exception], None],
     ) -> None:
+        # The library has no public way to let go of a connection: these names are its own.
         self._connection = connection
         self._transport: asyncio.Transport = connection._writer.transport
         self._opener = self._transport.get_protocol()
