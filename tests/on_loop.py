@@ -1,4 +1,4 @@
-"""Lets a test be a coroutine: it gets an event loop of its own, and an end if it hangs."""
+"""Lets a test be a coroutine, or play one: it gets an event loop of its own, and an end if it hangs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec
+
+import pytest
+import uvloop
 
 P = ParamSpec("P")
 PATIENCE_S = 60
@@ -20,5 +23,22 @@ def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
             await asyncio.wait_for(test(*args, **kwargs), PATIENCE_S)
 
         asyncio.run(whole())
+
+    return run
+
+
+Play = Callable[[Callable[[], Awaitable[None]]], None]
+"""Runs a scene to its end."""
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def play(request: pytest.FixtureRequest) -> Play:
+    """On an event loop of either kind, each in its turn."""
+
+    def run(scene: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await asyncio.wait_for(scene(), PATIENCE_S)
+
+        (uvloop.run if request.param == "uvloop" else asyncio.run)(whole())
 
     return run

@@ -231,7 +231,7 @@ def test_whoever_hears_by_a_gateway_that_is_stopped_is_told(stack: Stack) -> Non
         gateway.terminate()
     for each in waiting:
         each.ends_well()
-    psutil.wait_procs(gateways, timeout=PATIENCE_S)
+    assert not psutil.wait_procs(gateways, timeout=PATIENCE_S)[1]
     until(lambda: len(parts(stack.hosts[1], "ndif.server.worker")) == 2)
     until(lambda: not running(stack.hosts[1]))
     stack.client(1).run("scenario_a_trace")

@@ -23,12 +23,14 @@ from ndif.cluster.models import Models
 from ndif.cluster.ray_actors import RayActor
 from ndif.host.port import ActorError, EndedError, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.schema.variant import Variant
 from ndif.stores.objects import FileStore
 from tests.cluster.rays import (
     GIB,
+    Client,
     a_client,
     a_replica,
     a_request,
@@ -283,13 +285,7 @@ async def test_another_leader_takes_over_what_lives_and_what_runs(
 ) -> None:
     async with a_client(redis.url, store) as user:
         job = await user.send(lasting(client))
-        async with driving(server) as cluster:
-            actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "first")
-            await actor.start(lambda done, total: None)
-            running = asyncio.create_task(actor(job, nothing))
-            await user.until(job, Status.LOG)
-        running.cancel()
-
+        await leave_running(server, tiny_gpt2, user, job, Status.LOG)
         async with driving(server) as cluster:
             models = Models()
             controller = Controller(models, cluster.make_actor, unmeasured, cluster.discover)
@@ -330,12 +326,7 @@ async def test_a_job_that_had_ended_where_another_leader_sent_it_is_not_run_agai
 ) -> None:
     async with a_client(redis.url, store) as user:
         job = await user.send(sleeping(client, 3.0))
-        async with driving(server) as cluster:
-            actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "first")
-            await actor.start(lambda done, total: None)
-            running = asyncio.create_task(actor(job, nothing))
-            await user.until(job, Status.RUNNING)
-        running.cancel()
+        await leave_running(server, tiny_gpt2, user, job, Status.RUNNING)
         async with driving(server) as cluster:
             (left,) = await cluster.living()
             async with a_replica(cluster, tiny_gpt2, "two", "second") as other:
@@ -351,6 +342,18 @@ async def test_a_job_that_had_ended_where_another_leader_sent_it_is_not_run_agai
                 with pytest.raises(EndedError):
                     await other(job, tell)
                 assert told == []
+
+
+async def leave_running(
+    server: RayServer, checkpoint: Path, user: Client, job: Request, told: Status
+) -> None:
+    """Lead until a replica on the first node runs a job, whose client has been told so much."""
+    async with driving(server) as cluster:
+        actor = await an_actor(cluster, config_of(checkpoint), "one", "first")
+        await actor.start(lambda done, total: None)
+        running = asyncio.create_task(actor(job, nothing))
+        await user.until(job, told)
+    running.cancel()
 
 
 def kill_the_first(server: RayServer) -> None:

@@ -7,33 +7,16 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
-import uvloop
+from tests.on_loop import Play, play
 
 from ndif.host.channel import Channel
 from ndif.runtime.frames import pack
-from ndif.tasks import within
 
-PATIENCE_S = 20.0
+__all__ = ["play"]
+
 SOON_S = 0.05
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def play(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs a scene on an event loop of either kind."""
-
-    def run(scene: Callable[[], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            await within(scene(), PATIENCE_S)
-
-        (uvloop.run if request.param == "uvloop" else asyncio.run)(whole())
-
-    return run
-
-
-Play = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 @pytest.mark.parametrize("seed", range(8))

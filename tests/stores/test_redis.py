@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, ResponseError
@@ -21,30 +20,17 @@ from ndif.stores.redis import link, pipeline
 from ndif.stores.redis.client import connect, persist
 from ndif.stores.redis.script import Script
 from ndif.tasks import within
+from tests.on_loop import Play, play
 from tests.services.packages import need
 from tests.services.process import HOST, free_port
 from tests.services.redis import RedisServer
+
+__all__ = ["play"]
 
 PATIENCE_S = 20.0
 SOON_S = 0.05
 SHORT_S = 0.5
 LARGE = b"x" * 300_000
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def play(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs a scene on an event loop of either kind."""
-
-    def run(scene: Callable[[], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            await within(scene(), PATIENCE_S)
-
-        (uvloop.run if request.param == "uvloop" else asyncio.run)(whole())
-
-    return run
-
-
-Play = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 @contextlib.asynccontextmanager

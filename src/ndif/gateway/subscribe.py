@@ -57,13 +57,16 @@ class Subscribe:
         """Tell everybody that nothing more comes."""
         for session, websocket in list(self._open.items()):
             with contextlib.suppress(*_GONE):
-                await websocket.send_text(json.dumps(envelope_wire.fields(last_word(session))))
+                await _send(websocket, envelope_wire.frame(last_word(session)))
 
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:
     while True:
-        frame = await subscription.next()
-        if isinstance(frame, bytes):
-            await websocket.send_bytes(frame)
-        else:
-            await websocket.send_text(frame)
+        await _send(websocket, await subscription.next())
+
+
+async def _send(websocket: WebSocket, frame: str | bytes) -> None:
+    if isinstance(frame, bytes):
+        await websocket.send_bytes(frame)
+    else:
+        await websocket.send_text(frame)
