@@ -6,11 +6,15 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 from ndif.runtime.cached import Cached
+from tests.runtime.pretend_driver import PretendDriver
+
+DRIVER = PretendDriver(Path(tempfile.mkdtemp()))
 
 DTYPES = (
     torch.float32,
@@ -52,7 +56,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
 def test_every_tensor_is_as_it_was() -> None:
     before = some_tensors()
     cached = Cached.of(before)
-    fd = cached.fill(before)
+    fd = cached.fill(before, DRIVER)
     after = pickle.loads(pickle.dumps(cached)).tensors(fd)
     os.close(fd)
     assert after.keys() == before.keys()
@@ -67,7 +71,7 @@ def test_every_tensor_is_as_it_was() -> None:
 def test_another_process_finds_the_same(tmp_path: Path) -> None:
     before = some_tensors()
     cached = Cached.of(before)
-    fd = cached.fill(before)
+    fd = cached.fill(before, DRIVER)
     done = subprocess.run(
         [sys.executable, "-c", READER, str(fd)],
         input=pickle.dumps(cached),
@@ -86,7 +90,7 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
 def test_the_memory_goes_with_the_last_who_uses_it() -> None:
     tensors = {"large": torch.ones(1 << 20)}
     cached = Cached.of(tensors)
-    fd = cached.fill(tensors)
+    fd = cached.fill(tensors, DRIVER)
     taken = cached.tensors(fd)
     os.close(fd)
     assert mapped()
@@ -101,6 +105,6 @@ def mapped() -> bool:
 
 def test_a_model_without_tensors() -> None:
     cached = Cached.of({})
-    fd = cached.fill({})
+    fd = cached.fill({}, DRIVER)
     assert cached.tensors(fd) == {}
     os.close(fd)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +19,7 @@ from ndif.config import Settings
 from ndif.host.actor import ModelActor
 from ndif.host.port import ActorError, ReplicaLostError
 from ndif.host.process import ModelProcessError
+from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
 from ndif.host.weights import Weights
 from ndif.schema.deployment import DeploymentConfig
@@ -25,7 +27,10 @@ from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import ObjectStore
 from tests.on_loop import on_loop
+from tests.runtime.pretend_driver import ANOTHERS_CARD, CARD
 from tests.runtime.replica import (
+    PROMPT,
+    Sent,
     alive,
     children,
     dying,
@@ -36,7 +41,7 @@ from tests.runtime.replica import (
     writing,
 )
 
-PROGRAM = Path(__file__).with_name("owner_on_cpu.py")
+PROGRAM = Path(__file__).with_name("pretend_driver.py")
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +109,18 @@ async def test_the_choreography(
     await until(lambda: not any(map(alive, family)))
 
 
+def strangers(folder: Path) -> Settings:
+    """Of a server that trusts nobody, and whose users may write any Python."""
+    return Settings(sandbox="require", protector="off", session_root=folder)
+
+
 @on_loop
 async def test_what_a_stranger_does_to_the_weights_is_undone(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
-    # The files that stand for a GPU's memory are outside of what Landlock would leave a runner.
-    settings = Settings(sandbox="off", protector="off", session_root=tmp_path)
     read, write = reading(client), writing(client)
     truth = expected(tiny_gpt2)
-    async with serve(tiny_gpt2, runtime, settings) as served:
+    async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         assert torch.equal(await served.logits(read, trusted=False), truth)
         for _ in range(2):
             assert not (await served.logits(write, trusted=False)).any()
@@ -123,12 +131,174 @@ async def test_what_a_stranger_does_to_the_weights_is_undone(
         assert torch.equal(await served.logits(read, trusted=False), truth)
 
 
+def opening(client: TransformersModel, path: Path) -> bytes:
+    """A block that opens a device."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        os.close(os.open(path, os.O_RDWR))
+        logits = client.lm_head.output.save()  # noqa: F841
+    return sent.payload
+
+
+@on_loop
+async def test_a_stranger_has_the_replicas_device_and_no_other(
+    tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
+) -> None:
+    truth = expected(tiny_gpt2)
+    own, anothers = opening(client, CARD), opening(client, ANOTHERS_CARD)
+    async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
+        assert torch.equal(await served.logits(own, trusted=False), truth)
+        response = await served.run(anothers, trusted=False)
+        assert "PermissionError" in response.description
+        # Whoever is trusted is not confined.
+        assert torch.equal(await served.logits(anothers), truth)
+
+
+def looking(client: TransformersModel) -> bytes:
+    """A block that looks for what only the driver's start needed."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        found = [name for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_X") if os.environ.get(name)]
+        for name in ("/proc/self/task", "/proc/self/maps", "/proc/modules"):
+            if os.access(name, os.R_OK):
+                try:
+                    os.close(os.open(name, os.O_RDONLY))
+                    found.append(name)
+                except PermissionError:
+                    pass
+        logits = torch.tensor(len(found)).save()  # noqa: F841
+    return sent.payload
+
+
+@on_loop
+async def test_what_the_driver_needed_to_start_a_block_has_not(
+    tiny_gpt2: Path,
+    runtime: Runtime,
+    client: TransformersModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-the-replica")
+    monkeypatch.setenv("NVIDIA_X", "1")
+    look = looking(client)
+    async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
+        assert (await served.logits(look, trusted=False)).item() == 0
+        assert (await served.logits(look)).item() > 3
+
+
+def touching(client: TransformersModel, file: Path) -> bytes:
+    """A block that leaves a file behind and fails."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        open(file, "w").close()  # noqa: PTH123 - as a block does
+        raise ValueError("of the block's own")
+    return sent.payload
+
+
+@on_loop
+async def test_a_runner_whose_device_has_lost_its_state_is_replaced(
+    tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
+) -> None:
+    read, truth = reading(client), expected(tiny_gpt2)
+    asserted = tmp_path / "weights" / "asserted"
+    async with serve(tiny_gpt2, runtime) as served:
+        before = set(children(served.zygote))
+        response = await served.run(touching(client, asserted))
+        assert response.status is Status.ERROR
+        # The block's own error comes first, and then why others have another process.
+        assert "of the block's own" in response.description
+        assert "CUDA error: device-side assert triggered" in response.description
+        asserted.unlink()
+        assert torch.equal(await served.logits(read), truth)
+        await until(lambda: len(before - set(children(served.zygote))) == 1)
+
+
+@on_loop
+async def test_a_device_that_hangs_costs_the_replica_and_not_the_server(
+    tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
+) -> None:
+    read = reading(client)
+    async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
+        family = [served.zygote, *children(served.zygote)]
+        assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+        await until(lambda: served.actor._verifying is None or served.actor._verifying.done())
+        (tmp_path / "weights" / "busy").touch()
+        assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+        with pytest.raises(ReplicaLostError, match="GPU 0 did nothing"):
+            await served.run(read, trusted=False)
+        await asyncio.wait_for(served.actor.ended.wait(), 5)
+        await until(lambda: not any(map(alive, family)))
+
+
+def lingering(client: TransformersModel) -> bytes:
+    """A block whose process does not end by itself."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        os._exit = lambda _: time.sleep(3600)  # type: ignore[assignment]
+        logits = client.lm_head.output.save()  # noqa: F841
+    return sent.payload
+
+
+@pytest.fixture
+def slow_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that takes its time to end a process."""
+    kill = Runner.kill
+
+    def later(runner: Runner) -> None:
+        asyncio.get_running_loop().call_later(SLOW_S, kill, runner)
+
+    monkeypatch.setattr(Runner, "kill", later)
+
+
+SLOW_S = 1.5
+
+
+@pytest.mark.usefixtures("slow_kill")
+@on_loop
+async def test_nothing_is_verified_while_a_runner_may_still_write(
+    tiny_gpt2: Path,
+    runtime: Runtime,
+    client: TransformersModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
+        assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED
+        ended, asked = time.monotonic(), []
+        verify = served.actor.process.verify
+
+        async def seen() -> int:
+            asked.append(time.monotonic() - ended)
+            return await verify()
+
+        monkeypatch.setattr(served.actor.process, "verify", seen)
+        assert (await served.run(reading(client), trusted=False)).status is Status.COMPLETED
+        assert asked[0] > SLOW_S / 2
+
+
+@pytest.mark.usefixtures("slow_kill")
+@on_loop
+async def test_a_runner_that_cannot_be_ended_costs_the_replica(
+    tiny_gpt2: Path,
+    runtime: Runtime,
+    client: TransformersModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ndif.host.actor.GONE_S", SLOW_S / 5)
+    async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
+        assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED
+        with pytest.raises(ReplicaLostError, match="a runner could not be ended within"):
+            await served.run(reading(client), trusted=False)
+        await asyncio.wait_for(served.actor.ended.wait(), 5)
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
 async def test_warm_and_back(
     trusted: bool, tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
-    settings = Settings(sandbox="off", protector="off", session_root=tmp_path)
+    settings = strangers(tmp_path)
     folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
     read, write, truth = reading(client), writing(client), expected(tiny_gpt2)
     async with serve(folder, runtime, None if trusted else settings) as served:
@@ -153,11 +323,29 @@ async def test_warm_and_back(
             assert served.actor.model == told
             assert torch.equal(await served.logits(read, trusted=trusted), truth)
         if not trusted:
-            # And those that came back are watched as the first were.
+            # And those that came back are watched as the first were, from memory, with no file left.
+            for name in ("model.safetensors", "config.json"):
+                (folder / name).unlink()
             assert not (await served.logits(write, trusted=False)).any()
             assert torch.equal(await served.logits(read, trusted=False), truth)
+            # That memory serves the next pause, too.
+            memory = memory_of(served.zygote)
+            assert memory
+            await served.actor.to_cache()
+            assert memory_of(served.zygote) == memory
+            await served.actor.from_cache({})
+            assert torch.equal(await served.logits(read, trusted=False), truth)
+        else:
+            # Those who are trusted may have changed the weights for good.
+            assert not memory_of(served.zygote)
         family = [served.zygote, *children(served.zygote)]
     await until(lambda: not any(map(alive, family)))
+
+
+def memory_of(pid: int) -> list[int]:
+    """Inodes of the memory files for weights that a process has open."""
+    files = Path(f"/proc/{pid}/fd").iterdir()
+    return [file.stat().st_ino for file in files if "cached weights" in str(file.readlink())]
 
 
 @on_loop

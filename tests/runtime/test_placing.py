@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ndif.runtime.generations.loading import load_arguments, on_cuda
-from ndif.runtime.memory import part_of
-from ndif.runtime.placing import place, spread
+from ndif.runtime.generations.loading import load_arguments
+from ndif.runtime.memory import owner_shares, runner_shares
+from ndif.runtime.placing import move, place, spread
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights import WeightsError
+from ndif.runtime.weights import WeightsError, collect
+from tests.runtime.pretend_driver import PretendDriver
 from tests.tiny_models import make_gpt2, make_llama
 
 GIB = 1 << 30
@@ -28,16 +29,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def size(module: Any) -> int:
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("torch.cuda._cached_device_count", None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
 
 
 class TestWhatIsAskedFor:
@@ -55,11 +46,6 @@ class TestWhatIsAskedFor:
             "max_memory": {1: GIB, 2: 2 * GIB},
         }
 
-    @pytest.mark.usefixtures("two_gpus")
-    def test_no_device_is_named(self) -> None:
-        spec = ModelSpec("m", "0.8", max_memory={1: GIB})
-        assert load_arguments(spec)["device_map"] == "cuda:1"
-
     @pytest.mark.parametrize("device", ["cpu", "meta", "cuda:0"])
     def test_a_device_that_is_named_goes_first(self, device: str) -> None:
         spec = ModelSpec("m", "0.8", device=device, max_memory={1: GIB, 2: GIB})
@@ -69,24 +55,6 @@ class TestWhatIsAskedFor:
     def test_it_survives_a_frame(self) -> None:
         spec = ModelSpec("m", "0.8", max_memory={0: GIB, 10: 7}, trust_remote_code=True)
         assert ModelSpec.of(json.loads(json.dumps(spec.header()))) == spec
-
-
-class TestWhatIsNotThere:
-    """A GPU that is given but is not there is said by its number."""
-
-    @pytest.mark.usefixtures("two_gpus")
-    def test_a_gpu_too_many(self) -> None:
-        with pytest.raises(ValueError, match="on GPU 2, but torch finds 2 CUDA devices here"):
-            on_cuda(ModelSpec("m", "0.8", max_memory={0: GIB, 2: GIB}))
-
-    @pytest.mark.usefixtures("two_gpus")
-    def test_those_that_are_there(self) -> None:
-        assert on_cuda(ModelSpec("m", "0.8", max_memory={0: GIB, 1: GIB}))
-
-    def test_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torch.backends.cuda.is_built", lambda: False)
-        with pytest.raises(ValueError, match=r"on GPU 1, but .* no CUDA device"):
-            on_cuda(ModelSpec("m", "0.8", max_memory={1: GIB}))
 
 
 def test_a_model_is_spread_over_what_it_may_take(llama: Any) -> None:
@@ -114,20 +82,33 @@ def test_too_little_room_is_said_before_anything_moves(llama: Any) -> None:
         spread(llama, {0: size(llama) // 4, 1: size(llama) // 4})
 
 
-def test_where_there_is_no_gpu_nothing_moves(llama: Any) -> None:
+def test_where_there_is_no_gpu_nothing_moves(llama: Any, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    place(llama, ModelSpec("m", "0.8"))
+    place(llama, ModelSpec("m", "0.8"), PretendDriver(tmp_path))
     assert {tensor.device.type for tensor in llama.parameters()} == {"cpu"}
 
 
-def test_the_part_of_a_gpu() -> None:
-    assert part_of(80 * GIB, 80 * GIB) is None
-    assert part_of(80 * GIB, 200 * GIB) is None
-    half = part_of(80 * GIB, 40 * GIB)
-    assert half is not None
-    assert 0.5 < half < 0.51
-    least = part_of(80 * GIB, 1)
-    assert least is not None
-    # What torch takes by the piece must have room beside the smallest model.
-    assert least * 80 * GIB > 200 << 20
+def test_what_moves_keeps_its_values_and_ties(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(make_gpt2(tmp_path / "gpt2"))
+    before = {name: tensor.clone() for name, tensor in collect(model).items()}
+    places = {tensor.data_ptr() for tensor in collect(model).values()}
+    devices = {"": "cpu", "transformer.h.0": torch.device("cpu")}
+    move(model, devices, PretendDriver(tmp_path))
+    after = collect(model)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not places & {tensor.data_ptr() for tensor in after.values() if tensor.numel()}
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert isinstance(model.lm_head.weight, torch.nn.Parameter)
+
+
+def test_the_shares_of_a_gpu() -> None:
+    assert owner_shares(None) == runner_shares(None, {}) == {}
+    ((device, owner),) = owner_shares({3: 10 * GIB}).items()
+    assert device == 3
+    # What torch takes by the piece has room beside the smallest model.
+    assert 10 * GIB + (200 << 20) < owner < 11 * GIB
+    runner = runner_shares({3: 10 * GIB}, {3: 8 * GIB})[3]
+    assert 2 * GIB + (200 << 20) < runner < 3 * GIB
+    assert 200 << 20 < runner_shares({3: 1}, {3: 8 * GIB})[3] < GIB

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ndif.runtime.generations import adapter
-from ndif.runtime.generations.loading import on_cuda
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights import Exported, Placement, WeightsError, check, collect, install
+from ndif.runtime.weights import Exported, Handle, Placement, WeightsError, check, collect, install
 from tests.tiny_models import make_gpt2, make_llama
 
 PROMPT = "The Eiffel Tower is in"
@@ -55,9 +53,13 @@ def load(checkpoint: Path, placement: Placement | None = None) -> Any:
     return generation.model
 
 
+def export(tensors: Iterable[torch.Tensor]) -> list[Handle]:
+    return [reduce_tensor(tensor) for tensor in tensors]
+
+
 def moved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As they come to another process, but for where their memory is."""
-    exported: Exported = pickle.loads(pickle.dumps(Exported.of(tensors, reduce_tensor)))
+    exported: Exported = pickle.loads(pickle.dumps(Exported.of(tensors, export)))
     return exported.tensors()
 
 
@@ -124,7 +126,7 @@ def test_what_is_tied_stays_tied(checkpoint: Path) -> None:
 
 def test_without_another_process_between_nothing_is_copied(checkpoint: Path) -> None:
     loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
-    install(built, Exported.of(collect(loaded), reduce_tensor).tensors())
+    install(built, Exported.of(collect(loaded), export).tensors())
     for name, tensor in collect(loaded).items():
         assert collect(built)[name].data_ptr() == tensor.data_ptr(), name
 
@@ -133,11 +135,11 @@ def test_a_tensor_is_shared_once_however_many_names_it_has(tmp_path: Path) -> No
     module = load(make_gpt2(tmp_path / "gpt2"))._module
     shared: list[torch.Tensor] = []
 
-    def export(tensor: torch.Tensor) -> Any:
-        shared.append(tensor)
-        return reduce_tensor(tensor)
+    def exporting(tensors: Iterable[torch.Tensor]) -> list[Handle]:
+        shared.extend(tensors)
+        return export(shared)
 
-    exported = Exported.of(collect(module), export)
+    exported = Exported.of(collect(module), exporting)
     assert len(exported.names) == len(exported.handles) + 1
     assert len({id(tensor) for tensor in shared}) == len(shared)
     assert exported.names["lm_head.weight"] == exported.names["transformer.wte.weight"]
@@ -155,7 +157,7 @@ class TestRefusals:
 
     def test_weights_that_found_no_room(self) -> None:
         with pytest.raises(WeightsError, match="weight was left out"):
-            Exported.of(collect(torch.nn.Linear(2, 2, device="meta")), reduce_tensor)
+            Exported.of(collect(torch.nn.Linear(2, 2, device="meta")), export)
 
     def test_tensors_that_are_more_than_memory(self) -> None:
         class Packed(torch.nn.Parameter):
@@ -164,7 +166,7 @@ class TestRefusals:
         module = torch.nn.Linear(2, 2)
         module.weight = Packed(module.weight.data)
         with pytest.raises(WeightsError, match="weight is a Packed"):
-            Exported.of(collect(module), reduce_tensor)
+            Exported.of(collect(module), export)
 
 
 def test_values_are_moved_as_where_the_weights_are(
@@ -258,54 +260,6 @@ def hook_arguments(part: Any) -> dict[str, Any]:
     return {name: vars(hook)[name] for name in ("execution_device", "io_same_device", "skip_keys")}
 
 
-class TestOnCuda:
-    """Which models go to GPUs, where there are two of them, or none."""
-
-    @pytest.fixture(autouse=True)
-    def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
-        monkeypatch.setattr("torch.cuda._cached_device_count", None)
-
-    @pytest.fixture
-    def two_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
-        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-
-    @pytest.fixture
-    def broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail() -> bool:
-            raise RuntimeError("the driver is too old")
-
-        monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
-        monkeypatch.setattr("torch.cuda.is_available", fail)
-
-    @pytest.mark.usefixtures("two_gpus")
-    @pytest.mark.parametrize("device", ["cuda", "cuda:1", "auto", None])
-    def test_these_do(self, device: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert on_cuda(ModelSpec("gpt2", "0.8", device=device))
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
-        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
-        assert torch.cuda._cached_device_count == 2
-
-    @pytest.mark.usefixtures("two_gpus")
-    @pytest.mark.parametrize("device", ["cpu", "mps"])
-    def test_these_do_not_and_see_none(self, device: str) -> None:
-        assert not on_cuda(ModelSpec("gpt2", "0.8", device=device))
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-
-    @pytest.mark.usefixtures("broken")
-    @pytest.mark.parametrize("device", ["auto", None])
-    def test_without_a_gpu_that_works_none_does(self, device: str | None) -> None:
-        assert not on_cuda(ModelSpec("gpt2", "0.8", device=device))
-
-    @pytest.mark.usefixtures("broken")
-    def test_who_insists_is_told(self) -> None:
-        with pytest.raises(ValueError, match=r"to be on cuda:1, but .* no CUDA device"):
-            on_cuda(ModelSpec("gpt2", "0.8", device="cuda:1"))
-
-
 _WITHOUT_CUDA = """
 import sys
 import nnsight, peft, torch, transformers.pipelines  # with CUDA's build these import other things
@@ -324,17 +278,21 @@ torch.cuda._lazy_init = start
 torch._C._cuda_getDeviceCount = start
 torch.backends.cuda.is_built = lambda: True
 
-from ndif.runtime.generations import adapter, loading
+from ndif.runtime import cuda
+from ndif.runtime.generations import adapter
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights import Placement
 
-loading._count_devices = lambda: 1
+cuda._count_devices = lambda: 1
 spec = ModelSpec(sys.argv[1], "0.8", task="text-generation", device="cuda:0")
-assert loading.on_cuda(spec)
+driver = cuda.Cuda()
+assert driver.wanted(spec)
+assert driver.select(spec) == spec
 assert torch.cuda.is_available()
 generation = adapter("0.8")
 generation.load_meta(spec, Placement("cuda:0", None, {}))
 assert generation.model.pipeline.device == torch.device("cuda:0")
+assert driver.reached() is None
 """
 
 

@@ -1103,7 +1103,7 @@ def _by_calls(_: Given) -> Callable[[int], int]:
 
 def _by(mode: Any, *, gpu: bool = False) -> Callable[[Given], Callable[[int], int]]:
     def prepare(given: Given) -> Callable[[int], int]:
-        from ndif.sandbox.confinement import Confinement
+        from ndif.sandbox.confinement import Confinement, DriverFiles
 
         confinement = given.confinement = Confinement.prepare(
             mode,
@@ -1111,15 +1111,13 @@ def _by(mode: Any, *, gpu: bool = False) -> Callable[[Given], Callable[[int], in
             memory_bytes=MEMORY,
             result_bytes=RESULT,
             max_threads=THREADS,
-            gpu=gpu,
+            driver=DriverFiles((), (), ()) if gpu else None,
         )
 
         def confine(channel: int) -> int:
             kept = confinement.isolate(channel)
             CONNECTIONS[kept] = socket.socket(fileno=kept)
-            confinement.enter()
-            if gpu:
-                confinement.finish()
+            confinement.enter((lambda: None) if gpu else None)
             return kept
 
         return confine

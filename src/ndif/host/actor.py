@@ -19,7 +19,7 @@ from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
 from ndif.host.exits import describe_crash, describe_exit
 from ndif.host.pool import Fresh, Kept, Runners
 from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.process import ModelProcess, ModelProcessError
+from ndif.host.process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.runner import Runner, RunnerError
 from ndif.host.runtimes import Runtime
 from ndif.host.snapshot import share
@@ -159,12 +159,12 @@ class ModelActor:
 
     async def to_cache(self) -> None:
         """See `Actor.to_cache`."""
-        await self._end_runners("the replica was taken off its device")
-        await asyncio.gather(self._kept.empty(), self._fresh.empty())
         with contextlib.suppress(ModelProcessError):  # `ended` says so
+            await self._end_runners("the replica was taken off its device")
+            await asyncio.gather(self._kept.empty(), self._fresh.empty())
             await self._pristine()
             if self.process.exposes_weights:
-                await self.process.cache()
+                await self.process.cache(self._settings.model_start_timeout_s)
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         """See `Actor.from_cache`."""
@@ -274,9 +274,15 @@ class ModelActor:
             self._trusted_ran |= request.trusted
 
     async def _verify(self, runner: Runner) -> None:
-        """See that this one left the weights that it shared as they were."""
-        # Until it is gone, it may still write.
-        await runner.exit_code(EXIT_PATIENCE_S)
+        """See that a runner left the weights that it shared as they were.
+
+        Raises:
+            ModelProcessError: if it does not end, or the weights cannot be seen to; the replica is lost.
+        """
+        await runner.exit_code(GONE_S)
+        if runner.alive:  # and may write to them
+            self.process.kill()
+            raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
         await self._restore()
 
     async def _restore(self) -> None:

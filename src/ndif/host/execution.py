@@ -85,6 +85,8 @@ class Execution:
                             await runner.exit_code(EXIT_PATIENCE_S)
                         return await self._stored(request, header, upload)
                     case "error":
+                        if header.get("ends") is True:
+                            runner.kill()  # no other request shall find it before it is gone
                         text = body.decode(errors="replace")
                         return Response(request.id, Status.ERROR, text, meta=meta_of(header))
             return None

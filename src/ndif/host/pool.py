@@ -60,13 +60,13 @@ class Kept:
 
     async def take(self) -> Runner:
         """See `Runners.take`."""
-        if self._runner is None or not self._runner.alive:
+        if self._runner is None or not self._runner.serves:
             if self._runner is not None:
                 self._runner.close()
             self._runner, self._spare = self._spare, None
-        if self._runner is None or not self._runner.alive:
+        if self._runner is None or not self._runner.serves:
             self._runner = await self._fork()
-        if self._spare is None or not self._spare.alive:
+        if self._spare is None or not self._spare.serves:
             self._spare = await self._fork()
         return self._runner
 

@@ -9,9 +9,9 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ndif.host.blanks import Blank, Blanks
 from ndif.host.channel import Channel, ProtocolError
@@ -28,9 +28,15 @@ from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
 _LAST_WORDS_S = 1.0
+GONE_S = 30.0
+"""Seconds within which a runner that was killed is gone. On a GPU its driver ends its work before."""
+_VERIFY_S = 60.0
+"""Seconds within which weights are verified. To restore them by then is no slower than to load them."""
 _ANSWERS = ("verified", "cached", "uncached", "failed")
 """What a process that has loaded its model says to a question."""
 
@@ -161,29 +167,48 @@ class ModelProcess:
         return runner
 
     async def end_runners(self) -> None:
-        """End every runner, and return once they are gone."""
+        """End every runner, and return once they are gone.
+
+        Raises:
+            ModelProcessError: if one cannot be ended; the process is then ended with all of them.
+        """
         runners = list(self._runners.values())
         for runner in runners:
             runner.kill()
             runner.hang_up()
-        await asyncio.gather(*(runner.gone() for runner in runners))
+        gone = asyncio.gather(*(runner.gone() for runner in runners))
+        await self._or_kill(gone, GONE_S, f"a runner could not be ended within {GONE_S:g} s")
 
-    async def verify(self) -> int:
-        """See that the weights are as they were, and have them so; how many tensors were not.
+    async def _or_kill(self, work: Awaitable[T], seconds: float, why: str) -> T:
+        """Return what `work` comes to; end this process if it takes longer.
 
         Raises:
-            ModelProcessError: if the process is gone.
+            ModelProcessError: then, with the reason `why`.
         """
-        header, _ = await self._ask({"kind": "verify"})
+        try:
+            return await within(work, seconds)
+        except asyncio.TimeoutError as error:
+            self.kill()
+            raise ModelProcessError(why) from error
+
+    async def verify(self) -> int:
+        """See that the weights are as they were, and have them so; return how many tensors were not.
+
+        Raises:
+            ModelProcessError: if the process is gone, or cannot; it is then ended.
+        """
+        why = f"the weights could not be verified within {_VERIFY_S:g} s"
+        header, _ = await self._or_kill(self._ask({"kind": "verify"}), _VERIFY_S, why)
         return int(header["restored"])
 
-    async def cache(self) -> None:
+    async def cache(self, timeout_s: float) -> None:
         """Have weights on GPUs in the CPU's memory, and nothing on the GPUs. No runner may be there.
 
         Raises:
-            ModelProcessError: if the process is gone.
+            ModelProcessError: if the process is gone, or does not within `timeout_s`; it is then ended.
         """
-        await self._ask({"kind": "cache"})
+        why = f"the weights were not in the CPU's memory within {timeout_s:g} s"
+        await self._or_kill(self._ask({"kind": "cache"}), timeout_s, why)
 
     async def uncache(self, max_memory: Mapping[int, int] | None, timeout_s: float) -> None:
         """Have cached weights on GPUs again; `max_memory` is as in `ModelSpec`.
@@ -193,21 +218,15 @@ class ModelProcess:
         """
         self.spec = replace(self.spec, max_memory=max_memory)
         asked = {"kind": "uncache", "max_memory": max_memory}
-        try:
-            header, body = await within(self._ask(asked), timeout_s)
-        except asyncio.TimeoutError as error:
-            raise ModelProcessError(
-                f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
-            ) from error
-        if header["kind"] == "failed":
-            raise ModelProcessError(body.decode(errors="replace"))
+        why = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+        header, _ = await self._or_kill(self._ask(asked), timeout_s, why)
         self.model = {**self.model, "device": header["model"]["device"]}
 
     async def _ask(self, header: Header) -> tuple[dict[str, Any], bytes]:
         """Send what is answered; answers come in the order of the questions.
 
         Raises:
-            ModelProcessError: if the process is gone.
+            ModelProcessError: if the process is gone, or cannot. It is then at its end.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
@@ -217,7 +236,17 @@ class ModelProcess:
         self._asked.append(answer)
         with contextlib.suppress(OSError):  # whoever waits is told once it is seen to have ended
             await self._control.send(header)
-        return await answer
+        said, body = await answer
+        if said["kind"] == "failed":
+            self.kill()
+            raise ModelProcessError(body.decode(errors="replace"))
+        return said, body
+
+    def kill(self) -> None:
+        """End the process, its owner and its runners at once, whatever they are doing."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         """End the process and every runner of it."""
@@ -226,9 +255,8 @@ class ModelProcess:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._process.wait(), 2)
-            # The whole session: runners too, should the zygote not have ended them.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            # Runners too, should the zygote not have ended them.
+            self.kill()
             await self._process.wait()
         if self._output is not None:  # its end, with its last words
             await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
@@ -244,8 +272,8 @@ class ModelProcess:
             while True:
                 header, body = await control.receive(lambda _: _MAX_MESSAGE)
                 if header["kind"] in _ANSWERS:
-                    asked = self._asked.popleft()
-                    if not asked.done():
+                    asked = self._asked.popleft() if self._asked else None
+                    if asked is not None and not asked.done():
                         asked.set_result((header, body))
                     continue
                 runner = self._runners.get(header.get("runner", ""))

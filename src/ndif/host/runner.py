@@ -38,6 +38,11 @@ class Runner:
         """Whether it has not ended, as far as the zygote has said."""
         return not self._exit.done()
 
+    @property
+    def serves(self) -> bool:
+        """Return True if it can be given a request: it lives, and nobody has ended it."""
+        return self.alive and not self._doomed
+
     def forked(self, pid: int) -> None:
         """The zygote's word that it runs, as process `pid`."""
         self._pid = pid

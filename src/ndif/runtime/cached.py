@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ndif.runtime.driver import Driver
+from ndif.runtime.transfer import to_memory
+
 _ALIGNED = 64
 
 
@@ -60,8 +63,8 @@ class Cached:
         names = {name: number[id(tensor)] for name, tensor in tensors.items()}
         return cls(max(end, 1), names, tuple(places))
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """A descriptor of memory with the contents of `tensors`.
+    def fill(self, tensors: Mapping[str, torch.Tensor], driver: Driver) -> int:
+        """Return a descriptor of memory with the contents of `tensors`.
 
         Raises:
             OSError: if there is no such memory.
@@ -71,8 +74,8 @@ class Cached:
         memory = mmap.mmap(fd, self.size)
         by_place = {self.names[name]: tensor for name, tensor in tensors.items()}
         with torch.no_grad():
-            for number, place in enumerate(self.places):
-                place.view(memory).copy_(by_place[number])
+            pairs = ((place.view(memory), by_place[at]) for at, place in enumerate(self.places))
+            to_memory(pairs, driver)
         return fd
 
     def tensors(self, fd: int) -> dict[str, torch.Tensor]:

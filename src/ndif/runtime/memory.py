@@ -6,44 +6,37 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 _KIB = 1024
 _BESIDE = 256 << 20
-"""What torch takes beside a model of any size: memory by the piece, workspaces, a seal's key."""
+"""Bytes that torch takes beside a model of any size: memory by the piece, workspaces, a seal's key."""
 
 
 def reset_peak() -> None:
-    """Begin to measure anew."""
-    if torch.cuda.is_initialized():
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(device)
-        return
+    """Begin to measure the resident memory of this process anew."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """Peak bytes since `reset_peak`: device memory on CUDA, else resident memory of this process."""
-    if torch.cuda.is_initialized():
-        return max(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))
+    """Return the peak of resident memory since `reset_peak`."""
     # Not from /proc, which a confined process cannot read.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
 
 
-def limit(max_memory: Mapping[int, int] | None) -> None:
-    """Have torch take no more of a GPU than a model was given, where that is a part of one GPU.
+def owner_shares(max_memory: Mapping[int, int] | None) -> dict[int, int]:
+    """Return the bytes of each device that the process with the weights may allocate."""
+    return {device: size + _BESIDE for device, size in (max_memory or {}).items()}
 
-    CUDA is started for it.
+
+def runner_shares(
+    max_memory: Mapping[int, int] | None, weights: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the bytes of each device that a runner may allocate: those that the weights leave.
+
+    Args:
+        max_memory: Bytes that the model was given of each device.
+        weights: Bytes that its weights take there, which are mapped and count for no runner.
     """
-    if max_memory is None or len(max_memory) != 1 or not torch.cuda.is_available():
-        return
-    ((device, size),) = max_memory.items()
-    fraction = part_of(torch.cuda.get_device_properties(device).total_memory, size)
-    if fraction is not None:
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
-
-
-def part_of(total: int, size: int) -> float | None:
-    """Which part of a GPU of `total` bytes a process gets of a model that was given `size`; None: all."""
-    fraction = (size + _BESIDE) / total
-    return fraction if fraction < 1 else None
+    return {
+        device: max(0, size - weights.get(device, 0)) + _BESIDE
+        for device, size in (max_memory or {}).items()
+    }

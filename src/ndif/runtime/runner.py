@@ -18,6 +18,7 @@ import torch
 import zstandard
 
 from ndif.runtime import memory
+from ndif.runtime.driver import DeviceError, Driver
 from ndif.runtime.frames import MAX_TEXT, Channel
 from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
 from ndif.runtime.generations.port import Policy
@@ -86,11 +87,19 @@ class Runner:
         channel: Channel,
         generation: Generation,
         threads: int,
+        driver: Driver | None,
         stranger: Stranger | None = None,
     ) -> None:
+        """Start this process's threads.
+
+        Args:
+            driver: The driver of the devices that the weights are on, started; None on CPUs.
+            stranger: Layers around untrusted code, entered; None for trusted code.
+        """
         self._channel = channel
         self._generation = generation
         self._threads = start_threads(threads)
+        self._driver = driver
         self._stranger = stranger
 
     def warm_up(self) -> None:
@@ -125,15 +134,14 @@ class Runner:
         # An earlier block may have been left in the middle of a `no_grad`.
         torch.set_grad_enabled(True)
         self._channel.send({"kind": "running"})
-        if self._stranger is None:
-            memory.reset_peak()
+        self._reset_peak()
         started = time.perf_counter()
         logs = LogStream(self._channel)
 
         def meta() -> dict[str, float | int]:
             return {
                 "execution_time": round(time.perf_counter() - started, 6),
-                "peak_memory": memory.peak_bytes(),
+                "peak_memory": self._peak_bytes(),
             }
 
         try:
@@ -145,6 +153,8 @@ class Runner:
                     saves = self._generation.run(
                         content, header["env"], self._conversation(), self._policy()
                     )
+                    # Work that the block did not wait for may yet fail.
+                    self._synchronize()
             finally:
                 logs.finish()
             cost = meta()
@@ -154,7 +164,7 @@ class Runner:
             self._deliver(result, header, cost)
         except BlockError as error:
             self._fail(error.traceback + self._which_limit(error.traceback), meta())
-        except (PayloadError, ResultTooLargeError) as error:
+        except (PayloadError, ResultTooLargeError, DeviceError) as error:
             self._fail(str(error), meta())
         except (EOFError, ConnectionError):
             raise
@@ -165,6 +175,20 @@ class Runner:
                 + "\nSave tensors, numbers, text, or lists and dicts of them.",
                 meta(),
             )
+
+    def _synchronize(self) -> None:
+        if self._driver is not None:
+            self._driver.synchronize()
+
+    def _reset_peak(self) -> None:
+        if self._driver is not None:
+            self._driver.reset_peak()
+        elif self._stranger is None:
+            memory.reset_peak()
+
+    def _peak_bytes(self) -> int:
+        """Return the most memory that this request had: on devices where the model is there."""
+        return memory.peak_bytes() if self._driver is None else self._driver.peak_bytes()
 
     def _policy(self) -> Policy | None:
         return None if self._stranger is None else self._stranger.policy
@@ -191,9 +215,26 @@ class Runner:
         self._channel.send({"kind": "spilled", "meta": meta})
 
     def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
-        self._channel.send(
-            {"kind": "error", "meta": meta}, text.encode(errors="replace")[:MAX_TEXT]
-        )
+        """Tell the user of an error; where a device's state is lost, it is the end of this process.
+
+        Raises:
+            DeviceError: then.
+        """
+        lost: DeviceError | None = None
+        try:
+            self._synchronize()
+        except DeviceError as error:
+            lost = error
+            if str(error) not in text:
+                text += f"\n{error}"
+            text += (
+                "\nThe GPU's state in the process that ran your block is lost, and the process with it. "
+                "Later requests have another."
+            )
+        said = text.encode(errors="replace")[:MAX_TEXT]
+        self._channel.send({"kind": "error", "meta": meta, "ends": lost is not None}, said)
+        if lost is not None:
+            raise lost
 
     def _which_limit(self, text: str) -> str:
         """What a limit has to do with an error that says nothing of one."""
@@ -226,8 +267,8 @@ class Runner:
         ready, _, _ = select.select([self._channel.socket], [], [], _IDLE_S)
         if not ready:
             gc.collect()
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            if self._driver is not None:
+                self._driver.release_memory()
 
 
 def _decompress(payload: bytes, max_bytes: int) -> bytes:

@@ -13,14 +13,10 @@ from huggingface_hub import constants
 
 from ndif.runtime.generations.port import Policy
 from ndif.runtime.spec import Untrusted
-from ndif.sandbox.confinement import Confinement, of_checkpoint
+from ndif.sandbox.confinement import Confinement, DriverFiles, of_checkpoint
 
 if TYPE_CHECKING:
-    from ndif.runtime.owner import Owned
     from ndif.runtime.rehearsal import Rehearsal
-
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch keeps its counters, by name
-_COUNTER = b"/torch_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +29,43 @@ class Stranger:
 
     @classmethod
     def prepare(
-        cls, untrusted: Untrusted, folder: Path, owned: Owned | None, rehearsal: Rehearsal | None
+        cls,
+        untrusted: Untrusted,
+        folder: Path,
+        driver: DriverFiles | None,
+        rehearsal: Rehearsal | None,
     ) -> Stranger:
         """Make both, and have what they import and read here for every fork.
 
-        `folder` is the model's; there is no `rehearsal` where this process has no weights.
+        Args:
+            folder: The model's.
+            driver: Files that runners need where the weights are on GPUs.
+            rehearsal: None where this process has no weights.
 
         Raises:
             ConfinementError: if this machine cannot hold what it must.
             ValueError: if the operator's whitelist cannot be read.
         """
         Path(untrusted.adapters).mkdir(parents=True, exist_ok=True)
-        confinement = _confinement(untrusted, folder, owned)
+        confinement = _confinement(untrusted, folder, driver)
         policy = _policy(untrusted)
         if rehearsal is not None:
             with nullcontext() if policy is None else policy.foreseeing():
                 rehearsal.run(policy)
         return cls(confinement, policy, untrusted.adapters)
 
-    def moved(self, untrusted: Untrusted, owned: Owned) -> Stranger:
-        """The same around a model whose weights have come to other memory.
+    def moved(self, untrusted: Untrusted, folder: Path, driver: DriverFiles) -> Stranger:
+        """Return the same around a model whose weights have come to other memory.
 
         Raises:
             ConfinementError: if this machine cannot hold what it must.
         """
         if self.confinement.rules is not None:
             os.close(self.confinement.rules)
-        confinement = _confinement(untrusted, Path(owned.model["folder"]), owned)
-        return replace(self, confinement=confinement)
+        return replace(self, confinement=_confinement(untrusted, folder, driver))
 
-    def enter(self, install: Callable[[], None] | None) -> None:
-        """Confine this process; `install` maps weights that are on GPUs.
+    def enter(self, start_driver: Callable[[], None] | None) -> None:
+        """Confine this process; see `Confinement.enter`.
 
         Raises:
             ConfinementError: if this machine cannot, and must.
@@ -71,21 +73,17 @@ class Stranger:
         # What it could not fetch it shall not try to: an adapter is here, or is not to be had.
         constants.HF_HUB_OFFLINE = True
         constants.HF_HUB_CACHE = self.adapters
-        self.confinement.enter()
-        if install is not None:
-            install()
-            self.confinement.finish()
+        self.confinement.enter(start_driver)
 
 
-def _confinement(untrusted: Untrusted, folder: Path, owned: Owned | None) -> Confinement:
+def _confinement(untrusted: Untrusted, folder: Path, driver: DriverFiles | None) -> Confinement:
     return Confinement.prepare(
         untrusted.sandbox,
         readable=(*of_checkpoint(folder), Path(untrusted.adapters).resolve()),
         memory_bytes=untrusted.memory_bytes,
         result_bytes=untrusted.result_bytes,
         max_threads=untrusted.max_threads,
-        shared_memory=_counters(owned) if owned is not None else (),
-        gpu=owned is not None,
+        driver=driver,
     )
 
 
@@ -95,14 +93,3 @@ def _policy(untrusted: Untrusted) -> Policy | None:
     from ndif.sandbox.protector import Protector
 
     return Protector(Path(untrusted.whitelist) if untrusted.whitelist else None)
-
-
-def _counters(owned: Owned) -> list[Path]:
-    """The files in which torch counts who uses a tensor of another process."""
-    names = {
-        argument.decode().removeprefix("/")
-        for _, arguments in owned.weights.handles
-        for argument in arguments
-        if isinstance(argument, bytes) and argument.startswith(_COUNTER)
-    }
-    return [_SHARED_MEMORY / name for name in sorted(names)]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 _TOKENS = 16
+_WANTS_MORE = (TypeError, ValueError, AttributeError, LookupError, AssertionError)
+"""Errors of a forward pass that was given too little."""
 _WORTH_SHARING = 1 << 18
 """Numbers that torch splits among its threads."""
 
@@ -18,11 +20,26 @@ def warm_up(model: Any) -> None:
 
     In the zygote its runners share it; in a runner it also starts the thread pool.
     """
+    # A model that wants more than tokens is served all the same.
+    with contextlib.suppress(Exception):
+        _run_tokens(model)
+
+
+def warm_up_on_device(model: Any) -> None:
+    """Run a few tokens where CUDA has just started, with all that it loads only then.
+
+    Raises:
+        Exception: any but those of a model that wants more than tokens: the device then lacks something.
+    """
+    with contextlib.suppress(*_WANTS_MORE):
+        _run_tokens(model)
+
+
+def _run_tokens(model: Any) -> None:
     embedding = getattr(model._module, "get_input_embeddings", lambda: None)()
     if isinstance(embedding, torch.nn.Embedding):
         tokens = torch.zeros((1, _TOKENS), dtype=torch.long, device=embedding.weight.device)
-        # One that wants more than tokens is served all the same.
-        with torch.no_grad(), contextlib.suppress(Exception):
+        with torch.no_grad():
             model._module(input_ids=tokens)
 
 

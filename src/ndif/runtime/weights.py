@@ -12,8 +12,8 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_f
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 """What makes a tensor in another process: a function and its arguments."""
 
-Export = Callable[[torch.Tensor], Handle]
-"""How a process shares a tensor; `torch.multiprocessing.reductions.reduce_tensor` is one."""
+Export = Callable[[Iterable[torch.Tensor]], list[Handle]]
+"""Shares tensors with other processes: `Driver.export`."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NAMED = 5
@@ -89,7 +89,7 @@ class Exported:
         places = {key: place for place, key in enumerate(different)}
         return cls(
             {name: places[id(tensor)] for name, tensor in tensors.items()},
-            tuple(export(tensor) for tensor in different.values()),
+            tuple(export(different.values())),
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -122,11 +122,6 @@ class Placement:
             if (hook := getattr(part, "_hf_hook", None)) is not None
         }
         return cls(str(module.device), getattr(module, "hf_device_map", None), hooks)
-
-    def enter(self) -> None:
-        """Have this process put on the GPU of the weights what nobody says the GPU of."""
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.set_device(self.device)
 
     def apply(self, module: Any) -> None:
         """Have values moved in `module`, which nnsight has wrapped, as they are where the weights are.

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,26 +26,33 @@ from ndif.runtime.tracebacks import sentence
 
 if TYPE_CHECKING:
     from ndif.runtime.custody import Custody
+    from ndif.runtime.driver import Driver
     from ndif.runtime.forking import Pages
     from ndif.runtime.rehearsal import Rehearsal
     from ndif.runtime.stranger import Stranger
-    from ndif.runtime.weights import Export
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int, kind: type[Zygote] | None = None) -> None:
-    """Load what the host asks for, then fork runners until it hangs up."""
+def main(fd: int, driver: Driver | None = None) -> None:
+    """Load what the host asks for, then fork runners until it hangs up.
+
+    Args:
+        fd: Descriptor of the host's channel.
+        driver: The driver of this machine's GPUs; NVIDIA's by default.
+    """
     end_with_parent()
     control = Channel(socket.socket(fileno=fd))
     # While the host has the model's files fetched.
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
+    from ndif.runtime.cuda import Cuda
+
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
     try:
-        zygote = (kind or Zygote)(control, spec)
+        zygote = Zygote(control, spec, driver or Cuda())
     except Exception as error:
         traceback.print_exc()
         control.send({"kind": "failed"}, sentence(error).encode())
@@ -61,7 +68,7 @@ def end_with_parent() -> None:
 class Zygote:
     """The parent of every runner of one model."""
 
-    def __init__(self, control: Channel, spec: ModelSpec) -> None:
+    def __init__(self, control: Channel, spec: ModelSpec, driver: Driver) -> None:
         import torch
 
         from ndif.runtime.generations import adapter
@@ -76,15 +83,17 @@ class Zygote:
         self._rehearsal: Rehearsal | None = None
         self._pages: Pages | None = None
         # First, because what comes next may ask torch for its devices.
-        export = self._export()
+        on_devices = driver.wanted(spec)
+        self._driver = driver if on_devices else None
+        """None on CPUs."""
         self._generation = adapter(spec.generation)
-        ready = self._load() if export is None else self._load_in_owner(export)
+        ready = self._load_in_owner(driver) if on_devices else self._load()
         if spec.untrusted is not None:
             from ndif.runtime.stranger import Stranger
 
             folder = Path(ready["model"]["folder"])
-            owned = None if self._custody is None else self._custody.owned
-            self._stranger = Stranger.prepare(spec.untrusted, folder, owned, self._rehearsal)
+            files = None if self._custody is None else self._custody.owned.files
+            self._stranger = Stranger.prepare(spec.untrusted, folder, files, self._rehearsal)
         self._settle()
         control.send({"kind": "ready", "exposed": self._custody is not None, **ready})
 
@@ -104,14 +113,6 @@ class Zygote:
             # All of the weights: what a request is the first to read would count as what it takes.
             for mapping in shared():
                 self._pages.read.extend((mapping.start, mapping.size))
-
-    def _export(self) -> Export | None:
-        """How an owner shares the weights; None where there is none, as on CPUs."""
-        from torch.multiprocessing.reductions import reduce_tensor
-
-        from ndif.runtime.generations.loading import on_cuda
-
-        return reduce_tensor if on_cuda(self._spec) else None
 
     def _load(self) -> dict[str, Any]:
         from ndif.runtime import progress
@@ -136,21 +137,19 @@ class Zygote:
             "loaded_at": loaded_at,
         }
 
-    def _load_in_owner(self, export: Export) -> dict[str, Any]:
+    def _load_in_owner(self, driver: Driver) -> dict[str, Any]:
         """Have another process load the weights, and build here what they will be put into."""
-        import torch
-
         from ndif.runtime import progress
         from ndif.runtime.custody import Custody
         from ndif.runtime.weights import check
 
-        self._custody = Custody(self._control, self._spec, self._generation, export, self._be_child)
+        self._custody = Custody(self._control, self._spec, self._generation, driver, self._be_child)
         owned, loaded_at = self._custody.owned, time.time()
         progress.report(lambda *_: None)
         self._generation.load_meta(self._spec, owned.placement)
         check(self._generation.model._module, owned.weights.names)
-        if torch.cuda.is_initialized():
-            raise RuntimeError("something started CUDA where it must not be, for forks to have it")
+        if reached := driver.reached():
+            raise RuntimeError(reached)
         return {"model": owned.model, "load_s": owned.load_s, "loaded_at": loaded_at}
 
     def serve(self) -> None:
@@ -161,50 +160,82 @@ class Zygote:
         signal.set_wakeup_fd(woken.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with selectors.DefaultSelector() as selector:
-            selector.register(self._control.socket, selectors.EVENT_READ)
-            selector.register(wake, selectors.EVENT_READ)
+            selector.register(self._control.socket, selectors.EVENT_READ, self._obey)
+            selector.register(wake, selectors.EVENT_READ, self._reap)
+            if self._custody is not None:
+                selector.register(self._custody.channel, selectors.EVENT_READ, self._pass_on)
             # An owner may have ended before its end would have been noticed.
             self._reap()
             while True:
                 for key, _ in selector.select():
                     if key.fileobj is wake:
                         wake.recv(4096)
-                        self._reap()
-                    else:
-                        try:
-                            header, _, fds = self._control.receive()
-                        except (EOFError, ConnectionError):
-                            self._end()
-                        self._do(header, fds)
+                    key.data()
+                self._follow_owner(selector)
 
-    def _do(self, header: Mapping[str, Any], fds: Sequence[int]) -> None:
+    def _follow_owner(self, selector: selectors.BaseSelector) -> None:
+        """Listen to the owner there is now, if there is one."""
+        custody = self._custody
+        if custody is None:
+            return
+        for key in list(selector.get_map().values()):
+            if key.data == self._pass_on and key.fileobj is not custody.channel:
+                selector.unregister(key.fileobj)
+        if custody.channel.fileno() >= 0 and custody.channel not in selector.get_map():
+            selector.register(custody.channel, selectors.EVENT_READ, self._pass_on)
+
+    def _obey(self) -> None:
+        """Do the next thing that the host wants; end with it."""
+        try:
+            header, _, fds = self._control.receive()
+        except (EOFError, ConnectionError):
+            self._end()
         custody = self._custody
         match header["kind"]:
             case "fork":
                 self._fork(header["runner"], fds[0], fresh=header["fresh"])
+            case "verify" if custody is not None:
+                custody.ask_to_verify()
             case "verify":
                 # Without an owner, what a runner writes to is its own copy.
-                restored = 0 if custody is None else custody.verify()
-                self._control.send({"kind": "verified", "restored": restored})
+                self._control.send({"kind": "verified", "restored": 0})
             case "cache" if custody is not None:
-                custody.cache()
+                self._move(custody.cache)
                 self._control.send({"kind": "cached"})
             case "uncache" if custody is not None:
-                self._uncache(custody, by_index(header["max_memory"]))
+                self._move(lambda: self._uncache(custody, by_index(header["max_memory"])))
+                self._control.send({"kind": "uncached", "model": custody.owned.model})
 
-    def _uncache(self, custody: Custody, max_memory: Mapping[int, int] | None) -> None:
-        """Have cached weights on devices; this process ends if they cannot be there."""
+    def _pass_on(self) -> None:
+        """Tell the host what the owner answers."""
+        assert self._custody is not None  # noqa: S101 - whose channel this is
         try:
-            custody.uncache(max_memory)
-            if self._stranger is not None and self._spec.untrusted is not None:
-                self._stranger = self._stranger.moved(self._spec.untrusted, custody.owned)
+            header, body = self._custody.answer()
+        except (EOFError, OSError):
+            # Its exit code says more, and comes at once.
+            self._reap()
+            return
+        self._control.send(header, body)
+        if header["kind"] == "failed":
+            self._end(1)
+
+    def _move(self, move: Callable[[], None]) -> None:
+        """Move the weights; this process ends if they cannot be moved."""
+        try:
+            move()
         except Exception as error:
             traceback.print_exc()
             self._control.send({"kind": "failed"}, sentence(error).encode())
             self._end(1)
+
+    def _uncache(self, custody: Custody, max_memory: Mapping[int, int] | None) -> None:
+        """Have cached weights on devices."""
+        custody.uncache(max_memory)
+        if self._stranger is not None and self._spec.untrusted is not None:
+            folder, files = Path(custody.owned.model["folder"]), custody.owned.files
+            self._stranger = self._stranger.moved(self._spec.untrusted, folder, files)
         gc.collect()
         gc.freeze()
-        self._control.send({"kind": "uncached", "model": custody.owned.model})
 
     def _fork(self, runner: str, fd: int, *, fresh: bool) -> None:
         pid = os.fork()
@@ -234,8 +265,10 @@ class Zygote:
         from ndif.runtime.runner import Runner
 
         if self._custody is not None:
-            self._custody.install()
-        runner = Runner(Channel(socket.socket(fileno=fd)), self._generation, self._spec.threads)
+            self._custody.leave_to_parent()
+            self._custody.start()
+        channel = Channel(socket.socket(fileno=fd))
+        runner = Runner(channel, self._generation, self._spec.threads, self._driver)
         runner.warm_up()
         runner.serve()
 
@@ -243,21 +276,32 @@ class Zygote:
         """Be a runner of one request, confined before it reads a byte of it."""
         from ndif.runtime.runner import Runner
 
-        stranger = self._stranger
+        stranger, custody = self._stranger, self._custody
         assert stranger is not None  # noqa: S101 - the host asks for one only where it said so
         if self._pages is not None:
             self._pages.fetch()
+        if custody is not None:
+            custody.leave_to_parent()
         channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
         try:
-            stranger.enter(None if self._custody is None else self._custody.install)
+            stranger.enter(None if custody is None else lambda: self._start_driver(custody))
         except Exception as error:
             channel.send({"kind": "failed"}, sentence(error).encode())
             raise
-        runner = Runner(channel, self._generation, self._spec.threads, stranger)
+        runner = Runner(channel, self._generation, self._spec.threads, self._driver, stranger)
         # Elsewhere a pass of its own costs a runner of one request as much as it would save.
-        if self._pages is None:
+        if self._pages is None and custody is None:
             runner.warm_up()
         runner.serve_once()
+
+    def _start_driver(self, custody: Custody) -> None:
+        """Start the driver and all that it does only now, as long as this runner may."""
+        from ndif.runtime.warming import warm_up_on_device
+
+        custody.start()
+        warm_up_on_device(self._generation.model)
+        if self._driver is not None:
+            self._driver.synchronize()
 
     def _reap(self) -> None:
         while True:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,8 +37,21 @@ _SYSTEM = (
     "/usr/share/ca-certificates",
     "/usr/local/share/ca-certificates",
 )
-_DRIVER = ("/proc/driver/nvidia", "/proc/devices", "/sys/bus/pci", "/sys/devices", "/sys/module")
-_DEVICES = "nvidia*"
+_DRIVER = (
+    *(
+        "/proc/driver/nvidia",
+        "/proc/driver/nvidia-uvm",
+        "/proc/driver/nvidia-caps",
+        "/proc/devices",
+    ),
+    *("/sys/bus/pci", "/sys/devices", "/sys/module"),
+)
+_DRIVER_STARTS = ("/proc/self", "/proc/modules", "/proc/sys/vm/mmap_min_addr")
+"""Files that a GPU's driver reads as it starts, and not after."""
+_OWN_THREADS = Path("/proc/self/task")
+"""Where drivers from 570 on write the names of their threads; refused, cuInit returns 304."""
+_DRIVER_VARIABLES = ("CUDA_", "CUBLAS_", "NVIDIA_", "PYTORCH_", "TORCH_")
+"""How the names begin of variables that say which GPU is which, and how it computes."""
 _CHANNEL, _RULES = 3, 4
 _ENV_START, _ENV_END = 47, 48
 """Fields of /proc/PID/stat, from the state on (proc_pid_stat(5))."""
@@ -49,14 +62,33 @@ class ConfinementError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """Files that a process needs which drives GPUs, as another that does so has found them."""
+
+    libraries: tuple[str, ...]
+    """Folders of the libraries that the driver has loaded."""
+    devices: tuple[str, ...]
+    """Device files of the GPUs in use, and of the driver itself."""
+    shared_memory: tuple[str, ...]
+    """Files that the process shares with the one that holds the weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a process that runs untrusted code is left with: made once, entered by each."""
+    """The confinement of a process that runs untrusted code: made once, entered by each such process.
+
+    Owns the rules of the strict layer, which hold while untrusted code runs. On a GPU a wider layer comes
+    before it, built by each process for itself: in it the driver starts, and no byte of a request is read.
+    """
 
     mode: Mode
     memory_bytes: int
     result_bytes: int
     max_threads: int
-    gpu: bool
+    readable: tuple[Path, ...]
+    """The model's files, beyond the interpreter and its libraries."""
+    driver: DriverFiles | None
+    """None on CPUs."""
     rules: int | None
     """A descriptor of the files that may be opened; None where this machine cannot tell them apart."""
     calls: Filter | None
@@ -71,88 +103,134 @@ class Confinement:
         memory_bytes: int,
         result_bytes: int,
         max_threads: int,
-        gpu: bool = False,
-        shared_memory: Iterable[Path] = (),
+        driver: DriverFiles | None = None,
     ) -> Confinement:
-        """`readable`: the model's files, beyond the interpreter and its libraries; `shared_memory`: the
-        files in which weights on GPUs are counted.
+        """Compile the rules of a confinement; the arguments are its attributes.
 
         Raises:
             ConfinementError: if this machine cannot confine as `mode` asks.
         """
         verify(mode)
+        files = tuple(readable)
         rules = calls = None
         if mode != "off":
             with _allowing_less(mode):
                 # Here, because to find libseccomp it runs another program.
                 from ndif.sandbox.calls import Filter
 
-                calls = Filter.compile(devices=gpu)
-            reading = [*interpreter(), *map(Path, _SYSTEM), *readable]
-            writing = [Path(os.devnull)]
-            if gpu:
-                reading += map(Path, _DRIVER)
-                writing += [*Path("/dev").glob(_DEVICES), *shared_memory]
+                calls = Filter.compile(devices=driver is not None)
             with _allowing_less(mode):
                 from ndif.sandbox.files import ruleset
 
-                rules = ruleset(reading, writing)
-        return cls(mode, memory_bytes, result_bytes, max_threads, gpu, rules, calls)
+                rules = ruleset(*_strict(files, driver))
+        return cls(mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls)
 
     def isolate(self, channel: int) -> int:
-        """Part this process from what it has from its parent; where its `channel` is now.
+        """Part this process from what it has from its parent; return where its `channel` is now.
 
         The channel, and until `enter` the rules, are its only descriptors: the standard streams lead
-        nowhere.
+        nowhere. Of its environment it keeps the driver's variables, until the driver has started.
         """
         if self.mode == "off":
             return channel
+        kept = driver_variables() if self.driver is not None else {}
         os.environ.clear()
         _erase_environment()
+        os.environ.update(kept)
         os.setsid()
         # As long as /proc can be opened.
         _first_to_die()
+        with _allowing_less(self.mode):
+            limits.restrict_tasks(self.max_threads)
         _keep_only(channel, self.rules)
         return _CHANNEL
 
-    def enter(self) -> None:
+    def enter(self, start_driver: Callable[[], None] | None = None) -> None:
         """Confine this process for good.
 
-        It must have one thread: what is taken from a thread is taken from those that it starts. On a
-        GPU, `finish` follows once CUDA has started.
+        It must have one thread: what is taken from a thread is taken from those that it starts.
+
+        Args:
+            start_driver: Start the driver of a GPU and all that needs more than untrusted code may have.
+                What the threads are left with that it starts, see docs/gpu.md.
 
         Raises:
             ConfinementError: if this machine cannot, and must.
         """
+        if start_driver is None:
+            self._limit(self.memory_bytes)
+            self._drop_privileges()
+        else:
+            self._drop_privileges()
+            with self._layer_for_the_driver():
+                start_driver()
+            # Not before: the driver sizes memory files as it starts.
+            self._limit(None)
         if self.mode == "off":
             return
-        with _allowing_less(self.mode):
-            memory = None if self.gpu else self.memory_bytes
-            limits.restrict(memory, self.result_bytes, self.max_threads)
-        with _allowing_less(self.mode):
-            privileges.drop()
+        os.environ.clear()
         if self.rules is not None:
             with _allowing_less(self.mode):
                 from ndif.sandbox.files import restrict
 
                 restrict(_RULES)
-        if not self.gpu:
-            self.finish()
-
-    def finish(self) -> None:
-        """Take the system calls, too: of every thread there is.
-
-        Raises:
-            ConfinementError: if this machine cannot, and must.
-        """
         if self.calls is not None:
             with _allowing_less(self.mode):
                 self.calls.load()
+
+    def _limit(self, memory_bytes: int | None) -> None:
+        if self.mode != "off":
+            with _allowing_less(self.mode):
+                driven = self.driver is not None
+                limits.restrict(memory_bytes, self.result_bytes, beside_a_driver=driven)
+
+    def _drop_privileges(self) -> None:
+        if self.mode != "off":
+            with _allowing_less(self.mode):
+                privileges.drop()
+
+    @contextlib.contextmanager
+    def _layer_for_the_driver(self) -> Iterator[None]:
+        """Leave this process what the driver needs to start beyond what untrusted code may have."""
+        if self.mode == "off" or self.driver is None:
+            yield
+            return
+        # While it is open, its directory entry stays, which the rule for it is bound to.
+        threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
+        try:
+            with _allowing_less(self.mode):
+                from ndif.sandbox.files import restrict, ruleset
+
+                restrict(ruleset(*_starting(self.readable, self.driver), [_OWN_THREADS]))
+            yield
+        finally:
+            os.close(threads)
 
     def permit_file(self) -> None:
         """Let this process write the file that it was handed for its result."""
         if self.mode != "off":
             limits.permit_file()
+
+
+def driver_variables() -> dict[str, str]:
+    """Return the variables of this process that say which GPU is which, and how it computes."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_DRIVER_VARIABLES)}
+
+
+def _strict(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
+    """Return what untrusted code may read, and what it may also write to."""
+    reading = [*interpreter(), *map(Path, _SYSTEM), *readable]
+    writing = [Path(os.devnull)]
+    if driver is not None:
+        reading += map(Path, (*_DRIVER, *driver.libraries))
+        writing += map(Path, (*driver.devices, *driver.shared_memory))
+    return reading, writing
+
+
+def _starting(readable: Iterable[Path], driver: DriverFiles) -> tuple[list[Path], list[Path]]:
+    """Return what the driver of a GPU may read as it starts, and what it may also write to."""
+    reading, writing = _strict(readable, driver)
+    return [*reading, *map(Path, _DRIVER_STARTS)], writing
 
 
 @contextlib.contextmanager
@@ -188,12 +266,12 @@ def interpreter() -> list[Path]:
     for prefix in (sys.prefix, sys.base_prefix):
         for name in ("stdlib", "platstdlib", "purelib", "platlib"):
             paths.add(Path(sysconfig.get_path(name, vars={"base": prefix, "platbase": prefix})))
-    paths.update(_folders_of_libraries())
+    paths.update(folders_of_libraries())
     return sorted(path.resolve() for path in paths if path.exists())
 
 
-def _folders_of_libraries() -> Iterable[Path]:
-    """A library that is loaded has neighbours that it may load."""
+def folders_of_libraries() -> Iterable[Path]:
+    """Yield the folder of each library that is loaded: it may load its neighbours later."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         name = line.partition("/")[2]
         if ".so" in name:

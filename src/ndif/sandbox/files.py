@@ -48,10 +48,17 @@ def abi() -> int:
         return 0
 
 
-def ruleset(readable: Iterable[Path], writable: Iterable[Path]) -> int:
-    """A descriptor of rules: `readable` may be read, `writable` may also be opened for writing.
+def ruleset(
+    readable: Iterable[Path], writable: Iterable[Path], truncatable: Iterable[Path] = ()
+) -> int:
+    """Return a descriptor of rules by which files may be opened.
 
     Nothing can be executed, made, renamed or removed anywhere. What does not exist is left out.
+
+    Args:
+        readable: Files and folders that may be read.
+        writable: Those that may also be opened for writing.
+        truncatable: Those that may also be opened for writing from their beginning, as `fopen` does.
 
     Raises:
         OSError: if this kernel cannot.
@@ -68,7 +75,11 @@ def ruleset(readable: Iterable[Path], writable: Iterable[Path]) -> int:
         ctypes.sizeof(attributes),
         0,
     )
-    for paths, access in ((readable, _READ), (writable, _WRITE | _device_access(version))):
+    for paths, access in (
+        (readable, _READ),
+        (writable, _WRITE | _device_access(version)),
+        (truncatable, _WRITE | _truncation(version)),
+    ):
         for path in paths:
             _allow(rules, path, access)
     return rules
@@ -87,6 +98,10 @@ def restrict(rules: int) -> None:
 
 def _device_access(version: int) -> FSAccess:
     return FSAccess.IOCTL_DEV if version >= 5 else FSAccess(0)
+
+
+def _truncation(version: int) -> FSAccess:
+    return FSAccess.TRUNCATE if version >= 3 else FSAccess(0)
 
 
 def _allow(rules: int, path: Path, access: FSAccess) -> None:

@@ -21,29 +21,43 @@ _NONE = (
 )
 
 
-def restrict(memory_bytes: int | None, result_bytes: int, max_threads: int) -> None:
-    """Limit what this process takes from here on.
+def restrict(memory_bytes: int | None, result_bytes: int, *, beside_a_driver: bool = False) -> None:
+    """Limit the memory, files and descriptors of this process from here on.
 
-    `memory_bytes`: beyond what it holds now; None leaves it to whoever watches the process, as where a
-    GPU's driver maps what it likes. `result_bytes`: the largest file it can be allowed to write, by
-    `permit_file`; until then it is 0.
+    Args:
+        memory_bytes: Bytes beyond those that it holds now; None leaves memory to whoever watches the
+            process, as where a GPU's driver maps what it likes.
+        result_bytes: Size of the largest file that `permit_file` lets it write; until then, 0.
+        beside_a_driver: Leave a GPU's driver, which has started, the descriptors that it holds.
     """
     for limit in _NONE:
         resource.setrlimit(limit, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
+    descriptors = _FILES + (_highest_descriptor() if beside_a_driver else 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_FILES, _FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, result_bytes))
-    if os.getuid() != _ROOT:  # whom the kernel counts nothing of
-        _limit_tasks(max_threads)
     if memory_bytes is not None:
         most = _writable_bytes() + memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def restrict_tasks(max_threads: int) -> None:
+    """Limit the threads of this process, where the kernel counts any of its user.
+
+    Reads /proc of other processes, so it comes before Landlock.
+    """
+    if os.getuid() != _ROOT:
+        _limit_tasks(max_threads)
 
 
 def permit_file() -> None:
     """Let this process write to the file that it was handed."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def _highest_descriptor() -> int:
+    return max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
 
 
 def _writable_bytes() -> int:

@@ -1,0 +1,352 @@
+"""NVIDIA's GPUs, by torch: the only module of the model plane that uses `torch.cuda`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+
+from ndif.runtime.driver import DeviceError, Event
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights import Handle
+from ndif.sandbox.confinement import DriverFiles, folders_of_libraries
+
+_MOST_DEVICES = 255
+_POLL_S = 0.001
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables with the settings of torch's allocator, the one that goes first first."""
+_NODES = "/dev/nvidia"
+_CARD = re.compile(rf"{_NODES}(\d+)")
+_UVM_TOOLS = "/dev/nvidia-uvm-tools"
+"""Opened by drivers from 570 on as they start, and closed again."""
+_GPUS = Path("/proc/driver/nvidia/gpus")
+_COUNTER = b"/torch_"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch keeps its counters, by name
+
+
+class Cuda:
+    """A `Driver` for CUDA."""
+
+    def __init__(self) -> None:
+        self._visible = os.environ.get(_VISIBLE)
+        self._selected: list[int] | None = None
+        """Indices of the selected devices among those that this process was started with."""
+        self._pools: list[Any] = []
+        self._checked: dict[int, torch.Tensor] = {}
+        """A word of each device, which a check needs no memory for once it is there."""
+
+    def wanted(self, spec: ModelSpec) -> bool:
+        """See `Driver.wanted`. No device can be seen from here on where none is wanted."""
+        named = spec.device is not None and spec.device.startswith("cuda")
+        anywhere = spec.device in (None, "auto")
+        count = _count_devices() if named or anywhere else 0
+        if count == 0 and (named or (anywhere and spec.max_memory)):
+            where = spec.device if named else f"GPU {min(spec.max_memory or ())}"
+            raise ValueError(
+                f"The model is to be on {where}, but torch {torch.__version__} finds no CUDA device here"
+            )
+        if count == 0:
+            # A pipeline moves a model to the first GPU that there is, whatever it was told.
+            os.environ[_VISIBLE] = ""
+            return False
+        chosen = chosen_devices(spec)
+        if chosen and max(chosen) >= count:
+            raise ValueError(
+                f"The model is to be on GPU {max(chosen)}, but torch finds {count} CUDA devices here, "
+                "counted from 0"
+            )
+        self._see(chosen or [*range(count)])
+        return True
+
+    def select(self, spec: ModelSpec) -> ModelSpec:
+        """See `Driver.select`."""
+        chosen = chosen_devices(spec) or self._selected or []
+        self._see(chosen)
+        given = spec.max_memory or {}
+        memory = {number: given[index] for number, index in enumerate(chosen) if index in given}
+        named = spec.device is not None and spec.device.startswith("cuda")
+        return replace(spec, device="cuda:0" if named else "auto", max_memory=memory or None)
+
+    def _see(self, chosen: list[int]) -> None:
+        self._selected = chosen
+        os.environ[_VISIBLE] = visible_devices(self._visible, chosen)
+        # Whoever asks torch gets this number, and torch starts nothing to find it.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        torch.cuda._cached_device_count = len(chosen)
+
+    def node_device(self, device: str) -> str:
+        """See `Driver.node_device`."""
+        kind, _, index = device.partition(":")
+        if kind != "cuda" or not self._selected:
+            return device
+        return f"cuda:{self._selected[int(index or 0)]}"
+
+    def reached(self) -> str | None:
+        """See `Driver.reached`."""
+        if not torch.cuda.is_initialized() and not _open_nodes():
+            return None
+        named = sorted(_packages_of_cuda())
+        who = f": {', '.join(named)} may have, as it was imported" if named else ""
+        return f"something started CUDA where it must not be, for forks to have it{who}"
+
+    def prepare_owner(self) -> None:
+        """See `Driver.prepare_owner`. Segments that can be extended need ptrace's rights to be mapped."""
+        settings = allocator_settings(os.environ)
+        if settings is not None:
+            _set_allocator(settings)
+
+    def start(self, device: str, shares: Mapping[int, int]) -> None:
+        """See `Driver.start`."""
+        torch.cuda.init()
+        torch.cuda.set_device(device)
+        for index, size in shares.items():
+            total = torch.cuda.get_device_properties(index).total_memory
+            if size < total:
+                torch.cuda.set_per_process_memory_fraction(size / total, index)
+
+    def export(self, tensors: Iterable[torch.Tensor]) -> list[Handle]:
+        """See `Driver.export`.
+
+        Each tensor once, not once a runner: each time, torch puts another layer around the memory, and
+        frees it only with the memory. The counter in a handle says when that may be, which is never, so
+        all runners can do with the same handles, and one that is killed leaves nothing behind.
+        """
+        self.synchronize()
+        return [without_event(reduce_tensor(tensor)) for tensor in tensors]
+
+    def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
+        """See `Driver.files`. Devices are those that this process has open, but for others' cards."""
+        indices = {tensor.device.index for tensor in tensors if tensor.is_cuda}
+        minors = card_minors(_information(), [_identity(index) for index in indices])
+        devices = {_UVM_TOOLS, *_open_nodes()}
+        return DriverFiles(
+            libraries=tuple(sorted({str(folder) for folder in folders_of_libraries()})),
+            devices=tuple(sorted(node for node in devices if _is_ours(node, minors))),
+            shared_memory=tuple(sorted(_counters(handles))),
+        )
+
+    @contextlib.contextmanager
+    def private_memory(self) -> Iterator[None]:
+        """See `Driver.private_memory`.
+
+        CUDA exports whole blocks of its allocator, with whatever else lies in them.
+        """
+        if not self._pools:
+            for index in range(torch.cuda.device_count()):
+                with torch.cuda.device(index):
+                    self._pools.append(torch.cuda.MemPool())
+        with contextlib.ExitStack() as stack:
+            for index, pool in enumerate(self._pools):
+                stack.enter_context(torch.cuda.use_mem_pool(pool, index))
+            yield
+
+    def check(self, deadline_s: float) -> None:
+        """See `Driver.check`."""
+        until = time.monotonic() + deadline_s
+        for index in _devices_in_use():
+            with _device_errors():
+                with torch.cuda.device(index):
+                    if index not in self._checked:
+                        self._checked[index] = torch.ones(1, device="cuda")
+                    event = torch.cuda.Event()
+                    self._checked[index].fill_(1)
+                    event.record()
+                while not event.query():
+                    if time.monotonic() > until:
+                        raise DeviceError(
+                            f"CUDA error: GPU {self.node_device(f'cuda:{index}')} did nothing for "
+                            f"{deadline_s:g} s"
+                        )
+                    time.sleep(_POLL_S)
+
+    def synchronize(self) -> None:
+        """See `Driver.synchronize`."""
+        for index in _devices_in_use():
+            with _device_errors():
+                torch.cuda.synchronize(index)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """See `Driver.pinned`."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self, device: torch.device) -> Event:
+        """See `Driver.mark`."""
+        event: Event = torch.cuda.current_stream(device).record_event()
+        return event
+
+    def release_memory(self) -> None:
+        """See `Driver.release_memory`."""
+        torch.cuda.empty_cache()
+
+    def reset_peak(self) -> None:
+        """See `Driver.reset_peak`."""
+        for index in _devices_in_use():
+            torch.cuda.reset_peak_memory_stats(index)
+
+    def peak_bytes(self) -> int:
+        """See `Driver.peak_bytes`."""
+        return max(
+            (torch.cuda.max_memory_allocated(index) for index in _devices_in_use()), default=0
+        )
+
+
+def chosen_devices(spec: ModelSpec) -> list[int]:
+    """Return the indices of the devices that `spec` names; none where it leaves the choice."""
+    if spec.device is not None and spec.device.startswith("cuda"):
+        return [int(spec.device.partition(":")[2] or 0)]
+    return sorted(spec.max_memory or ())
+
+
+def visible_devices(visible: str | None, chosen: Iterable[int]) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES with which `chosen` of the `visible` devices are seen."""
+    names = None if visible is None else [name.strip() for name in visible.split(",")]
+    return ",".join(str(index) if names is None else names[index] for index in chosen)
+
+
+def allocator_settings(environment: Mapping[str, str]) -> str | None:
+    """Return torch's allocator settings without expandable segments; None where there are none."""
+    settings = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
+    without = re.sub(r"(expandable_segments\s*:\s*)(True|true|1)", r"\1False", settings)
+    return None if without == settings else without
+
+
+def without_event(handle: Handle) -> Handle:
+    """Return a handle that is opened without waiting for the event that torch puts into the first 1,000.
+
+    To open an event takes the driver files in /dev/shm that another process made.
+
+    Raises:
+        TypeError: if this version of torch makes handles of another kind.
+    """
+    function, arguments = handle
+    bound = inspect.signature(function).bind(*arguments)
+    if "event_sync_required" in bound.arguments:
+        bound.arguments["event_sync_required"] = False
+    return function, bound.args
+
+
+def card_minors(
+    information: Mapping[str, str], identities: Iterable[tuple[str, str]]
+) -> frozenset[int] | None:
+    """Return the numbers of the device files of some GPUs; None if one of them is not known.
+
+    Args:
+        information: By PCI address, the text that NVIDIA's driver has of a GPU (/proc/driver/nvidia/gpus).
+        identities: PCI address and UUID of each GPU; empty text for one that is not known.
+    """
+    found = set()
+    for address, uuid in identities:
+        text = information.get(address) or next(
+            (text for text in information.values() if uuid and uuid in text), ""
+        )
+        minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
+        if minor is None:
+            return None
+        found.add(int(minor[1]))
+    return frozenset(found)
+
+
+def _is_ours(node: str, minors: frozenset[int] | None) -> bool:
+    card = _CARD.fullmatch(node)
+    return card is None or minors is None or int(card[1]) in minors
+
+
+def _information() -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in _GPUS.glob("*/information")}
+
+
+def _identity(index: int) -> tuple[str, str]:
+    """Return the PCI address and UUID of a device, as far as this version of torch tells them."""
+    properties = torch.cuda.get_device_properties(index)
+    parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    address = "{:04x}:{:02x}:{:02x}.0".format(*parts) if min(parts) >= 0 else ""
+    return address, str(getattr(properties, "uuid", ""))
+
+
+def _counters(handles: Iterable[Handle]) -> set[str]:
+    """Return the files in which torch counts who uses a tensor of another process."""
+    return {
+        str(_SHARED_MEMORY / argument.decode().removeprefix("/"))
+        for _, arguments in handles
+        for argument in arguments
+        if isinstance(argument, bytes) and argument.startswith(_COUNTER)
+    }
+
+
+def _open_nodes() -> set[str]:
+    """Return the driver's device files that this process has open."""
+    nodes = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            nodes.add(os.readlink(descriptor))  # noqa: PTH115 - as text
+    return {node for node in nodes if node.startswith(_NODES)}
+
+
+def _packages_of_cuda() -> set[str]:
+    """Return the packages, beside torch and NVIDIA's, of which a library for CUDA is loaded."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path("/", line.partition("/")[2])
+        parts = path.parts
+        if "cuda" in path.name.lower() and "site-packages" in parts[:-1]:
+            found.add(parts[parts.index("site-packages") + 1])
+    return found - {"torch", "nvidia", "triton"}
+
+
+def _devices_in_use() -> list[int]:
+    """Return the indices of the devices that this process has a context on."""
+    if not torch.cuda.is_initialized():
+        return []
+    has_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009
+    return [index for index in range(torch.cuda.device_count()) if has_context(index)]
+
+
+@contextlib.contextmanager
+def _device_errors() -> Iterator[None]:
+    """Turn what torch raises of a device into a `DeviceError` of one line."""
+    try:
+        yield
+    except DeviceError:
+        raise
+    except RuntimeError as error:
+        raise DeviceError(str(error).strip().partition("\n")[0]) from error
+
+
+def _set_allocator(settings: str) -> None:
+    set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if set_settings is not None:
+        set_settings(settings)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.cuda.memory._set_allocator_settings(settings)
+
+
+def _count_devices() -> int:
+    """Count CUDA devices.
+
+    Another process counts: torch would start CUDA for it, unless NVML can tell, which knows nothing of
+    the parts of a divided GPU and is missing in some containers.
+    """
+    if not torch.backends.cuda.is_built():
+        return 0
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+        try:
+            if torch.cuda.is_available():
+                count = min(torch.cuda.device_count(), _MOST_DEVICES)
+        finally:
+            os._exit(count)
+    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)

@@ -1,0 +1,234 @@
+"""A GPU's driver starts in a confined runner, because of one mend for each thing that it does as it starts.
+
+The table: a row for each, as a stand-in does it, a column for the code without one of the mends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime import pretend_driver
+from tests.runtime.pretend_driver import (
+    ACTS,
+    CUSTODY,
+    EVENT,
+    FILES,
+    MEMORY_FILE,
+    THREAD_NAME,
+    VARIABLES,
+    PretendDriver,
+)
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+AS_IT_IS, WITHOUT_ANY = "as it is", "without any"
+COLUMNS = [AS_IT_IS, *map(str, ACTS), WITHOUT_ANY]
+
+
+@pytest.fixture(scope="module")
+def table(tiny_gpt2: Path) -> dict[str, dict[str, str]]:
+    """By column and row: nothing where a runner starts, else the reason why not."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.test_driver_starts", tiny_gpt2],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-of-the-replica", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=5 * PATIENCE_S,
+    )
+    assert run.returncode == 0, run.stderr
+    columns: dict[str, dict[str, str]] = json.loads(run.stdout.splitlines()[-1])
+    return columns
+
+
+@pytest.mark.parametrize("act", ACTS, ids=ACTS.values())
+def test_a_confined_runner_starts_whatever_its_driver_does(
+    table: dict[str, dict[str, str]], act: int
+) -> None:
+    assert table[AS_IT_IS][str(act)] == ""
+
+
+@pytest.mark.parametrize("mend", ACTS, ids=ACTS.values())
+def test_each_mend_alone_carries_its_row_and_no_other(
+    table: dict[str, dict[str, str]], mend: int
+) -> None:
+    failed = {row for row, why in table[str(mend)].items() if why}
+    assert failed == {str(mend)}
+
+
+def test_without_any_of_them_nothing_starts(table: dict[str, dict[str, str]]) -> None:
+    assert all("Bad file descriptor" in why for why in table[WITHOUT_ANY].values())
+
+
+# The program that makes the table: a zygote for each column, and a runner of it for each row.
+
+
+def without_custody(driver: PretendDriver) -> None:
+    """Close the channel to the owner only when its number may be another's."""
+    from ndif.runtime.custody import Custody
+
+    start, leave = Custody.start, Custody.leave_to_parent
+
+    def start_and_close(custody: Custody) -> None:
+        custody._channel.socket.close()
+        start(custody)
+
+    def leave_late(custody: Custody) -> None:
+        if CUSTODY not in driver.acts:
+            leave(custody)
+
+    Custody.start, Custody.leave_to_parent = start_and_close, leave_late  # type: ignore[method-assign]
+
+
+def without_thread_names(_: PretendDriver) -> None:
+    from ndif.sandbox import files
+
+    rules = files.ruleset
+    files.ruleset = lambda readable, writable, _=(): rules(readable, writable)
+
+
+def without_plain_handles(_: PretendDriver) -> None:
+    pretend_driver.without_event = lambda handle: handle
+
+
+def without_late_limits(_: PretendDriver) -> None:
+    from ndif.sandbox.confinement import Confinement
+
+    drop = Confinement._drop_privileges
+
+    def limit_and_drop(confinement: Confinement) -> None:
+        confinement._limit(None)
+        drop(confinement)
+
+    Confinement._drop_privileges = limit_and_drop  # type: ignore[method-assign]
+
+
+def without_variables(_: PretendDriver) -> None:
+    from ndif.sandbox import confinement
+
+    confinement.driver_variables = dict
+
+
+def without_folders(driver: PretendDriver) -> None:
+    files = driver.files
+
+    def devices_alone(*asked: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(files(*asked), libraries=())
+
+    driver.files = devices_alone  # type: ignore[method-assign]
+
+
+REVERSIONS: dict[int, Callable[[PretendDriver], None]] = {
+    CUSTODY: without_custody,
+    THREAD_NAME: without_thread_names,
+    EVENT: without_plain_handles,
+    MEMORY_FILE: without_late_limits,
+    VARIABLES: without_variables,
+    FILES: without_folders,
+}
+
+
+def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
+    """What comes of a runner for each act of the driver."""
+    from ndif.runtime.frames import Channel
+    from ndif.runtime.spec import ModelSpec, Untrusted
+    from ndif.runtime.zygote import Zygote
+
+    with tempfile.TemporaryDirectory() as folder, without_leftovers():
+        driver = PretendDriver(Path(folder))
+        for mend in reverted:
+            REVERSIONS[mend](driver)
+        untrusted = Untrusted("require", False, None, 1 << 30, 1 << 20, 64, f"{folder}/adapters")
+        spec = ModelSpec(
+            str(checkpoint), "0.8", task="text-generation", threads=1, untrusted=untrusted
+        )
+        host, control = socket.socketpair()
+        zygote = Zygote(Channel(control), spec, driver)
+        rows = {}
+        for act in ACTS:
+            # Where nothing is mended the channel to the owner is always open, as it was.
+            driver.acts = {act, CUSTODY} if len(reverted) > 1 else {act}
+            rows[str(act)] = outcome(zygote)
+        owner = zygote._custody.owner if zygote._custody else None
+        assert owner is not None
+        host.close()
+        control.close()
+        os.kill(owner, 9)
+        os.waitpid(owner, 0)
+        return rows
+
+
+@contextlib.contextmanager
+def without_leftovers() -> Iterator[None]:
+    """Remove what stands for the driver's files in /dev/shm."""
+    try:
+        yield
+    finally:
+        for file in Path("/dev/shm").glob(f"cuda.shm.{os.getuid()}.{os.getpid()}.*"):
+            file.unlink()
+
+
+def outcome(zygote: Any) -> str:
+    """Nothing if a new runner waits for a request, else the reason why not."""
+    from ndif.runtime.frames import Channel
+
+    here, there = socket.socketpair()
+    here.settimeout(PATIENCE_S)
+    zygote._fork("runner", there.detach(), fresh=True)
+    (pid,) = zygote._runners
+    try:
+        header, body, _ = Channel(here).receive()
+        return "" if header["kind"] == "idle" else bytes(body).decode()
+    except EOFError:
+        return "the runner ended"
+    finally:
+        here.close()
+        os.waitpid(pid, 0)
+        zygote._runners.clear()
+
+
+def in_a_fork(run: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """What `run` returns, in a process of which nothing is left."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(reading)
+        try:
+            os.write(writing, json.dumps(run()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    found: dict[str, str] = json.loads(said)
+    return found
+
+
+def main() -> None:
+    checkpoint = Path(sys.argv[1])
+    # In this process, so that what it imports is there for the others.
+    columns = {AS_IT_IS: column(checkpoint, [])}
+    for name, mends in {**{str(mend): [mend] for mend in ACTS}, WITHOUT_ANY: [*ACTS]}.items():
+        columns[name] = in_a_fork(lambda mends=mends: column(checkpoint, mends))  # type: ignore[misc]
+    for act, what in ACTS.items():
+        cells = ["-" if columns[name][str(act)] else "ok" for name in COLUMNS]
+        print(f"{act} {what:56}", *(f"{cell:12}" for cell in cells), file=sys.stderr)
+    print(json.dumps(columns))
+
+
+if __name__ == "__main__":
+    main()
