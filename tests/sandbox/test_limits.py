@@ -26,7 +26,8 @@ if before:
     begin(before)
 read, write = os.pipe()
 if (runner := os.fork()) == 0:
-    limits.restrict(8 << 30, 1 << 20, max_threads=64)
+    limits.restrict_tasks(64)
+    limits.restrict(8 << 30, 1 << 20)
     os.read(read, 1)
     try:
         begin(32)

@@ -140,8 +140,6 @@ class Confinement:
         os.setsid()
         # As long as /proc can be opened.
         _first_to_die()
-        with _allowing_less(self.mode):
-            limits.restrict_tasks(self.max_threads)
         _keep_only(channel, self.rules)
         return _CHANNEL
 
@@ -157,23 +155,23 @@ class Confinement:
         Raises:
             ConfinementError: if this machine cannot, and must.
         """
+        if self.mode != "off":
+            with _allowing_less(self.mode):
+                limits.restrict_tasks(self.max_threads)
         if start_driver is None:
             self._limit(self.memory_bytes)
             self._drop_privileges()
         else:
-            self._drop_privileges()
-            with self._layer_for_the_driver():
+            with self._layer_for_the_driver() as close_files:
+                self._drop_privileges()
+                close_files()
                 start_driver()
             # Not before: the driver sizes memory files as it starts.
             self._limit(None)
         if self.mode == "off":
             return
         os.environ.clear()
-        if self.rules is not None:
-            with _allowing_less(self.mode):
-                from ndif.sandbox.files import restrict
-
-                restrict(_RULES)
+        self._keep_files(None if self.rules is None else _RULES)
         if self.calls is not None:
             with _allowing_less(self.mode):
                 self.calls.load()
@@ -190,21 +188,33 @@ class Confinement:
                 privileges.drop()
 
     @contextlib.contextmanager
-    def _layer_for_the_driver(self) -> Iterator[None]:
-        """Leave this process what the driver needs to start beyond what untrusted code may have."""
+    def _layer_for_the_driver(self) -> Iterator[Callable[[], None]]:
+        """Have a first layer of rules, made for this process; the context's value enters it.
+
+        It leaves what the driver needs to start beyond what untrusted code may have. While the context
+        lasts, the directory entry of this process's threads is there, which a rule is bound to.
+        """
         if self.mode == "off" or self.driver is None:
-            yield
+            yield lambda: None
             return
-        # While it is open, its directory entry stays, which the rule for it is bound to.
         threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
         try:
+            rules: int | None = None
             with _allowing_less(self.mode):
-                from ndif.sandbox.files import restrict, ruleset
+                from ndif.sandbox.files import ruleset
 
-                restrict(ruleset(*_starting(self.readable, self.driver), [_OWN_THREADS]))
-            yield
+                rules = ruleset(*_starting(self.readable, self.driver), [_OWN_THREADS])
+            yield lambda: self._keep_files(rules)
         finally:
             os.close(threads)
+
+    def _keep_files(self, rules: int | None) -> None:
+        """Leave this process the files of `rules`, where this machine can tell files apart."""
+        if rules is not None:
+            with _allowing_less(self.mode):
+                from ndif.sandbox.files import restrict
+
+                restrict(rules)
 
     def permit_file(self) -> None:
         """Let this process write the file that it was handed for its result."""
