@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ndif.cluster.asking import Living
@@ -12,9 +14,10 @@ from ndif.cluster.deployment import Deployment
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources, parse_gpus
 from ndif.config import Settings
-from ndif.host import machine
+from ndif.host import gpus, machine
 from ndif.host.actor import ModelActor
 from ndif.host.blanks import Blanks
+from ndif.host.gpus import Driver, Visible, without_memory
 from ndif.host.port import Actor
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.host.weights import Weights
@@ -88,8 +91,8 @@ class ThisMachine:
         self._shares = shares
         self._weights = Weights()
         self._blanks = Blanks()
-        self._node: Node | None = None
-        self._has_gpus = False
+        self._driver = Driver()
+        self._looked: Looked | None = None
         self.lost = asyncio.Event()
 
     async def connect(self, waiting: Callable[[], None]) -> None:
@@ -98,6 +101,7 @@ class ThisMachine:
     async def close(self) -> None:
         """See `Fleet.close`."""
         await self._blanks.stop()
+        await self._driver.close()
 
     def expect(self, runtime: Runtime) -> None:
         """See `Fleet.expect`."""
@@ -112,15 +116,19 @@ class ThisMachine:
 
         A look that fails must not empty it.
         """
-        if self._node is None:
-            self._node, self._has_gpus = await look(self._settings, use_gpus=self._places)
-        return [self._node]
+        if self._looked is None:
+            self._looked = await look(self._settings, self._driver, use_gpus=self._places)
+            self._blanks.devices = self._looked.gpus.variable
+            if not self._looked.gpus.gpus:
+                await self._driver.close()
+        return [self._looked.node]
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: Deployment
     ) -> ModelActor:
         """See `Fleet.make_actor`."""
-        on_cpu = self._places and (place.on_cpu or not self._has_gpus)
+        has_gpus = self._looked is not None and self._looked.has_gpus
+        on_cpu = self._places and (place.on_cpu or not has_gpus)
         return ModelActor(
             config,
             self._runtimes.installed()[generation],
@@ -136,23 +144,47 @@ class ThisMachine:
         )
 
 
-async def look(settings: Settings, *, use_gpus: bool = True) -> tuple[Node, bool]:
-    """This machine, as it is declared or is found to be; and whether the GPUs it counts on are here.
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """This machine, as it is declared or was found to be."""
 
-    Where they are only declared, what is placed on them runs on the CPU. `use_gpus`: whether those that
-    are found count.
+    node: Node
+    gpus: Visible
+    """Those of its GPUs that are here, in the order in which the node counts them."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Return True if the GPUs that the node counts on are here: else models run on the CPU."""
+        return bool(self.gpus.gpus)
+
+
+async def look(settings: Settings, driver: Driver, *, use_gpus: bool = True) -> Looked:
+    """Find out about this machine; `use_gpus`: whether those that are found count.
+
+    Where GPUs are only declared, what is placed on them runs on the CPU.
     """
-    found = await machine.gpus() if use_gpus else ()
-    declared = settings.node_gpus
-    gpus = parse_gpus(declared) if declared else found
-    if len(gpus) > len(found):
-        logger.warning(
-            "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
-            "the CPU",
-            len(gpus),
-            len(found),
-        )
+    found = await gpus.look(driver, os.environ) if use_gpus else Visible()
+    for note in found.notes:
+        logger.warning("%s", note)
+    declared = parse_gpus(settings.node_gpus)
+    if settings.node_gpus:
+        if len(declared) > len(found.gpus):
+            logger.warning(
+                "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
+                "the CPU",
+                len(declared),
+                len(found.gpus),
+            )
+            found = Visible()
+        used, sizes = found.gpus[: len(declared)], declared
+    else:
+        used = tuple(gpu for gpu in found.gpus if gpu.usable_bytes is not None)
+        sizes = tuple(gpu.usable_bytes or 0 for gpu in used)
+        for gpu in found.gpus:
+            if gpu not in used:
+                logger.warning("%s", without_memory(gpu))
     memory = settings.node_cpu_memory
     cpu = size(memory) if memory else machine.cpu_memory()
-    resources = Resources.of(gpus, cpu, settings.model_cache_percentage)
-    return Node("local", machine.name(), resources), len(found) >= len(gpus) > 0
+    uuids = [gpu.uuid for gpu in used]
+    resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids)
+    return Looked(Node("local", machine.name(), resources), Visible(used))

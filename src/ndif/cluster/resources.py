@@ -53,17 +53,26 @@ class Resources:
     """What WARM replicas, and those that run on the CPU, may take together."""
     free_gpu_bytes: tuple[int, ...]
     free_cpu_bytes: int
+    gpu_uuids: tuple[str | None, ...]
+    """The name of each GPU, wherever it is plugged in; None for one that is only declared."""
 
     @classmethod
     def of(
-        cls, gpu_bytes: Iterable[int], cpu_memory_bytes: int, cache_percentage: float = 0.9
+        cls,
+        gpu_bytes: Iterable[int],
+        cpu_memory_bytes: int,
+        cache_percentage: float = 0.9,
+        gpu_uuids: Iterable[str | None] = (),
     ) -> Resources:
         """Of an empty node: of its CPU memory, a part is left to everything else."""
         gpus = tuple(gpu_bytes)
+        uuids = tuple(gpu_uuids) or (None,) * len(gpus)
         cpu_bytes = int(cpu_memory_bytes * cache_percentage)
         if cpu_bytes < 0 or any(total < 1 for total in gpus):
             raise ValueError("A node's memory must be more than nothing.")
-        return cls(gpus, cpu_bytes, gpus, cpu_bytes)
+        if len(uuids) != len(gpus):
+            raise ValueError(f"{len(gpus)} GPUs cannot have {len(uuids)} names.")
+        return cls(gpus, cpu_bytes, gpus, cpu_bytes, uuids)
 
     def taken(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
         """What is left when these are taken.
@@ -98,8 +107,10 @@ class Resources:
 
     def describe(self) -> dict[str, Any]:
         """They, for JSON."""
-        pairs = zip(self.gpu_bytes, self.free_gpu_bytes, strict=True)
+        gpus = zip(self.gpu_bytes, self.free_gpu_bytes, self.gpu_uuids, strict=True)
         return {
-            "gpus": [{"bytes": total, "free_bytes": free} for total, free in pairs],
+            "gpus": [
+                {"bytes": total, "free_bytes": free, "uuid": uuid} for total, free, uuid in gpus
+            ],
             "cpu": {"bytes": self.cpu_bytes, "free_bytes": self.free_cpu_bytes},
         }

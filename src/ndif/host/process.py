@@ -16,7 +16,6 @@ from typing import Any
 from ndif.host.blanks import Blank, Blanks
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.download import DownloadError, Found, download
-from ndif.host.environment import environment
 from ndif.host.exits import describe_exit
 from ndif.host.port import ActorError
 from ndif.host.runner import Runner
@@ -106,7 +105,7 @@ class ModelProcess:
     async def _blank(self) -> Blank:
         """The process that is to be this one."""
         if self.spec.untrusted is None:
-            return await Blank.start(self.runtime, environment(self.runtime))
+            return await self._blanks.trusted(self.runtime)
         return await self._blanks.take(self.runtime)
 
     async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
