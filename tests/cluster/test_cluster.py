@@ -287,7 +287,7 @@ def test_a_cluster_can_be_printed() -> None:
     node = with_cpu(with_warm(with_hot(a_node("1x24GiB"), "a", 4, [0], share=True), "b", 2), "c", 3)
     (described,) = json.loads(json.dumps(Cluster.of(node).describe()))["nodes"]
     assert described["resources"]["gpus"] == [
-        {"bytes": 24 * GiB, "free_bytes": 20 * GiB, "uuid": None}
+        {"bytes": 24 * GiB, "free_bytes": 20 * GiB, "uuid": None, "withdrawn": False}
     ]
     assert described["resources"]["cpu"] == {"bytes": 100 * GiB, "free_bytes": 95 * GiB}
     assert [d["replica_id"] for d in described["deployments"]] == ["a-1", "c-1"]

@@ -68,7 +68,8 @@ def test_nothing_is_taken_twice_or_given_back_twice(gpus: dict[int, int], cpu: i
 def test_resources_can_be_printed() -> None:
     described = json.loads(json.dumps(Resources.of((80,), 1000, 1.0).taken({0: 20}, 0).describe()))
     assert described == {
-        "gpus": [{"bytes": 80, "free_bytes": 60, "uuid": None}],
+        "gpus": [{"bytes": 80, "free_bytes": 60, "uuid": None, "withdrawn": False}],
+        "gpu_context_bytes": 0,
         "cpu": {"bytes": 1000, "free_bytes": 1000},
     }
 

@@ -17,6 +17,7 @@ from ndif.config import Settings
 from ndif.host import gpus, machine
 from ndif.host.actor import ModelActor
 from ndif.host.blanks import Blanks
+from ndif.host.contexts import context_bytes
 from ndif.host.gpus import Driver, Visible, without_memory
 from ndif.host.port import Actor
 from ndif.host.runtimes import Runtime, Runtimes
@@ -141,6 +142,7 @@ class ThisMachine:
             gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
             device="cpu" if on_cpu else None,
             shares=self._shares,
+            context_bytes=self._looked.node.resources.context_bytes if self._looked else 0,
         )
 
 
@@ -186,5 +188,8 @@ async def look(settings: Settings, driver: Driver, *, use_gpus: bool = True) -> 
     memory = settings.node_cpu_memory
     cpu = size(memory) if memory else machine.cpu_memory()
     uuids = [gpu.uuid for gpu in used]
-    resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids)
+    # Whose key is trusted is known where keys are: a node of a cluster has none.
+    trusted = settings.api_keys is not None or bool(settings.ray_address)
+    contexts = context_bytes(settings, untrusted=True, trusted=trusted) if used else 0
+    resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids, contexts)
     return Looked(Node("local", machine.name(), resources), Visible(used))

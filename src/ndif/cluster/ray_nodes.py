@@ -17,6 +17,7 @@ HEAD: Mapping[str, int] = {"head": 1}
 
 _CPU = "ndif_cpu_memory"
 _GPU = "ndif_gpu_{}"
+_CONTEXT = "ndif_gpu_context"
 _UUID = re.compile(r"ndif_gpu_(\d+)_is_(.+)", re.ASCII)
 
 
@@ -29,7 +30,8 @@ def declaration(resources: Resources) -> dict[str, int]:
         for index, uuid in enumerate(resources.gpu_uuids)
         if uuid is not None
     }
-    return {_CPU: resources.cpu_bytes, **gpus, **names}
+    context = {_CONTEXT: resources.context_bytes} if resources.context_bytes else {}
+    return {_CPU: resources.cpu_bytes, **gpus, **names, **context}
 
 
 def resources_of(declared: Mapping[str, float]) -> Resources | None:
@@ -41,7 +43,8 @@ def resources_of(declared: Mapping[str, float]) -> Resources | None:
     cpu = int(declared.get(_CPU, 0))
     named = {int(found[1]): found[2] for name in declared if (found := _UUID.fullmatch(name))}
     uuids = [named.get(index) for index in range(len(gpus))]
-    return Resources.of(gpus, cpu, 1.0, uuids) if cpu or gpus else None
+    context = int(declared.get(_CONTEXT, 0))
+    return Resources.of(gpus, cpu, 1.0, uuids, context) if cpu or gpus else None
 
 
 def nodes_of(table: Iterable[Mapping[str, Any]]) -> list[Node]:

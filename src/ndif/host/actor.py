@@ -55,6 +55,7 @@ class ModelActor:
         gpu_mem_bytes_by_id: Mapping[int, int] | None = None,
         device: str | None = None,
         shares: bool = False,
+        context_bytes: int = 0,
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
 
@@ -62,8 +63,8 @@ class ModelActor:
 
         `shares`: whether others answer clients who ask for its checkpoint's files.
 
-        `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `device` goes
-        before the one in `config`.
+        `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `context_bytes` of
+        it are for the CUDA contexts of its processes. `device` goes before the one in `config`.
         """
         spec = ModelSpec(
             checkpoint=config.checkpoint,
@@ -75,8 +76,9 @@ class ModelActor:
             threads=config.threads,
             untrusted=_untrusted(settings) if untrusted else None,
             trust_remote_code=config.trust_remote_code,
-            max_memory=dict(gpu_mem_bytes_by_id) if gpu_mem_bytes_by_id else None,
+            max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
         )
+        self._context_bytes = context_bytes
         self.process = ModelProcess(spec, runtime, weights, blanks)
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
@@ -176,7 +178,7 @@ class ModelActor:
     async def _uncache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
             raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
-        memory = dict(gpu_mem_bytes_by_id) or None
+        memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
         await self.process.uncache(memory, self._settings.model_start_timeout_s)
 
     async def stop(self) -> None:
@@ -314,6 +316,11 @@ class ModelActor:
 
     def _lost(self, why: str) -> ReplicaLostError:
         return ReplicaEvictedError(self._away) if self._away else ReplicaLostError(why)
+
+
+def _for_tensors(held: Mapping[int, int], context_bytes: int) -> dict[int, int] | None:
+    """Return the bytes of each GPU that are left for tensors; None where there is no GPU."""
+    return {index: size - context_bytes for index, size in held.items()} or None
 
 
 def _untrusted(settings: Settings) -> Untrusted:

@@ -76,8 +76,8 @@ def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None
     """
     if any(counted) and [*counted] != [*here]:
         raise ActorError(
-            "the GPUs of the node where it was to be are not those that it was started with; stop and start "
-            "the node (`ndif stop`, `ndif start --worker`), which counts them anew"
+            "the GPUs of the node where it was to be are not those that it was started with; stop the node "
+            "and start it again (`ndif stop`, `ndif start --worker`): it counts them anew"
         )
 
 
