@@ -14,6 +14,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ndif.cluster.adoption import adopt
 from ndif.cluster.asking import Asked, Discover, Evaluate, Leaving, Living, MakeActor, Provided
@@ -24,6 +25,7 @@ from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted, Lease
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model, Models
 from ndif.cluster.rules import DEFAULT_RULES, Rules
+from ndif.cluster.wanted import Device, Wanted
 from ndif.cluster.why import why_not
 from ndif.host.port import ActorError
 from ndif.schema.variant import Variant
@@ -52,8 +54,13 @@ class Controller:
         drain_s: float = 60.0,
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        places: bool = True,
     ) -> None:
-        """`drain_s`: how long a replica that has to go may run on what it is running."""
+        """`drain_s`: how long a replica that has to go may run on what it is running.
+
+        `places`: whether models go where there is room, or where their options say, whatever the books
+        hold.
+        """
         self.models = models
         self.cluster = Cluster()
         self.on_leave: Leaving = lambda key, why: None
@@ -63,6 +70,7 @@ class Controller:
         self._evaluate = evaluate
         self._discover = discover
         self._rules = rules
+        self._places = places
         self._drain_s = drain_s
         self._now = now
         self._rng = rng or random.Random()  # noqa: S311 - ties, not secrets
@@ -152,13 +160,17 @@ class Controller:
         Or else two models that displace each other would do nothing but that.
         """
         while True:
-            wanted = [one.wanted(size) for one, size in asked.items() if not one.void]
+            wanted = [self._wanted(one, size) for one, size in asked.items() if not one.void]
             decision = self.cluster.deploy(wanted, self._now(), self._rng, self._rules)
             leaving = [self._hosted[key] for key in decision.evictions if key in self._hosted]
             early = [hosted for hosted in leaving if hosted.is_early]
             if not early or any(one.dedicated for one in wanted):
                 return decision
             await asyncio.gather(*(hosted.of_use() for hosted in early))
+
+    def _wanted(self, asked: Asked, size_bytes: int) -> Wanted:
+        wanted = asked.wanted(size_bytes)
+        return wanted if self._places else replace(wanted, device=Device.AUTO)
 
     def evict(
         self,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ndif.cluster.asking import Living
 from ndif.cluster.deployment import Deployment
+from ndif.cluster.local_cards import LocalCards
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources, parse_gpus
 from ndif.config import Settings
@@ -94,6 +95,8 @@ class ThisMachine:
         self._blanks = Blanks()
         self._driver = Driver()
         self._looked: Looked | None = None
+        self._cards: LocalCards | None = None
+        """Chooses GPUs where nothing is placed."""
         self.lost = asyncio.Event()
 
     async def connect(self, waiting: Callable[[], None]) -> None:
@@ -102,6 +105,8 @@ class ThisMachine:
     async def close(self) -> None:
         """See `Fleet.close`."""
         await self._blanks.stop()
+        if self._cards is not None:
+            await self._cards.close()
         await self._driver.close()
 
     def expect(self, runtime: Runtime) -> None:
@@ -118,7 +123,13 @@ class ThisMachine:
         A look that fails must not empty it.
         """
         if self._looked is None:
-            self._looked = await look(self._settings, self._driver, use_gpus=self._places)
+            if self._places:
+                self._looked = await look(self._settings, self._driver)
+            else:
+                self._looked = await look_around(self._settings, self._driver)
+                self._cards = LocalCards(
+                    self._settings, self._driver, self._looked.gpus.gpus, trusted=self._trusted
+                )
             self._blanks.devices = self._looked.gpus.variable
             if not self._looked.gpus.gpus:
                 await self._driver.close()
@@ -128,11 +139,13 @@ class ThisMachine:
         self, config: DeploymentConfig, generation: str, place: Deployment
     ) -> ModelActor:
         """See `Fleet.make_actor`."""
+        runtime = self._runtimes.installed()[generation]
+        cards = self._cards
         has_gpus = self._looked is not None and self._looked.has_gpus
         on_cpu = self._places and (place.on_cpu or not has_gpus)
         return ModelActor(
             config,
-            self._runtimes.installed()[generation],
+            runtime,
             self._settings,
             self._broker,
             self._objects,
@@ -143,6 +156,7 @@ class ThisMachine:
             device="cpu" if on_cpu else None,
             shares=self._shares,
             context_bytes=self._looked.node.resources.context_bytes if self._looked else 0,
+            chosen=None if cards is None else lambda: cards.chosen(config, runtime),
         )
 
 
@@ -160,14 +174,16 @@ class Looked:
         return bool(self.gpus.gpus)
 
 
-async def look(settings: Settings, driver: Driver, *, use_gpus: bool = True) -> Looked:
-    """Find out about this machine; `use_gpus`: whether those that are found count.
+async def look_around(settings: Settings, driver: Driver) -> Looked:
+    """Find out about this machine where nothing is placed, and all GPUs are there for whoever runs here."""
+    found = await _found(driver)
+    resources = Resources.of((), machine.cpu_memory(), settings.model_cache_percentage)
+    return Looked(Node("local", machine.name(), resources), found)
 
-    Where GPUs are only declared, what is placed on them runs on the CPU.
-    """
-    found = await gpus.look(driver, os.environ) if use_gpus else Visible()
-    for note in found.notes:
-        logger.warning("%s", note)
+
+async def look(settings: Settings, driver: Driver) -> Looked:
+    """Find out about this machine. Where GPUs are only declared, what is placed on them runs on the CPU."""
+    found = await _found(driver)
     declared = parse_gpus(settings.node_gpus)
     if settings.node_gpus:
         if len(declared) > len(found.gpus):
@@ -193,3 +209,10 @@ async def look(settings: Settings, driver: Driver, *, use_gpus: bool = True) -> 
     contexts = context_bytes(settings, untrusted=True, trusted=trusted) if used else 0
     resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids, contexts)
     return Looked(Node("local", machine.name(), resources), Visible(used))
+
+
+async def _found(driver: Driver) -> Visible:
+    found = await gpus.look(driver, os.environ)
+    for note in found.notes:
+        logger.warning("%s", note)
+    return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,13 @@ __all__ = ["ModelActor", "ReplicaLostError"]
 
 logger = logging.getLogger(__name__)
 
+Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
+"""Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
+
+
+def _as_given() -> AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext()
+
 
 class ModelActor:
     """Runs requests one at a time: trusted ones on a *kept* runner, others each on a *fresh* one."""
@@ -56,6 +65,7 @@ class ModelActor:
         device: str | None = None,
         shares: bool = False,
         context_bytes: int = 0,
+        chosen: Choice | None = None,
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
 
@@ -65,6 +75,8 @@ class ModelActor:
 
         `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `context_bytes` of
         it are for the CUDA contexts of its processes. `device` goes before the one in `config`.
+
+        `chosen` says, in the place of these, what its tensors may take of which GPUs, when it is started.
         """
         spec = ModelSpec(
             checkpoint=config.checkpoint,
@@ -79,6 +91,7 @@ class ModelActor:
             max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
         )
         self._context_bytes = context_bytes
+        self._chosen = chosen or _as_given
         self.process = ModelProcess(spec, runtime, weights, blanks)
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
@@ -129,7 +142,10 @@ class ModelActor:
             raise ModelProcessError("the replica was ended while it was loaded") from None
 
     async def _start(self, progress: Progress) -> None:
-        await self.process.start(self._settings.model_start_timeout_s, progress)
+        async with self._chosen() as memory:
+            if memory is not None:
+                self.process.spec = replace(self.process.spec, max_memory=memory)
+            await self.process.start(self._settings.model_start_timeout_s, progress)
         try:
             # Nobody who waits for it waits for an object store as well.
             await asyncio.gather(self._have_runners(), self._share())
