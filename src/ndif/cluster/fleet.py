@@ -19,6 +19,7 @@ from ndif.host import gpus, machine
 from ndif.host.actor import ModelActor
 from ndif.host.blanks import Blanks
 from ndif.host.contexts import context_bytes
+from ndif.host.gpu_watch import GpuWatch
 from ndif.host.gpus import Driver, Visible, without_memory
 from ndif.host.port import Actor
 from ndif.host.runtimes import Runtime, Runtimes
@@ -97,6 +98,7 @@ class ThisMachine:
         self._looked: Looked | None = None
         self._cards: LocalCards | None = None
         """Chooses GPUs where nothing is placed."""
+        self._gpu_watch: GpuWatch | None = None
         self.lost = asyncio.Event()
 
     async def connect(self, waiting: Callable[[], None]) -> None:
@@ -130,9 +132,12 @@ class ThisMachine:
                 self._cards = LocalCards(
                     self._settings, self._driver, self._looked.gpus.gpus, trusted=self._trusted
                 )
-            self._blanks.devices = self._looked.gpus.variable
-            if not self._looked.gpus.gpus:
+            found, sizes = self._looked.gpus, self._looked.node.resources.gpu_bytes
+            self._blanks.devices = found.variable
+            if not found.gpus:
                 await self._driver.close()
+            elif self._places:
+                self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
         return [self._looked.node]
 
     def make_actor(
@@ -157,6 +162,7 @@ class ThisMachine:
             shares=self._shares,
             context_bytes=self._looked.node.resources.context_bytes if self._looked else 0,
             chosen=None if cards is None else lambda: cards.chosen(config, runtime),
+            gpu_watch=self._gpu_watch,
         )
 
 

@@ -19,6 +19,7 @@ from ndif.host.channel import ProtocolError
 from ndif.host.dialogue import LimitError, UnheardError
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
 from ndif.host.exits import describe_crash, describe_exit
+from ndif.host.gpu_watch import GpuWatch
 from ndif.host.pool import Fresh, Kept, Runners
 from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.process import ModelProcess, ModelProcessError
@@ -66,6 +67,7 @@ class ModelActor:
         shares: bool = False,
         context_bytes: int = 0,
         chosen: Choice | None = None,
+        gpu_watch: GpuWatch | None = None,
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
 
@@ -91,6 +93,9 @@ class ModelActor:
             max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
         )
         self._context_bytes = context_bytes
+        self._held = gpu_mem_bytes_by_id or {}
+        """Bytes that it has of each GPU, contexts among them."""
+        self._gpu_watch = gpu_watch
         self._chosen = chosen or _as_given
         self.process = ModelProcess(spec, runtime, weights, blanks)
         self._objects = objects if shares else None
@@ -194,6 +199,7 @@ class ModelActor:
     async def _uncache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
             raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
+        self._held = gpu_mem_bytes_by_id
         memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
         await self.process.uncache(memory, self._settings.model_start_timeout_s)
 
@@ -247,9 +253,7 @@ class ModelActor:
             runner = self._runner = await runners.take()
         except (ModelProcessError, RunnerError) as error:
             raise self._lost(str(error)) from error
-        watching = None
-        if not request.trusted and runner.pid is not None:
-            watching = asyncio.create_task(self._watch.over(runner.pid, self.cancel))
+        watching = self._watchers(request, runner)
         timer = asyncio.get_running_loop().call_later(
             self._timeout_s,
             self.cancel,
@@ -283,13 +287,23 @@ class ModelActor:
             return Response(request.id, Status.ERROR, str(error))
         finally:
             timer.cancel()
-            if watching is not None:
-                watching.cancel()
+            for task in watching:
+                task.cancel()
             self._runner = None
             runners.give_back(runner)
             if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
             self._trusted_ran |= request.trusted
+
+    def _watchers(self, request: Request, runner: Runner) -> list[asyncio.Task[None]]:
+        """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
+        if runner.pid is None:
+            return []
+        watchers = [] if request.trusted else [self._watch.over(runner.pid, self.cancel)]
+        zygote = self.process.pid
+        if self._gpu_watch is not None and zygote is not None and self.process.exposes_weights:
+            watchers.append(self._gpu_watch.over(runner.pid, zygote, self._held, self.cancel))
+        return [asyncio.create_task(watcher) for watcher in watchers]
 
     async def _verify(self, runner: Runner) -> None:
         """See that this one left the weights that it shared as they were."""

@@ -139,6 +139,11 @@ class ModelProcess:
                     self.exposes_weights = bool(header["exposed"])
                     return
 
+    @property
+    def pid(self) -> int | None:
+        """The zygote's process, of which owner and runners are children; None before it is started."""
+        return None if self._process is None else self._process.pid
+
     async def fork(self, *, fresh: bool) -> Runner:
         """A new runner: a fresh one is confined and runs one request.
 
