@@ -61,7 +61,8 @@ def _nodes(status: Mapping[str, Any]) -> RenderableType:
 def _device(index: int, gpu: Mapping[str, Any]) -> str:
     """Name a GPU by its place and by as much of its UUID as tells it apart."""
     uuid = gpu.get("uuid")
-    return f"GPU {index} ({uuid[:12]})" if uuid else f"GPU {index}"
+    name = f"GPU {index} ({uuid[:12]})" if uuid else f"GPU {index}"
+    return f"{name}, withdrawn" if gpu.get("withdrawn") else name
 
 
 def _models(status: Mapping[str, Any]) -> RenderableType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,13 @@ from ndif.host.adapters import AdapterError, Adapters
 from ndif.host.announcement import announce
 from ndif.host.blanks import Blanks
 from ndif.host.channel import ProtocolError
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.dialogue import LimitError, UnheardError
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
 from ndif.host.exits import describe_crash, describe_exit
 from ndif.host.gpu_watch import GpuWatch
 from ndif.host.pool import Fresh, Kept, Runners
-from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
+from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.process import ModelProcess, ModelProcessError
 from ndif.host.runner import Runner, RunnerError
 from ndif.host.runtimes import Runtime
@@ -150,12 +151,28 @@ class ModelActor:
         async with self._chosen() as memory:
             if memory is not None:
                 self.process.spec = replace(self.process.spec, max_memory=memory)
-            await self.process.start(self._settings.model_start_timeout_s, progress)
+            with self._blames_device():
+                await self.process.start(self._settings.model_start_timeout_s, progress)
         try:
             # Nobody who waits for it waits for an object store as well.
             await asyncio.gather(self._have_runners(), self._share())
         except BaseException:
             await self.process.stop()
+            raise
+
+    @property
+    def device_failure(self) -> DeviceFailure | None:
+        """See `Actor.device_failure`. One that was ended has not failed."""
+        return None if self._away else self.process.device_failure
+
+    @contextlib.contextmanager
+    def _blames_device(self) -> Iterator[None]:
+        """Say of what fails here that a GPU is to blame, where one is."""
+        try:
+            yield
+        except ModelProcessError as error:
+            if self._forks and (failure := self.process.device_failure) is not None:
+                raise DeviceError(str(error), failure) from error
             raise
 
     async def _share(self) -> None:
@@ -192,7 +209,8 @@ class ModelActor:
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         """See `Actor.from_cache`."""
         if self.process.exposes_weights:
-            await self._uncache(gpu_mem_bytes_by_id)
+            with self._blames_device():
+                await self._uncache(gpu_mem_bytes_by_id)
         # Else its weights are where it runs; GPUs that it is given are only declared to be there.
         await self._have_runners()
 

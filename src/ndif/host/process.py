@@ -15,6 +15,7 @@ from typing import Any
 
 from ndif.host.blanks import Blank, Blanks
 from ndif.host.channel import Channel, ProtocolError
+from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.download import DownloadError, Found, download
 from ndif.host.exits import describe_exit
 from ndif.host.port import ActorError
@@ -65,6 +66,8 @@ class ModelProcess:
         self._runners: dict[str, Runner] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._output: asyncio.Task[None] | None = None
+        self._failed = ""
+        """Why it could not load its model, or have it back."""
         self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
 
     async def start(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
@@ -125,7 +128,8 @@ class ModelProcess:
                 case "progress":
                     progress(int(header["done"]), int(header["total"]))
                 case "failed":
-                    raise ModelProcessError(body.decode(errors="replace"))
+                    self._failed = body.decode(errors="replace")
+                    raise ModelProcessError(self._failed)
                 case "weights":
                     fd = await self._weights.of(self, header["name"], int(header["size"]))
                     filled = self._weights.filled(header["name"])
@@ -138,6 +142,11 @@ class ModelProcess:
                     self.loaded_at = float(header["loaded_at"])
                     self.exposes_weights = bool(header["exposed"])
                     return
+
+    @property
+    def device_failure(self) -> DeviceFailure | None:
+        """The failure of a GPU that it has reported of late."""
+        return device_failure([*self._stderr, *self._failed.splitlines()])
 
     @property
     def pid(self) -> int | None:
@@ -204,7 +213,8 @@ class ModelProcess:
                 f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
             ) from error
         if header["kind"] == "failed":
-            raise ModelProcessError(body.decode(errors="replace"))
+            self._failed = body.decode(errors="replace")
+            raise ModelProcessError(self._failed)
         self.model = {**self.model, "device": header["model"]["device"]}
 
     async def _ask(self, header: Header) -> tuple[dict[str, Any], bytes]:
@@ -260,6 +270,8 @@ class ModelProcess:
                 elif header["kind"] == "exited":
                     del self._runners[runner.id]
                     runner.exited(int(header["code"]))
+        if self._output is not None:  # what it said last may be why
+            await asyncio.wait([self._output], timeout=_LAST_WORDS_S / 2)
         self._end()
 
     def _end(self) -> None:
