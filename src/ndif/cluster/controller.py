@@ -417,6 +417,8 @@ class Controller:
             return
         of_it = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
         names = [node.gpu_name(index) for index in of_it]
+        if not names:
+            return
         self._device_errors = self._device_errors.noted(names, failure.error, self._now())
         logger.error("%s was lost to %s: %s", place.name, " or ".join(names), failure.error)
         self._withdraw()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from ndif.cluster.local_cards import LocalCards
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources, parse_gpus
 from ndif.config import Settings
-from ndif.host import gpus, machine
+from ndif.host import gpus, machine, numa
 from ndif.host.actor import ModelActor
 from ndif.host.blanks import Blanks
 from ndif.host.contexts import context_bytes
@@ -163,7 +163,16 @@ class ThisMachine:
             context_bytes=self._looked.node.resources.context_bytes if self._looked else 0,
             chosen=None if cards is None else lambda: cards.chosen(config, runtime),
             gpu_watch=self._gpu_watch,
+            near=self._near,
         )
+
+    def _near(self, indices: Collection[int]) -> frozenset[int] | None:
+        """Choose the CPUs beside these GPUs."""
+        if self._looked is None:
+            return None
+        here = self._looked.gpus.gpus
+        nodes = [here[index].numa_node for index in indices]
+        return numa.near(nodes, numa.cpus_by_node(), frozenset(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,10 @@ Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
 
 
+Near = Callable[[Collection[int]], "Collection[int] | None"]
+"""Chooses the CPUs for a replica on these GPUs; None: any."""
+
+
 def _as_given() -> AbstractAsyncContextManager[None]:
     return contextlib.nullcontext()
 
@@ -69,6 +74,7 @@ class ModelActor:
         context_bytes: int = 0,
         chosen: Choice | None = None,
         gpu_watch: GpuWatch | None = None,
+        near: Near = lambda _: None,
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
 
@@ -78,6 +84,8 @@ class ModelActor:
 
         `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `context_bytes` of
         it are for the CUDA contexts of its processes. `device` goes before the one in `config`.
+
+        `near`: on which CPUs it runs, beside the GPUs that it is given.
 
         `chosen` says, in the place of these, what its tensors may take of which GPUs, when it is started.
         """
@@ -97,6 +105,7 @@ class ModelActor:
         self._held = gpu_mem_bytes_by_id or {}
         """Bytes that it has of each GPU, contexts among them."""
         self._gpu_watch = gpu_watch
+        self._near = near
         self._chosen = chosen or _as_given
         self.process = ModelProcess(spec, runtime, weights, blanks)
         self._objects = objects if shares else None
@@ -151,6 +160,7 @@ class ModelActor:
         async with self._chosen() as memory:
             if memory is not None:
                 self.process.spec = replace(self.process.spec, max_memory=memory)
+            self.process.cpus = self._near(self.process.spec.max_memory or ())
             with self._blames_device():
                 await self.process.start(self._settings.model_start_timeout_s, progress)
         try:
@@ -219,6 +229,10 @@ class ModelActor:
             raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
         self._held = gpu_mem_bytes_by_id
         memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
+        cpus = self._near(self._held)
+        if cpus is None and self.process.cpus is not None:
+            cpus = os.sched_getaffinity(0)  # no longer beside the GPUs where it was
+        self.process.cpus = cpus
         await self.process.uncache(memory, self._settings.model_start_timeout_s)
 
     async def stop(self) -> None:

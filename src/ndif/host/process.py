@@ -9,7 +9,7 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.download import DownloadError, Found, download
 from ndif.host.exits import describe_exit
+from ndif.host.numa import bind
 from ndif.host.port import ActorError
 from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
@@ -59,6 +60,8 @@ class ModelProcess:
         """How long the weights took, and when (Unix seconds) they were there."""
         self.exposes_weights = False
         """Whether its runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
+        self.cpus: Collection[int] | None = None
+        """The CPUs on which it and its runners run, from when it is next started or has its model back."""
         self.ended = asyncio.Event()
         self._asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
         self._process: asyncio.subprocess.Process | None = None
@@ -81,6 +84,7 @@ class ModelProcess:
             blank = await self._blank()
             self._process, self._control = blank.process, blank.control
             control = blank.control
+            self._bind()
             self._output = asyncio.create_task(self._keep_output(), name="model process output")
             self._tasks.append(self._output)
             # Meanwhile the process imports what it needs, which takes as long as a small model's download.
@@ -104,6 +108,10 @@ class ModelProcess:
         if found.repo_id is not None:
             self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
+
+    def _bind(self) -> None:
+        if self.cpus is not None and self.pid is not None:
+            bind(self.pid, self.cpus)
 
     async def _blank(self) -> Blank:
         """The process that is to be this one."""
@@ -205,6 +213,7 @@ class ModelProcess:
             ModelProcessError: if they cannot be there. The process is then at its end.
         """
         self.spec = replace(self.spec, max_memory=max_memory)
+        self._bind()
         asked = {"kind": "uncache", "max_memory": max_memory}
         try:
             header, body = await within(self._ask(asked), timeout_s)
