@@ -153,6 +153,12 @@ class Settings(BaseSettings):
         default="",
         description="GPUs to count on, like 2x24GiB, instead of those that are found.",
     )
+    gpu_context_bytes: int = Field(
+        default=512 * MiB,
+        ge=0,
+        description="GPU memory that each process of a replica takes beside its tensors (a CUDA context), "
+        "set aside for all of them on every GPU of the replica.",
+    )
     node_cpu_memory: str = Field(
         default="", description="CPU memory to count on, like 64GiB, instead of what is found."
     )

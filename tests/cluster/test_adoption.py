@@ -20,6 +20,7 @@ from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Models
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import ActorError, Progress, Respond
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
@@ -37,6 +38,7 @@ class Quiet:
 
     def __init__(self, *, starts: bool = True) -> None:
         self.ended = asyncio.Event()
+        self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {"repo_id": "A/Theirs"}
         self.began = asyncio.Event()
         self._starts = starts

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -38,12 +39,19 @@ def gpu_room(node: Node, staying: Sequence[Deployment], size: int) -> bool:
     for deployment in staying:
         for index, held in deployment.gpu_mem_bytes_by_id.items():
             tenants[index].append(held)
-    for memory, theirs in zip(total, tenants, strict=True):
+    context = node.resources.context_bytes
+    there = [
+        gpu
+        for index, gpu in enumerate(zip(total, tenants, strict=True))
+        if index not in node.resources.withdrawn
+    ]
+    for memory, theirs in there:
         used = sum(theirs)
+        need = size + context
         available = memory - used >= 0.3 * memory
-        if 3 * size <= memory and available and used + size <= 0.8 * memory:
+        if 3 * need <= memory and available and used + need <= 0.8 * memory:
             return True
-    empty = [memory for memory, theirs in zip(total, tenants, strict=True) if not theirs]
+    empty = [max(0, memory - context) for memory, theirs in there if not theirs]
     return any(
         sum(chosen) >= size
         for count in range(1, len(empty) + 1)
@@ -118,7 +126,10 @@ def a_cluster(rng: random.Random) -> Cluster:
     for index in range(rng.choice([1, 1, 2, 2, 3])):
         gpus = [rng.choice([10, 24, 24, 30, 80]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
         memory = rng.choice([0, 20, 60, 120])
-        nodes.append(Node(f"n{index}", f"n{index}", Resources.of(gpus, memory, 1.0)))
+        resources = Resources.of(gpus, memory, 1.0, context_bytes=rng.choice([0, 0, 1, 3, 11]))
+        failed = frozenset(i for i in range(len(gpus)) if rng.random() < 0.1)
+        resources = replace(resources, withdrawn=failed)
+        nodes.append(Node(f"n{index}", f"n{index}", resources))
     replicas = rng.choice([0, 2, 3, 4, 5, 5, 5])
     for index in range(30):
         if sum(len(list(node.replicas())) for node in nodes) < replicas:

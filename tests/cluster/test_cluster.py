@@ -286,7 +286,9 @@ def test_a_node_may_change_its_name() -> None:
 def test_a_cluster_can_be_printed() -> None:
     node = with_cpu(with_warm(with_hot(a_node("1x24GiB"), "a", 4, [0], share=True), "b", 2), "c", 3)
     (described,) = json.loads(json.dumps(Cluster.of(node).describe()))["nodes"]
-    assert described["resources"]["gpus"] == [{"bytes": 24 * GiB, "free_bytes": 20 * GiB}]
+    assert described["resources"]["gpus"] == [
+        {"bytes": 24 * GiB, "free_bytes": 20 * GiB, "uuid": None, "withdrawn": False}
+    ]
     assert described["resources"]["cpu"] == {"bytes": 100 * GiB, "free_bytes": 95 * GiB}
     assert [d["replica_id"] for d in described["deployments"]] == ["a-1", "c-1"]
     assert described["deployments"][0]["gpu_mem_bytes_by_id"] == {"0": 4 * GiB}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ndif.cluster.node import Node
@@ -52,6 +54,54 @@ def test_it_spans_few_gpus_rather_than_small_ones() -> None:
 
 def test_a_node_without_gpus_has_no_place() -> None:
     assert placed(a_node(), 0.1) is None
+
+
+# Beside the contexts of its own processes
+
+
+def with_contexts(gpus: str, context: float) -> Node:
+    node = a_node(gpus)
+    return replace(node, resources=replace(node.resources, context_bytes=int(context * GiB)))
+
+
+def test_contexts_are_taken_of_each_gpu_beside_the_model() -> None:
+    assert placed(with_contexts("1x24GiB", 2), 6) == ({0: 8}, pytest.approx(1 / 3))
+    assert placed(with_contexts("1x24GiB", 2), 6.1) == ({0: 24}, None)
+    assert placed(with_contexts("1x24GiB", 2), 22) == ({0: 24}, None)
+    assert placed(with_contexts("1x24GiB", 2), 22.1) is None
+
+
+def test_a_model_that_spans_gpus_has_contexts_on_each() -> None:
+    assert placed(with_contexts("2x24GiB", 2), 44) == ({0: 24, 1: 24}, None)
+    assert placed(with_contexts("2x24GiB", 2), 44.1) is None
+
+
+def test_many_small_models_are_as_many_as_their_contexts_allow() -> None:
+    counted = {}
+    for context in (0.0, 2.0):
+        node = with_contexts("1x24GiB", context)
+        while (found := placed(node, 0.5)) is not None:
+            node = with_hot(
+                node, "small", found[0][0], [0], share=True, replica=str(node.resources)
+            )
+        counted[context] = len(list(node.replicas()))
+    # Four fifths of the GPU, and none once less than three tenths is free.
+    assert counted == {0.0: 34, 2.0: 7}
+
+
+def test_a_gpu_that_its_contexts_fill_holds_nothing() -> None:
+    assert placed(with_contexts("1x2GiB,1x4GiB", 2.5), 1) == ({1: 4}, None)
+    assert placed(with_contexts("2x2GiB", 2.5), 0.1) is None
+
+
+def test_a_gpu_that_was_withdrawn_takes_nobody() -> None:
+    node = a_node("2x24GiB")
+    node = replace(node, resources=replace(node.resources, withdrawn=frozenset([0])))
+    assert placed(node, 8) == ({1: 8}, pytest.approx(1 / 3))
+    assert placed(node, 24.1) is None
+    # Who is on it stays, and nobody joins.
+    beside = with_hot(node, "old", 4, [0], share=True)
+    assert placed(with_hot(beside, "other", 24, [1]), 1) is None
 
 
 # Beside others

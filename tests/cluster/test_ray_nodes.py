@@ -43,6 +43,13 @@ def test_a_part_of_the_memory_is_left_to_the_machine_by_the_machine() -> None:
     assert declared == {"ndif_cpu_memory": 50 * GIB, "ndif_gpu_0": 80 * GIB}
 
 
+def test_gpus_are_told_apart_by_name() -> None:
+    offered = Resources.of([80 * GIB, 24 * GIB], 0, 1.0, ["GPU-7c3cadbd-17e5", None])
+    declared = declaration(offered)
+    assert declared["ndif_gpu_0_is_GPU-7c3cadbd-17e5"] == 1
+    assert resources_of({name: float(size) for name, size in declared.items() if size}) == offered
+
+
 def test_nodes_that_live_and_offer_something() -> None:
     offered = declaration(Resources.of([GIB, 2 * GIB], 3 * GIB, 1.0))
     table = [

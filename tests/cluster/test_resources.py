@@ -68,7 +68,8 @@ def test_nothing_is_taken_twice_or_given_back_twice(gpus: dict[int, int], cpu: i
 def test_resources_can_be_printed() -> None:
     described = json.loads(json.dumps(Resources.of((80,), 1000, 1.0).taken({0: 20}, 0).describe()))
     assert described == {
-        "gpus": [{"bytes": 80, "free_bytes": 60}],
+        "gpus": [{"bytes": 80, "free_bytes": 60, "uuid": None, "withdrawn": False}],
+        "gpu_context_bytes": 0,
         "cpu": {"bytes": 1000, "free_bytes": 1000},
     }
 
@@ -93,3 +94,13 @@ def test_nobody_can_want_nothing() -> None:
         Wanted("m", 0)
     with pytest.raises(ValueError, match="-1 replicas"):
         Wanted("m", 1, -1)
+
+
+def test_each_gpu_has_a_name_or_none_has() -> None:
+    named = Resources.of((80, 24), 0, 1.0, ["GPU-1", "GPU-2"])
+    assert [gpu["uuid"] for gpu in named.describe()["gpus"]] == ["GPU-1", "GPU-2"]
+    assert named.taken({0: 80}, 0).emptied() == named
+    # Another card in the same slot is another machine.
+    assert named != Resources.of((80, 24), 0, 1.0, ["GPU-1", "GPU-3"])
+    with pytest.raises(ValueError, match="cannot have 1 names"):
+        Resources.of((80, 24), 0, 1.0, ["GPU-1"])

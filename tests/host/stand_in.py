@@ -7,8 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ndif.host.announcement import announce
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.jobs import Equipment
-from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
+from ndif.host.port import (
+    ActorError,
+    DeviceError,
+    Progress,
+    ReplicaEvictedError,
+    ReplicaLostError,
+    Respond,
+)
 from ndif.host.replica import Replica
 from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
@@ -22,6 +30,7 @@ class Waiting:
 
     def __init__(self, start_s: float = 0.0, *, fails: bool = False) -> None:
         self.ended = asyncio.Event()
+        self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {}
         self.ran: list[str] = []
         self.moves: list[str] = []
@@ -36,6 +45,8 @@ class Waiting:
         await asyncio.sleep(self._start_s)
         if self._fails:
             self.ended.set()
+            if self.device_failure is not None:
+                raise DeviceError(FAILS, self.device_failure)
             raise ActorError(FAILS)
         self.model = {"class": "Waiting"}
 

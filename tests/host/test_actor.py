@@ -254,3 +254,9 @@ async def test_the_device_that_is_given(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2, device="cpu") as served:
         assert served.actor.process.spec.device == "cpu"
         assert served.actor.model["device"] == "cpu"
+
+
+def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
+    given = {"gpu_mem_bytes_by_id": {1: 100, 2: 80}, "context_bytes": 30}
+    assert a_replica(tiny_gpt2, **given).actor.process.spec.max_memory == {1: 70, 2: 50}
+    assert a_replica(tiny_gpt2, context_bytes=30).actor.process.spec.max_memory is None

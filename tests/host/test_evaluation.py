@@ -281,3 +281,13 @@ async def test_a_repository(
         assert (offline.task, offline.repo_id) == ("text-generation", None)
         with pytest.raises(EvaluationError, match="not in this machine's cache"):
             await evaluate(a_config("test-org/nothing"), HERE)
+
+
+@on_loop
+async def test_torch_is_asked_for_a_gpu_where_that_matters(tmp_path: Path) -> None:
+    config = DeploymentConfig("a/b", str(make_gpt2(tmp_path / "model")))
+    async with an_evaluator() as evaluator:
+        assert (await evaluator(config, HERE)).cuda is None
+    looking = Evaluator(look_for_cuda=True)
+    assert (await looking(config, HERE)).cuda is torch.cuda.is_available()
+    await looking.stop()

@@ -27,6 +27,7 @@ from ndif.cluster.rules import Rules
 from ndif.cluster.schedule_source import ScheduleSource
 from ndif.cluster.status import for_clients
 from ndif.host.announcement import announce
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.queue.autoscale import Bounds
 from ndif.queue.dispatcher import Dispatcher
@@ -75,6 +76,7 @@ class Replica:
 
     def __init__(self, place: Deployment, memory: Memory, broken: frozenset[str]) -> None:
         self.ended = asyncio.Event()
+        self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {}
         self.loads = 0
         self._place = place

@@ -139,12 +139,12 @@ class PretendDriver:
         until = time.monotonic() + min(deadline_s, _DEADLINE_S)
         while (self._folder / "busy").exists():
             if time.monotonic() > until:
-                raise DeviceError("CUDA error: GPU 0 did nothing for a while")
+                raise DeviceError("CUDA error on GPU 0: it did nothing for a while")
             time.sleep(0.01)
 
     def synchronize(self) -> None:
         if (self._folder / "asserted").exists():
-            raise DeviceError("CUDA error: device-side assert triggered")
+            raise DeviceError("CUDA error on GPU 0: device-side assert triggered")
 
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)

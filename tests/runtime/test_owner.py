@@ -207,7 +207,7 @@ async def test_a_runner_whose_device_has_lost_its_state_is_replaced(
         assert response.status is Status.ERROR
         # The block's own error comes first, and then why others have another process.
         assert "of the block's own" in response.description
-        assert "CUDA error: device-side assert triggered" in response.description
+        assert "CUDA error on GPU 0: device-side assert triggered" in response.description
         asserted.unlink()
         assert torch.equal(await served.logits(read), truth)
         await until(lambda: len(before - set(children(served.zygote))) == 1)
@@ -224,7 +224,7 @@ async def test_a_device_that_hangs_costs_the_replica_and_not_the_server(
         await until(lambda: served.actor._verifying is None or served.actor._verifying.done())
         (tmp_path / "weights" / "busy").touch()
         assert (await served.run(read, trusted=False)).status is Status.COMPLETED
-        with pytest.raises(ReplicaLostError, match="GPU 0 did nothing"):
+        with pytest.raises(ReplicaLostError, match="on GPU 0: it did nothing"):
             await served.run(read, trusted=False)
         await asyncio.wait_for(served.actor.ended.wait(), 5)
         await until(lambda: not any(map(alive, family)))

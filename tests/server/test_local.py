@@ -225,6 +225,15 @@ def test_a_checkpoint_that_is_damaged(
     assert "Serving at" not in said
 
 
+def test_a_gpu_that_is_not_here(place: Place, tiny_gpt2: Path) -> None:
+    named = (tiny_gpt2, "--name", "a/b", "--device", "cuda:99")
+    code, said = start(place, *named)
+    assert code == 1
+    assert "The model is to be on cuda:99, but torch" in said or "invalid device ordinal" in said, (
+        said
+    )
+
+
 # The port
 
 

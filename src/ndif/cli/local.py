@@ -22,7 +22,10 @@ def command() -> None:
 @click.option(
     "--dtype", default="auto", show_default=True, help="E.g. bfloat16; auto: the checkpoint's."
 )
-@click.option("--device", help="E.g. cuda:0, cpu, auto; default: CUDA where there is one.")
+@click.option(
+    "--device",
+    help="E.g. cuda:0 or cpu; auto: spread over all GPUs; default: the fewest GPUs that hold the model.",
+)
 @click.option("--revision", help="Branch, tag or commit of the repository.")
 @click.option("--task", help="The transformers task; default: what the architecture is for.")
 @click.option(

@@ -41,7 +41,8 @@ def _nodes(status: Mapping[str, Any]) -> RenderableType:
 
     made = table("Machines", "machine", "device", "memory", "free")
     for node in status["nodes"]:
-        devices = [*((f"GPU {n}", gpu) for n, gpu in enumerate(node["gpus"])), ("CPU", node["cpu"])]
+        gpus = ((_device(n, gpu), gpu) for n, gpu in enumerate(node["gpus"]))
+        devices = [*gpus, ("CPU", node["cpu"])]
         add_rows(
             made,
             (
@@ -55,6 +56,13 @@ def _nodes(status: Mapping[str, Any]) -> RenderableType:
             ),
         )
     return made
+
+
+def _device(index: int, gpu: Mapping[str, Any]) -> str:
+    """Name a GPU by its place and by as much of its UUID as tells it apart."""
+    uuid = gpu.get("uuid")
+    name = f"GPU {index} ({uuid[:12]})" if uuid else f"GPU {index}"
+    return f"{name}, withdrawn" if gpu.get("withdrawn") else name
 
 
 def _models(status: Mapping[str, Any]) -> RenderableType:

@@ -6,7 +6,7 @@ what has to be done in the world is the difference between the two (`delta.build
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -222,6 +222,18 @@ class Cluster:
             nodes[node.id] = node.emptied()
             added.append(node.id)
         return Discovery(self._or(nodes), tuple(added), tuple(removed), tuple(lost))
+
+    def with_withdrawn(self, names: Set[str]) -> Cluster:
+        """The cluster with these GPUs out of placement, and no others: who is on them stays."""
+        nodes = {}
+        for node in self.nodes.values():
+            resources = node.resources
+            indices = range(len(resources.gpu_bytes))
+            failed = frozenset(index for index in indices if node.gpu_name(index) in names)
+            if failed != resources.withdrawn:
+                node = replace(node, resources=replace(resources, withdrawn=failed))
+            nodes[node.id] = node
+        return self._or(nodes)
 
     def with_replica(self, deployment: Deployment) -> Cluster:
         """The cluster with a replica that turned out to be there.

@@ -14,18 +14,23 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 
 from ndif.cluster.adoption import adopt
 from ndif.cluster.asking import Asked, Discover, Evaluate, Leaving, Living, MakeActor, Provided
 from ndif.cluster.cluster import Cluster, Decision
 from ndif.cluster.delta import DeploymentDelta, build
 from ndif.cluster.deployment import Deployment, ReplicaKey
+from ndif.cluster.device_errors import MOST, WITHIN_S, DeviceErrors, Withdrawal
 from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted, Lease
 from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model, Models
 from ndif.cluster.rules import DEFAULT_RULES, Rules
+from ndif.cluster.wanted import Device, Wanted
 from ndif.cluster.why import why_not
-from ndif.host.port import ActorError
+from ndif.host.device_errors import DeviceFailure
+from ndif.host.port import ActorError, DeviceError
 from ndif.schema.variant import Variant
 from ndif.tasks import end, within
 
@@ -52,8 +57,13 @@ class Controller:
         drain_s: float = 60.0,
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        places: bool = True,
     ) -> None:
-        """`drain_s`: how long a replica that has to go may run on what it is running."""
+        """`drain_s`: how long a replica that has to go may run on what it is running.
+
+        `places`: whether models go where there is room, or where their options say, whatever the books
+        hold.
+        """
         self.models = models
         self.cluster = Cluster()
         self.on_leave: Leaving = lambda key, why: None
@@ -63,6 +73,7 @@ class Controller:
         self._evaluate = evaluate
         self._discover = discover
         self._rules = rules
+        self._places = places
         self._drain_s = drain_s
         self._now = now
         self._rng = rng or random.Random()  # noqa: S311 - ties, not secrets
@@ -72,6 +83,8 @@ class Controller:
         self._ends: set[asyncio.Task[None]] = set()
         """Those of them that nothing may cut short: a process would be left."""
         self._sizes: dict[Variant, int] = {}
+        self._device_errors = DeviceErrors()
+        self._withdrawn: dict[str, Withdrawal] = {}
         self._asked: list[Asked] = []
 
     # What there is
@@ -104,6 +117,7 @@ class Controller:
         nodes = await self._discover()
         found = self.cluster.with_nodes(nodes)  # and with what has come and gone meanwhile
         self.cluster = found.cluster
+        self._withdraw()
         for node_id in found.removed:
             logger.warning("node %s is gone, and what was on it", node_id)
         for key in found.lost:
@@ -152,13 +166,17 @@ class Controller:
         Or else two models that displace each other would do nothing but that.
         """
         while True:
-            wanted = [one.wanted(size) for one, size in asked.items() if not one.void]
+            wanted = [self._wanted(one, size) for one, size in asked.items() if not one.void]
             decision = self.cluster.deploy(wanted, self._now(), self._rng, self._rules)
             leaving = [self._hosted[key] for key in decision.evictions if key in self._hosted]
             early = [hosted for hosted in leaving if hosted.is_early]
             if not early or any(one.dedicated for one in wanted):
                 return decision
             await asyncio.gather(*(hosted.of_use() for hosted in early))
+
+    def _wanted(self, asked: Asked, size_bytes: int) -> Wanted:
+        wanted = asked.wanted(size_bytes)
+        return wanted if self._places else replace(wanted, device=Device.AUTO)
 
     def evict(
         self,
@@ -351,6 +369,8 @@ class Controller:
             await coming
             self._came_up(hosted)
         except ActorError as error:
+            if isinstance(error, DeviceError):
+                self._failed_on(hosted, error.failure)
             await self._look_again()  # a model does not answer for a node that is gone
             if not hosted.is_ending and self._hosted.get(hosted.deployment.key) is hosted:
                 await self._fail(hosted, str(error))
@@ -384,8 +404,40 @@ class Controller:
 
     async def _watch(self, hosted: Hosted) -> None:
         await hosted.actor.ended.wait()
+        if (failure := hosted.actor.device_failure) is not None:
+            self._failed_on(hosted, failure)
         await self._look_again()  # or else its place would be taken on a node that is gone
         self.lost(hosted)
+
+    def _failed_on(self, hosted: Hosted, failure: DeviceFailure) -> None:
+        """Note which GPU a replica was lost to: any of its own, where that is not said."""
+        place = hosted.deployment
+        node = self.cluster.nodes.get(place.node_id)
+        if node is None:
+            return
+        of_it = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
+        names = [node.gpu_name(index) for index in of_it]
+        if not names:
+            return
+        self._device_errors = self._device_errors.noted(names, failure.error, self._now())
+        logger.error("%s was lost to %s: %s", place.name, " or ".join(names), failure.error)
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Have those GPUs out of placement that have failed of late, and no others."""
+        self._withdrawn = self._device_errors.withdrawn(self._now())
+        self.cluster = self.cluster.with_withdrawn(self._withdrawn.keys())
+
+    def device_problems(self) -> list[str]:
+        """Say which GPUs are out of placement, and why."""
+        return [
+            f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
+            f"{datetime.fromtimestamp(out.until).astimezone():%H:%M}: replicas on it ended with "
+            f"{MOST} CUDA errors within {WITHIN_S / 60:g} minutes, the last with {out.error!r}."
+            for node in self.cluster.nodes.values()
+            for index in sorted(node.resources.withdrawn)
+            if (out := self._withdrawn.get(node.gpu_name(index))) is not None
+        ]
 
     async def _look_again(self) -> None:
         try:

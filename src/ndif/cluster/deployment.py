@@ -16,8 +16,9 @@ ReplicaKey = tuple[str, str]
 class Deployment:
     """One replica of one model on one node, and what it holds there.
 
-    HOT on GPUs it holds what `gpu_mem_bytes_by_id` says. WARM it holds its size of the node's CPU memory. A
-    replica that runs on the CPU holds its size of CPU memory at either level: its weights do not move.
+    HOT on GPUs it holds what `gpu_mem_bytes_by_id` says, CUDA contexts among it. WARM it holds its size of
+    the node's CPU memory. A replica that runs on the CPU holds its size of CPU memory at either level: its
+    weights do not move.
     """
 
     model_key: str

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ndif.cluster.asking import Living
 from ndif.cluster.deployment import Deployment
+from ndif.cluster.local_cards import LocalCards
 from ndif.cluster.node import Node
 from ndif.cluster.resources import Resources, parse_gpus
 from ndif.config import Settings
-from ndif.host import machine
+from ndif.host import gpus, machine, numa
 from ndif.host.actor import ModelActor
 from ndif.host.blanks import Blanks
+from ndif.host.contexts import context_bytes
+from ndif.host.gpu_watch import GpuWatch
+from ndif.host.gpus import Driver, Visible, without_memory
 from ndif.host.port import Actor
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.host.weights import Weights
@@ -88,8 +94,11 @@ class ThisMachine:
         self._shares = shares
         self._weights = Weights()
         self._blanks = Blanks()
-        self._node: Node | None = None
-        self._has_gpus = False
+        self._driver = Driver()
+        self._looked: Looked | None = None
+        self._cards: LocalCards | None = None
+        """Chooses GPUs where nothing is placed."""
+        self._gpu_watch: GpuWatch | None = None
         self.lost = asyncio.Event()
 
     async def connect(self, waiting: Callable[[], None]) -> None:
@@ -98,6 +107,9 @@ class ThisMachine:
     async def close(self) -> None:
         """See `Fleet.close`."""
         await self._blanks.stop()
+        if self._cards is not None:
+            await self._cards.close()
+        await self._driver.close()
 
     def expect(self, runtime: Runtime) -> None:
         """See `Fleet.expect`."""
@@ -112,18 +124,33 @@ class ThisMachine:
 
         A look that fails must not empty it.
         """
-        if self._node is None:
-            self._node, self._has_gpus = await look(self._settings, use_gpus=self._places)
-        return [self._node]
+        if self._looked is None:
+            if self._places:
+                self._looked = await look(self._settings, self._driver)
+            else:
+                self._looked = await look_around(self._settings, self._driver)
+                self._cards = LocalCards(
+                    self._settings, self._driver, self._looked.gpus.gpus, trusted=self._trusted
+                )
+            found, sizes = self._looked.gpus, self._looked.node.resources.gpu_bytes
+            self._blanks.devices = found.variable
+            if not found.gpus:
+                await self._driver.close()
+            elif self._places:
+                self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
+        return [self._looked.node]
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: Deployment
     ) -> ModelActor:
         """See `Fleet.make_actor`."""
-        on_cpu = self._places and (place.on_cpu or not self._has_gpus)
+        runtime = self._runtimes.installed()[generation]
+        cards = self._cards
+        has_gpus = self._looked is not None and self._looked.has_gpus
+        on_cpu = self._places and (place.on_cpu or not has_gpus)
         return ModelActor(
             config,
-            self._runtimes.installed()[generation],
+            runtime,
             self._settings,
             self._broker,
             self._objects,
@@ -133,26 +160,74 @@ class ThisMachine:
             gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
             device="cpu" if on_cpu else None,
             shares=self._shares,
+            context_bytes=self._looked.node.resources.context_bytes if self._looked else 0,
+            chosen=None if cards is None else lambda: cards.chosen(config, runtime),
+            gpu_watch=self._gpu_watch,
+            near=self._near,
         )
 
+    def _near(self, indices: Collection[int]) -> frozenset[int] | None:
+        """Choose the CPUs beside these GPUs."""
+        if self._looked is None:
+            return None
+        here = self._looked.gpus.gpus
+        nodes = [here[index].numa_node for index in indices]
+        return numa.near(nodes, numa.cpus_by_node(), frozenset(os.sched_getaffinity(0)))
 
-async def look(settings: Settings, *, use_gpus: bool = True) -> tuple[Node, bool]:
-    """This machine, as it is declared or is found to be; and whether the GPUs it counts on are here.
 
-    Where they are only declared, what is placed on them runs on the CPU. `use_gpus`: whether those that
-    are found count.
-    """
-    found = await machine.gpus() if use_gpus else ()
-    declared = settings.node_gpus
-    gpus = parse_gpus(declared) if declared else found
-    if len(gpus) > len(found):
-        logger.warning(
-            "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
-            "the CPU",
-            len(gpus),
-            len(found),
-        )
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """This machine, as it is declared or was found to be."""
+
+    node: Node
+    gpus: Visible
+    """Those of its GPUs that are here, in the order in which the node counts them."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Return True if the GPUs that the node counts on are here: else models run on the CPU."""
+        return bool(self.gpus.gpus)
+
+
+async def look_around(settings: Settings, driver: Driver) -> Looked:
+    """Find out about this machine where nothing is placed, and all GPUs are there for whoever runs here."""
+    found = await _found(driver)
+    resources = Resources.of((), machine.cpu_memory(), settings.model_cache_percentage)
+    return Looked(Node("local", machine.name(), resources), found)
+
+
+async def look(settings: Settings, driver: Driver) -> Looked:
+    """Find out about this machine. Where GPUs are only declared, what is placed on them runs on the CPU."""
+    found = await _found(driver)
+    declared = parse_gpus(settings.node_gpus)
+    if settings.node_gpus:
+        if len(declared) > len(found.gpus):
+            logger.warning(
+                "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
+                "the CPU",
+                len(declared),
+                len(found.gpus),
+            )
+            found = Visible()
+        used, sizes = found.gpus[: len(declared)], declared
+    else:
+        used = tuple(gpu for gpu in found.gpus if gpu.usable_bytes is not None)
+        sizes = tuple(gpu.usable_bytes or 0 for gpu in used)
+        for gpu in found.gpus:
+            if gpu not in used:
+                logger.warning("%s", without_memory(gpu))
     memory = settings.node_cpu_memory
     cpu = size(memory) if memory else machine.cpu_memory()
-    resources = Resources.of(gpus, cpu, settings.model_cache_percentage)
-    return Node("local", machine.name(), resources), len(found) >= len(gpus) > 0
+    uuids = [gpu.uuid for gpu in used]
+    # Whose key is trusted is known where keys are: a node of a cluster has none.
+    trusted = settings.api_keys is not None or bool(settings.ray_address)
+    contexts = context_bytes(settings, untrusted=True, trusted=trusted) if used else 0
+    resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids, contexts)
+    return Looked(Node("local", machine.name(), resources), Visible(used))
+
+
+async def _found(driver: Driver) -> Visible:
+    found = await gpus.look(driver, os.environ)
+    for note in found.notes:
+        logger.warning("%s", note)
+    return found

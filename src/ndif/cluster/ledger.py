@@ -29,10 +29,10 @@ class Ledger(Protocol):
 class GpuLedger:
     """The GPUs of a node. A model fits where `packing.assign` finds it a place, and nowhere else."""
 
-    __slots__ = ("_empty_bytes", "_free", "_rules", "_share", "_total")
+    __slots__ = ("_empty_bytes", "_free", "_resources", "_rules", "_share")
 
     def __init__(self, resources: Resources, rules: Rules) -> None:
-        self._total = resources.gpu_bytes
+        self._resources = resources
         self._free = list(resources.free_gpu_bytes)
         self._rules = rules
         self._count()
@@ -41,17 +41,20 @@ class GpuLedger:
         self._empty_bytes = 0
         """Of all empty GPUs together: what a model may take as its own."""
         self._share = 0
-        """The largest share that any GPU yet gives."""
+        """The largest model that yet has a share of any GPU."""
         for index, free in enumerate(self._free):
             if free:
                 self._note(index)
 
     def _note(self, index: int) -> None:
-        total, free = self._total[index], self._free[index]
+        if index in self._resources.withdrawn:
+            return
+        total, free = self._resources.gpu_bytes[index], self._free[index]
         if free == total:
-            self._empty_bytes += total
+            self._empty_bytes += self._resources.model_bytes(index)
         else:
-            self._share = max(self._share, self._rules.largest_share(total, free))
+            share = self._rules.largest_share(total, free) - self._resources.context_bytes
+            self._share = max(self._share, share)
 
     @property
     def room(self) -> int:

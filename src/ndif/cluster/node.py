@@ -60,6 +60,10 @@ class Node:
             object.__setattr__(self, "_outlook", known)
         return known
 
+    def gpu_name(self, index: int) -> str:
+        """Name a GPU in the whole cluster, if it can be for as long as the card exists."""
+        return self.resources.gpu_uuids[index] or f"GPU {index} of {self.id}"
+
     def replicas(self) -> Iterator[Deployment]:
         """Every replica, HOT ones first."""
         for level in (self.deployments, self.cache):

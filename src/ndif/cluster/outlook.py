@@ -73,7 +73,7 @@ class Outlook:
         self._deployments = deployments
         self._cache = cache
         self._rooms = (GpuLedger(resources, rules).room, resources.free_cpu_bytes)
-        self._capacities = (sum(resources.gpu_bytes), resources.cpu_bytes)
+        self._capacities = (resources.all_model_bytes, resources.cpu_bytes)
         self._steps: list[Steps | None] = [None, None]
 
     def room(self, on_cpu: bool) -> int:

@@ -14,12 +14,13 @@ So a GPU is empty, shared, or somebody's own, and how much of it is free says wh
 2. the smallest empty GPU that holds the model: a fraction of it where the rules allow, else all of it;
 3. the fewest empty GPUs that hold it together, and of those the smallest that will do.
 
-What a GPU *holds* is its memory: that layers cannot be cut is for a model's padding to cover.
+What a GPU *holds* is its memory without the CUDA contexts of a replica's processes, which are on each GPU
+of it: that layers cannot be cut is for a model's padding to cover. A GPU that was withdrawn takes nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ndif.cluster.resources import Resources
@@ -31,6 +32,7 @@ class Assignment:
     """The GPUs of a replica."""
 
     gpu_mem_bytes_by_id: Mapping[int, int]
+    """Bytes that are its own of each, CUDA contexts among them."""
     gpu_memory_fraction: float | None
     """Its share of the GPU that it shares; None where its GPUs are its own."""
 
@@ -41,36 +43,44 @@ def assign(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | 
 
 
 def _share(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
+    need = size_bytes + resources.context_bytes
     shared = [
         (free, index)
         for index, (total, free) in enumerate(
             zip(resources.gpu_bytes, resources.free_gpu_bytes, strict=True)
         )
-        if 0 < free < total and size_bytes <= rules.largest_share(total, free)
+        if 0 < free < total
+        and index not in resources.withdrawn
+        and need <= rules.largest_share(total, free)
     ]
-    return _fraction(resources, min(shared)[1], size_bytes) if shared else None
+    return _fraction(resources, min(shared)[1], need) if shared else None
 
 
 def _empty(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
+    totals = resources.gpu_bytes
     empty = [
-        (total, index)
-        for index, total in enumerate(resources.gpu_bytes)
-        if resources.free_gpu_bytes[index] == total
+        (resources.model_bytes(index), index)
+        for index, total in enumerate(totals)
+        if resources.free_gpu_bytes[index] == total and index not in resources.withdrawn
     ]
     single = min((gpu for gpu in empty if size_bytes <= gpu[0]), default=None)
     if single is None:
-        fewest = _fewest(empty, size_bytes)
-        return Assignment({index: total for total, index in fewest}, None) if fewest else None
-    total, index = single
-    if size_bytes <= rules.largest_share(total, total):
-        return _fraction(resources, index, size_bytes)
-    return Assignment({index: total}, None)
+        indices = fewest(empty, size_bytes)
+        return Assignment({index: totals[index] for index in indices}, None) if indices else None
+    _, index = single
+    need = size_bytes + resources.context_bytes
+    if need <= rules.largest_share(totals[index], totals[index]):
+        return _fraction(resources, index, need)
+    return Assignment({index: totals[index]}, None)
 
 
-def _fewest(empty: list[tuple[int, int]], size_bytes: int) -> list[tuple[int, int]]:
-    """The fewest GPUs that hold the model together; none if all do not."""
+def fewest(gpus: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
+    """Choose the fewest GPUs that hold a model together, of those the smallest that will do.
+
+    `gpus`: what each holds, and its index. None are chosen if all do not hold it.
+    """
     chosen: list[tuple[int, int]] = []
-    left = sorted(empty, key=lambda gpu: (-gpu[0], gpu[1]))
+    left = sorted(gpus, key=lambda gpu: (-gpu[0], gpu[1]))
     held = 0
     while held < size_bytes:
         if not left:
@@ -85,8 +95,8 @@ def _fewest(empty: list[tuple[int, int]], size_bytes: int) -> list[tuple[int, in
             chosen[position] = smaller
             held += smaller[0] - gpu[0]
             left.remove(smaller)
-    return sorted(chosen, key=lambda gpu: gpu[1])
+    return sorted(index for _, index in chosen)
 
 
-def _fraction(resources: Resources, index: int, size_bytes: int) -> Assignment:
-    return Assignment({index: size_bytes}, size_bytes / resources.gpu_bytes[index])
+def _fraction(resources: Resources, index: int, held: int) -> Assignment:
+    return Assignment({index: held}, held / resources.gpu_bytes[index])

@@ -26,8 +26,10 @@ from ray.exceptions import (
 
 from ndif.cluster.ray_calls import aside
 from ndif.host.announcement import announce, announcement
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import (
     ActorError,
+    DeviceError,
     EndedError,
     Progress,
     ReplicaEvictedError,
@@ -66,6 +68,7 @@ class RayActor:
         The job of such a one is awaited where it runs, whichever replica is asked to run it.
         """
         self.ended = asyncio.Event()
+        self.device_failure: DeviceFailure | None = None
         self._name = name
         self._make = make
         self._lanes = lanes
@@ -139,6 +142,8 @@ class RayActor:
             raise ActorError("it was ended while it was started")
         if "error" in answer:
             await self.stop()
+            if (device := answer.get("device")) is not None:
+                raise DeviceError(answer["error"], DeviceFailure(*device))
             raise ActorError(answer["error"])
         self._model = answer["model"]
 
@@ -285,7 +290,8 @@ class RayActor:
 
     async def _watch(self) -> None:
         with contextlib.suppress(ReplicaLostError):
-            await self._ask("until_ended")
+            if (failure := await self._ask("until_ended")) is not None:
+                self.device_failure = DeviceFailure(*failure)
         self._end()
 
     def _end(self) -> None:

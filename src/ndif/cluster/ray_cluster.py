@@ -151,7 +151,13 @@ class RayCluster:
         """A replica's actor. See `MakeActor`."""
         held = {field.name: getattr(place, field.name) for field in fields(place)}
         del held["level"]  # as it is, says the replica itself
-        said = {"config": asdict(config), "generation": generation, "place": held}
+        gpus = [node.resources.gpu_uuids for node in self._nodes if node.id == place.node_id]
+        said = {
+            "config": asdict(config),
+            "generation": generation,
+            "place": held,
+            "gpus": [*gpus[0]] if gpus else [],
+        }
         options = {
             "name": place.name,
             "namespace": NAMESPACE,

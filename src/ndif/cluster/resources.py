@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndif.schema.quantities import size
@@ -53,17 +53,41 @@ class Resources:
     """What WARM replicas, and those that run on the CPU, may take together."""
     free_gpu_bytes: tuple[int, ...]
     free_cpu_bytes: int
+    gpu_uuids: tuple[str | None, ...]
+    """The name of each GPU, wherever it is plugged in; None for one that is only declared."""
+    context_bytes: int
+    """Bytes that a replica takes of each of its GPUs beside its size: its processes' CUDA contexts."""
+    withdrawn: frozenset[int] = field(default=frozenset(), compare=False)
+    """GPUs that take nobody more, because they have failed. It is the same machine with and without."""
 
     @classmethod
     def of(
-        cls, gpu_bytes: Iterable[int], cpu_memory_bytes: int, cache_percentage: float = 0.9
+        cls,
+        gpu_bytes: Iterable[int],
+        cpu_memory_bytes: int,
+        cache_percentage: float = 0.9,
+        gpu_uuids: Iterable[str | None] = (),
+        context_bytes: int = 0,
     ) -> Resources:
         """Of an empty node: of its CPU memory, a part is left to everything else."""
         gpus = tuple(gpu_bytes)
+        uuids = tuple(gpu_uuids) or (None,) * len(gpus)
         cpu_bytes = int(cpu_memory_bytes * cache_percentage)
         if cpu_bytes < 0 or any(total < 1 for total in gpus):
             raise ValueError("A node's memory must be more than nothing.")
-        return cls(gpus, cpu_bytes, gpus, cpu_bytes)
+        if len(uuids) != len(gpus):
+            raise ValueError(f"{len(gpus)} GPUs cannot have {len(uuids)} names.")
+        return cls(gpus, cpu_bytes, gpus, cpu_bytes, uuids, context_bytes)
+
+    def model_bytes(self, index: int) -> int:
+        """Return the largest model, or part of one, that a GPU holds which is its own."""
+        return max(0, self.gpu_bytes[index] - self.context_bytes)
+
+    @property
+    def all_model_bytes(self) -> int:
+        """The largest model that all GPUs hold together."""
+        indices = set(range(len(self.gpu_bytes))) - self.withdrawn
+        return sum(self.model_bytes(index) for index in indices)
 
     def taken(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
         """What is left when these are taken.
@@ -98,8 +122,17 @@ class Resources:
 
     def describe(self) -> dict[str, Any]:
         """They, for JSON."""
-        pairs = zip(self.gpu_bytes, self.free_gpu_bytes, strict=True)
+        gpus = zip(self.gpu_bytes, self.free_gpu_bytes, self.gpu_uuids, strict=True)
         return {
-            "gpus": [{"bytes": total, "free_bytes": free} for total, free in pairs],
+            "gpus": [
+                {
+                    "bytes": total,
+                    "free_bytes": free,
+                    "uuid": uuid,
+                    "withdrawn": index in self.withdrawn,
+                }
+                for index, (total, free, uuid) in enumerate(gpus)
+            ],
+            "gpu_context_bytes": self.context_bytes,
             "cpu": {"bytes": self.cpu_bytes, "free_bytes": self.free_cpu_bytes},
         }

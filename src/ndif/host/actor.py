@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ from ndif.host.adapters import AdapterError, Adapters
 from ndif.host.announcement import announce
 from ndif.host.blanks import Blanks
 from ndif.host.channel import ProtocolError
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.dialogue import LimitError, UnheardError
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
 from ndif.host.exits import describe_crash, describe_exit
+from ndif.host.gpu_watch import GpuWatch
 from ndif.host.pool import Fresh, Kept, Runners
-from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
+from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.runner import Runner, RunnerError
 from ndif.host.runtimes import Runtime
@@ -36,6 +41,17 @@ from ndif.stores.objects import ObjectStore, ObjectStoreError
 __all__ = ["ModelActor", "ReplicaLostError"]
 
 logger = logging.getLogger(__name__)
+
+Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
+"""Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
+
+
+Near = Callable[[Collection[int]], "Collection[int] | None"]
+"""Chooses the CPUs for a replica on these GPUs; None: any."""
+
+
+def _as_given() -> AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext()
 
 
 class ModelActor:
@@ -55,6 +71,10 @@ class ModelActor:
         gpu_mem_bytes_by_id: Mapping[int, int] | None = None,
         device: str | None = None,
         shares: bool = False,
+        context_bytes: int = 0,
+        chosen: Choice | None = None,
+        gpu_watch: GpuWatch | None = None,
+        near: Near = lambda _: None,
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
 
@@ -62,8 +82,12 @@ class ModelActor:
 
         `shares`: whether others answer clients who ask for its checkpoint's files.
 
-        `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `device` goes
-        before the one in `config`.
+        `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `context_bytes` of
+        it are for the CUDA contexts of its processes. `device` goes before the one in `config`.
+
+        `near`: on which CPUs it runs, beside the GPUs that it is given.
+
+        `chosen` says, in the place of these, what its tensors may take of which GPUs, when it is started.
         """
         spec = ModelSpec(
             checkpoint=config.checkpoint,
@@ -75,8 +99,14 @@ class ModelActor:
             threads=config.threads,
             untrusted=_untrusted(settings) if untrusted else None,
             trust_remote_code=config.trust_remote_code,
-            max_memory=dict(gpu_mem_bytes_by_id) if gpu_mem_bytes_by_id else None,
+            max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
         )
+        self._context_bytes = context_bytes
+        self._held = gpu_mem_bytes_by_id or {}
+        """Bytes that it has of each GPU, contexts among them."""
+        self._gpu_watch = gpu_watch
+        self._near = near
+        self._chosen = chosen or _as_given
         self.process = ModelProcess(spec, runtime, weights, blanks)
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
@@ -127,12 +157,32 @@ class ModelActor:
             raise ModelProcessError("the replica was ended while it was loaded") from None
 
     async def _start(self, progress: Progress) -> None:
-        await self.process.start(self._settings.model_start_timeout_s, progress)
+        async with self._chosen() as memory:
+            if memory is not None:
+                self.process.spec = replace(self.process.spec, max_memory=memory)
+            self.process.cpus = self._near(self.process.spec.max_memory or ())
+            with self._blames_device():
+                await self.process.start(self._settings.model_start_timeout_s, progress)
         try:
             # Nobody who waits for it waits for an object store as well.
             await asyncio.gather(self._have_runners(), self._share())
         except BaseException:
             await self.process.stop()
+            raise
+
+    @property
+    def device_failure(self) -> DeviceFailure | None:
+        """See `Actor.device_failure`. One that was ended has not failed."""
+        return None if self._away else self.process.device_failure
+
+    @contextlib.contextmanager
+    def _blames_device(self) -> Iterator[None]:
+        """Say of what fails here that a GPU is to blame, where one is."""
+        try:
+            yield
+        except ModelProcessError as error:
+            if self._forks and (failure := self.process.device_failure) is not None:
+                raise DeviceError(str(error), failure) from error
             raise
 
     async def _share(self) -> None:
@@ -169,14 +219,20 @@ class ModelActor:
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         """See `Actor.from_cache`."""
         if self.process.exposes_weights:
-            await self._uncache(gpu_mem_bytes_by_id)
+            with self._blames_device():
+                await self._uncache(gpu_mem_bytes_by_id)
         # Else its weights are where it runs; GPUs that it is given are only declared to be there.
         await self._have_runners()
 
     async def _uncache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
             raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
-        memory = dict(gpu_mem_bytes_by_id) or None
+        self._held = gpu_mem_bytes_by_id
+        memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
+        cpus = self._near(self._held)
+        if cpus is None and self.process.cpus is not None:
+            cpus = os.sched_getaffinity(0)  # no longer beside the GPUs where it was
+        self.process.cpus = cpus
         await self.process.uncache(memory, self._settings.model_start_timeout_s)
 
     async def stop(self) -> None:
@@ -229,9 +285,7 @@ class ModelActor:
             runner = self._runner = await runners.take()
         except (ModelProcessError, RunnerError) as error:
             raise self._lost(str(error)) from error
-        watching = None
-        if not request.trusted and runner.pid is not None:
-            watching = asyncio.create_task(self._watch.over(runner.pid, self.cancel))
+        watching = self._watchers(request, runner)
         timer = asyncio.get_running_loop().call_later(
             self._timeout_s,
             self.cancel,
@@ -265,13 +319,23 @@ class ModelActor:
             return Response(request.id, Status.ERROR, str(error))
         finally:
             timer.cancel()
-            if watching is not None:
-                watching.cancel()
+            for task in watching:
+                task.cancel()
             self._runner = None
             runners.give_back(runner)
             if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
             self._trusted_ran |= request.trusted
+
+    def _watchers(self, request: Request, runner: Runner) -> list[asyncio.Task[None]]:
+        """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
+        if runner.pid is None:
+            return []
+        watchers = [] if request.trusted else [self._watch.over(runner.pid, self.cancel)]
+        zygote = self.process.pid
+        if self._gpu_watch is not None and zygote is not None and self.process.exposes_weights:
+            watchers.append(self._gpu_watch.over(runner.pid, zygote, self._held, self.cancel))
+        return [asyncio.create_task(watcher) for watcher in watchers]
 
     async def _verify(self, runner: Runner) -> None:
         """See that a runner left the weights that it shared as they were.
@@ -320,6 +384,11 @@ class ModelActor:
 
     def _lost(self, why: str) -> ReplicaLostError:
         return ReplicaEvictedError(self._away) if self._away else ReplicaLostError(why)
+
+
+def _for_tensors(held: Mapping[int, int], context_bytes: int) -> dict[int, int] | None:
+    """Return the bytes of each GPU that are left for tensors; None where there is no GPU."""
+    return {index: size - context_bytes for index, size in held.items()} or None
 
 
 def _untrusted(settings: Settings) -> Untrusted:

@@ -67,6 +67,8 @@ class Blanks:
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         """`idle_s`: one that nobody takes ends after that."""
+        self.devices: str | None = None
+        """The `CUDA_VISIBLE_DEVICES` of every model process of this machine, once its GPUs are known."""
         self._idle_s = idle_s
         self._waiting: dict[Runtime, asyncio.Task[Blank]] = {}
         self._retiring: dict[Runtime, asyncio.Task[None]] = {}
@@ -74,7 +76,7 @@ class Blanks:
     def prepare(self, runtime: Runtime) -> None:
         """Have one start, because it may be taken soon."""
         if runtime not in self._waiting:
-            self._waiting[runtime] = asyncio.create_task(_for_strangers(runtime), name="blank")
+            self._waiting[runtime] = asyncio.create_task(self._for_strangers(runtime), name="blank")
             self._retiring[runtime] = asyncio.create_task(
                 self._retire(runtime), name="blank retires"
             )
@@ -87,13 +89,24 @@ class Blanks:
         """
         starting = self._waiting.pop(runtime, None)
         if starting is None:
-            return await _for_strangers(runtime)
+            return await self._for_strangers(runtime)
         self._retiring.pop(runtime).cancel()
         blank = await starting
         if blank.process.returncode is None:
             return blank
         await blank.end()
-        return await _for_strangers(runtime)
+        return await self._for_strangers(runtime)
+
+    async def trusted(self, runtime: Runtime) -> Blank:
+        """Start one for trusted code, with all of this process's environment.
+
+        Raises:
+            OSError: if it cannot be started.
+        """
+        return await Blank.start(runtime, environment(runtime, self.devices))
+
+    async def _for_strangers(self, runtime: Runtime) -> Blank:
+        return await Blank.start(runtime, for_strangers(environment(runtime, self.devices)))
 
     async def stop(self) -> None:
         """End those that wait."""
@@ -111,7 +124,3 @@ class Blanks:
         with contextlib.suppress(OSError):  # there is none
             blank = await self._waiting.pop(runtime)
             await blank.end()
-
-
-async def _for_strangers(runtime: Runtime) -> Blank:
-    return await Blank.start(runtime, for_strangers(environment(runtime)))

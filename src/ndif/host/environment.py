@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from ndif.host.gpus import BY_BUS, ORDER, VISIBLE
 from ndif.host.runtimes import Runtime
 
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
@@ -29,8 +30,12 @@ _HARMLESS = (
 """How the names begin that a process keeps which runs strangers' code: paths and tuning, no secrets."""
 
 
-def environment(runtime: Runtime) -> dict[str, str]:
-    """This process's, with the runtime's folders in front."""
+def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
+    """This process's, with the runtime's folders in front.
+
+    `devices`: the `CUDA_VISIBLE_DEVICES` by which a process counts the GPUs as the books do; None leaves it
+    as this process has it.
+    """
     path = [str(folder) for folder in runtime.path]
     inherited = os.environ.get("PYTHONPATH")
     return {
@@ -40,6 +45,9 @@ def environment(runtime: Runtime) -> dict[str, str]:
         # What a model allocates is in huge pages, of which a fork has 512 times fewer to copy the table of.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **os.environ,
+        # Else CUDA counts the fastest card first, and the driver, the books and operators by bus.
+        ORDER: BY_BUS,
+        **({} if devices is None else {VISIBLE: devices}),
         "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
         # The tokenizer's own thread pool would not survive a fork.
         "TOKENIZERS_PARALLELISM": "false",

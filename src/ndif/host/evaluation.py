@@ -41,6 +41,8 @@ class Evaluation:
     """The one that was asked for, else the hub's, else what the architecture is for."""
     repo_id: str | None
     """The name as a hub spells it; None where none was reached."""
+    cuda: bool | None = None
+    """Whether the runtime's torch finds a GPU; None where it was not to look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class _Found:
     parameters: int
     task: str | None
     repo_id: str | None
+    cuda: bool | None
 
 
 class Evaluator:
@@ -60,9 +63,15 @@ class Evaluator:
         self,
         idle_s: float = _IDLE_S,
         measuring: Callable[[Runtime], None] = lambda _: None,
+        *,
+        look_for_cuda: bool = False,
     ) -> None:
-        """`measuring` is told of each model that is not known yet."""
+        """`measuring` is told of each model that is not known yet.
+
+        `look_for_cuda`: whether the processes say if their torch finds a GPU.
+        """
         self._idle_s = idle_s
+        self._look_for_cuda = look_for_cuda
         self._measuring = measuring
         self._processes: dict[Runtime, _Process] = {}
         self._known: dict[ModelSpec, asyncio.Task[_Found]] = {}
@@ -84,7 +93,9 @@ class Evaluator:
         task = self._known.get(spec)
         if task is None:
             self._measuring(runtime)
-            process = self._processes.setdefault(runtime, _Process(runtime, self._idle_s))
+            process = self._processes.setdefault(
+                runtime, _Process(runtime, self._idle_s, look_for_cuda=self._look_for_cuda)
+            )
             task = self._known[spec] = asyncio.create_task(process.ask(spec), name="evaluation")
             task.add_done_callback(lambda done: self._forget_failed(spec, done))
         # Who leaves takes nothing from the others that wait for the same answer.
@@ -95,7 +106,7 @@ class Evaluator:
         # A model whose task is learnt from this is the same model.
         self._known.setdefault(replace(spec, task=found.task), task)
         size = math.ceil(found.bytes * (1 + config.padding_factor)) + config.padding_bytes
-        return Evaluation(size, found.parameters, found.task, found.repo_id)
+        return Evaluation(size, found.parameters, found.task, found.repo_id, found.cuda)
 
     def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[_Found]) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -118,8 +129,9 @@ class _EndedError(Exception):
 class _Process:
     """One process of a runtime, there while it has work and for some time after."""
 
-    def __init__(self, runtime: Runtime, idle_s: float) -> None:
+    def __init__(self, runtime: Runtime, idle_s: float, *, look_for_cuda: bool) -> None:
         self._runtime = runtime
+        self._look_for_cuda = look_for_cuda
         self._idle_s = idle_s
         self._numbers = itertools.count()
         self._speaking: _Speaking | None = None
@@ -158,7 +170,7 @@ class _Process:
         async with self._starting:
             speaking = self._speaking
             if speaking is None or speaking.ended:
-                speaking = self._speaking = _Speaking(await self._start())
+                speaking = self._speaking = _Speaking(await self._start(), self._look_for_cuda)
         try:
             return await within(speaking.ask(next(self._numbers), spec), _PATIENCE_S)
         finally:
@@ -201,7 +213,8 @@ class _Process:
 class _Speaking:
     """A process that runs, and the questions that it has not answered."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, look_for_cuda: bool) -> None:
+        self._look_for_cuda = look_for_cuda
         self.pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._process = process
         self._reading = asyncio.create_task(self._read(), name="evaluations")
@@ -220,7 +233,7 @@ class _Speaking:
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.pending[number] = answer
-        question = {"number": number, "spec": spec.header()}
+        question = {"number": number, "spec": spec.header(), "cuda": self._look_for_cuda}
         try:
             if self.ended:
                 raise _EndedError
@@ -261,4 +274,4 @@ def _found(answer: dict[str, Any]) -> _Found:
     task = answer["task"]
     if task is None and answer["config"] is not None:
         task = task_of(Path(answer["config"]))
-    return _Found(answer["bytes"], answer["parameters"], task, answer["repo_id"])
+    return _Found(answer["bytes"], answer["parameters"], task, answer["repo_id"], answer["cuda"])

@@ -1,17 +1,11 @@
-"""This machine: its memory and its GPUs, as far as models may take them."""
+"""This machine: its name, and its memory as far as models may take it."""
 
 from __future__ import annotations
 
-import asyncio
 import platform
-import shutil
 from pathlib import Path
 
-from ndif.tasks import within
-
-_MIB = 1024**2
 _KIB = 1024
-_PATIENCE_S = 20.0
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -40,24 +34,3 @@ def cpu_memory(
         if text.isdigit():  # else "max": there is none
             total = min(total, int(text))
     return total
-
-
-async def gpus() -> tuple[int, ...]:
-    """Bytes of each NVIDIA GPU, by its index; none where the driver or its tool is missing."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    process = await asyncio.create_subprocess_exec(
-        tool,
-        "--query-gpu=memory.total",
-        "--format=csv,noheader,nounits",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        said, _ = await within(process.communicate(), _PATIENCE_S)
-    except asyncio.TimeoutError:
-        process.kill()  # a driver that hangs has no GPU to offer
-        return ()
-    return tuple(int(line) * _MIB for line in said.decode().split() if line.isdigit())

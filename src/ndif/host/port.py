@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from ndif.host.device_errors import DeviceFailure
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 
@@ -32,11 +33,24 @@ class ActorError(Exception):
     """The replica cannot be brought up, or back; the message says why, in a sentence."""
 
 
+class DeviceError(ActorError):
+    """The replica cannot be brought up, or back, because one of its GPUs has failed."""
+
+    def __init__(self, message: str, failure: DeviceFailure) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
 class Actor(Protocol):
     """One replica of one model in one runtime: loaded once, HOT or WARM, one request at a time."""
 
     ended: asyncio.Event
     """Set once it is gone for good, whoever ended it."""
+
+    @property
+    def device_failure(self) -> DeviceFailure | None:
+        """The failure of a GPU that ended it, once `ended` is set."""
+        ...
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -50,6 +64,7 @@ class Actor(Protocol):
         """COLD to HOT.
 
         Raises:
+            DeviceError: if a GPU has failed.
             ActorError: if it cannot be loaded. Nothing is left of it then.
         """
         ...
@@ -65,6 +80,7 @@ class Actor(Protocol):
         """WARM to HOT, on these devices; on the CPU if there are none.
 
         Raises:
+            DeviceError: if a GPU has failed.
             ActorError: if it cannot. It is good for nothing then, and the caller ends it.
         """
         ...

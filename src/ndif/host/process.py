@@ -9,15 +9,16 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from ndif.host.blanks import Blank, Blanks
 from ndif.host.channel import Channel, ProtocolError
+from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.download import DownloadError, Found, download
-from ndif.host.environment import environment
 from ndif.host.exits import describe_exit
+from ndif.host.numa import bind
 from ndif.host.port import ActorError
 from ndif.host.runner import Runner
 from ndif.host.runtimes import Runtime
@@ -65,6 +66,8 @@ class ModelProcess:
         """How long the weights took, and when (Unix seconds) they were there."""
         self.exposes_weights = False
         """Whether its runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
+        self.cpus: Collection[int] | None = None
+        """The CPUs on which it and its runners run, from when it is next started or has its model back."""
         self.ended = asyncio.Event()
         self._asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
         self._process: asyncio.subprocess.Process | None = None
@@ -72,6 +75,8 @@ class ModelProcess:
         self._runners: dict[str, Runner] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._output: asyncio.Task[None] | None = None
+        self._failed = ""
+        """Why it could not load its model, verify or move it."""
         self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
 
     async def start(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
@@ -85,6 +90,7 @@ class ModelProcess:
             blank = await self._blank()
             self._process, self._control = blank.process, blank.control
             control = blank.control
+            self._bind()
             self._output = asyncio.create_task(self._keep_output(), name="model process output")
             self._tasks.append(self._output)
             # Meanwhile the process imports what it needs, which takes as long as a small model's download.
@@ -109,10 +115,14 @@ class ModelProcess:
             self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
 
+    def _bind(self) -> None:
+        if self.cpus is not None and self.pid is not None:
+            bind(self.pid, self.cpus)
+
     async def _blank(self) -> Blank:
         """The process that is to be this one."""
         if self.spec.untrusted is None:
-            return await Blank.start(self.runtime, environment(self.runtime))
+            return await self._blanks.trusted(self.runtime)
         return await self._blanks.take(self.runtime)
 
     async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
@@ -132,7 +142,8 @@ class ModelProcess:
                 case "progress":
                     progress(int(header["done"]), int(header["total"]))
                 case "failed":
-                    raise ModelProcessError(body.decode(errors="replace"))
+                    self._failed = body.decode(errors="replace")
+                    raise ModelProcessError(self._failed)
                 case "weights":
                     fd = await self._weights.of(self, header["name"], int(header["size"]))
                     filled = self._weights.filled(header["name"])
@@ -145,6 +156,16 @@ class ModelProcess:
                     self.loaded_at = float(header["loaded_at"])
                     self.exposes_weights = bool(header["exposed"])
                     return
+
+    @property
+    def device_failure(self) -> DeviceFailure | None:
+        """The failure of a GPU that it has reported of late."""
+        return device_failure([*self._stderr, *self._failed.splitlines()])
+
+    @property
+    def pid(self) -> int | None:
+        """The zygote's process, of which owner and runners are children; None before it is started."""
+        return None if self._process is None else self._process.pid
 
     async def fork(self, *, fresh: bool) -> Runner:
         """A new runner: a fresh one is confined and runs one request.
@@ -217,6 +238,7 @@ class ModelProcess:
             ModelProcessError: if they cannot be there. The process is then at its end.
         """
         self.spec = replace(self.spec, max_memory=max_memory)
+        self._bind()
         asked = {"kind": "uncache", "max_memory": max_memory}
         why = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
         header, _ = await self._or_kill(self._ask(asked), timeout_s, why)
@@ -239,7 +261,8 @@ class ModelProcess:
         said, body = await answer
         if said["kind"] == "failed":
             self.kill()
-            raise ModelProcessError(body.decode(errors="replace"))
+            self._failed = body.decode(errors="replace")
+            raise ModelProcessError(self._failed)
         return said, body
 
     def kill(self) -> None:
@@ -284,6 +307,8 @@ class ModelProcess:
                 elif header["kind"] == "exited":
                     del self._runners[runner.id]
                     runner.exited(int(header["code"]))
+        if self._output is not None:  # what it said last may be why
+            await asyncio.wait([self._output], timeout=_LAST_WORDS_S / 2)
         self._end()
 
     def _end(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ndif.host.jobs import Answer, Equipment, Jobs
-from ndif.host.port import Actor, ActorError
+from ndif.host.port import Actor, ActorError, DeviceError
 from ndif.stores.broker.encoding import decode_request
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.objects import ObjectStoreError
@@ -69,7 +69,7 @@ class Replica:
             self._attending = asyncio.create_task(self._jobs.attend(), name="jobs")
         except (ActorError, BrokerError, ObjectStoreError) as error:
             self._over.set()
-            return {"error": str(error)}
+            return _refused(error)
         finally:
             self._progressed.set()
         return self._came_up(self._actor)
@@ -111,7 +111,7 @@ class Replica:
         try:
             await self._actor.from_cache(gpu_mem_bytes_by_id)
         except ActorError as error:
-            return {"error": str(error)}
+            return _refused(error)
         self._holds(gpu_mem_bytes_by_id)
         self._moving = False
         return self._came_up(self._actor)
@@ -128,9 +128,11 @@ class Replica:
         if self._attending is not None:
             self._attending.cancel()
 
-    async def until_ended(self) -> None:
-        """Return once it is good for nothing any more."""
+    async def until_ended(self) -> tuple[str, int | None] | None:
+        """Return once it is good for nothing any more: with the failure of a GPU, if that ended it."""
         await self._over.wait()
+        failure = None if self._actor is None else self._actor.device_failure
+        return None if failure is None else (failure.error, failure.gpu)
 
     # Its requests
 
@@ -149,3 +151,10 @@ class Replica:
         """Do not end a request that is not here yet, whatever was said of it."""
         if self._jobs is not None:
             self._jobs.spare(request_id)
+
+
+def _refused(error: Exception) -> Answer:
+    """Say why it is not HOT, and which GPU is to blame, if one is."""
+    if not isinstance(error, DeviceError):
+        return {"error": str(error)}
+    return {"error": str(error), "device": [error.failure.error, error.failure.gpu]}

@@ -38,7 +38,10 @@ def status_of(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
         ]
     # Two generations may have the same: that there is no room, say.
     problems = dict.fromkeys(
-        said for model in controller.models for said in model.problems.values()
+        [
+            *controller.device_problems(),
+            *(said for model in controller.models for said in model.problems.values()),
+        ]
     )
     return {"nodes": nodes, "models": models, "problems": list(problems)}
 

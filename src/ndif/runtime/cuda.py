@@ -155,7 +155,7 @@ class Cuda:
         """See `Driver.check`."""
         until = time.monotonic() + deadline_s
         for index in _devices_in_use():
-            with _device_errors():
+            with self._device_errors(index):
                 with torch.cuda.device(index):
                     if index not in self._checked:
                         self._checked[index] = torch.ones(1, device="cuda")
@@ -164,17 +164,24 @@ class Cuda:
                     event.record()
                 while not event.query():
                     if time.monotonic() > until:
-                        raise DeviceError(
-                            f"CUDA error: GPU {self.node_device(f'cuda:{index}')} did nothing for "
-                            f"{deadline_s:g} s"
-                        )
+                        raise RuntimeError(f"CUDA error: it did nothing for {deadline_s:g} s")
                     time.sleep(_POLL_S)
 
     def synchronize(self) -> None:
         """See `Driver.synchronize`."""
         for index in _devices_in_use():
-            with _device_errors():
+            with self._device_errors(index):
                 torch.cuda.synchronize(index)
+
+    @contextlib.contextmanager
+    def _device_errors(self, index: int) -> Iterator[None]:
+        """Turn what torch raises of a device into a `DeviceError` of one line, with the node's number."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0].removeprefix("CUDA error: ")
+            number = self.node_device(f"cuda:{index}").removeprefix("cuda:")
+            raise DeviceError(f"CUDA error on GPU {number}: {reason}") from error
 
     def pinned(self, size: int) -> torch.Tensor:
         """See `Driver.pinned`."""
@@ -310,17 +317,6 @@ def _devices_in_use() -> list[int]:
         return []
     has_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009
     return [index for index in range(torch.cuda.device_count()) if has_context(index)]
-
-
-@contextlib.contextmanager
-def _device_errors() -> Iterator[None]:
-    """Turn what torch raises of a device into a `DeviceError` of one line."""
-    try:
-        yield
-    except DeviceError:
-        raise
-    except RuntimeError as error:
-        raise DeviceError(str(error).strip().partition("\n")[0]) from error
 
 
 def _set_allocator(settings: str) -> None:

@@ -18,7 +18,7 @@ from ndif.sandbox.confinement import DriverFiles
 
 
 class DeviceError(SaidError):
-    """A GPU that does not answer, or whose state in this process is lost: "CUDA error: …"."""
+    """A GPU that does not answer, or whose state in this process is lost: "CUDA error on GPU 2: …"."""
 
 
 class Event(Protocol):

@@ -52,14 +52,18 @@ def main() -> None:
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for line in sys.stdin:
             question = json.loads(line)
-            asked = threads.submit(answer, ModelSpec.of(question["spec"]))
+            asked = threads.submit(
+                answer, ModelSpec.of(question["spec"]), look_for_cuda=question["cuda"]
+            )
             asked.add_done_callback(partial(tell, answers, question["number"]))
 
 
-def answer(spec: ModelSpec) -> dict[str, Any]:
+def answer(spec: ModelSpec, *, look_for_cuda: bool = False) -> dict[str, Any]:
     """What is found of a model, or why nothing is."""
     try:
-        return evaluate(spec)
+        # To look starts the driver here, which a model that is to be on a CPU need not wait for.
+        cuda = torch.cuda.is_available() if look_for_cuda else None
+        return {**evaluate(spec), "cuda": cuda}
     except Exception as error:
         traceback.print_exc()
         return {"failed": sentence(error)[:_LONGEST]}

@@ -109,7 +109,7 @@ class Runner:
     def serve_once(self) -> None:
         """Run one request; the end of this process is what cleans up after it."""
         self._greet()
-        with contextlib.suppress(EOFError, ConnectionError):
+        with contextlib.suppress(EOFError, ConnectionError, DeviceError):
             header, payload, _ = self._channel.receive()
             self._run(header, bytes(payload))
 
@@ -120,9 +120,9 @@ class Runner:
             self._tidy_when_idle()
             try:
                 header, payload, _ = self._channel.receive()
-            except (EOFError, ConnectionError):
+                self._run(header, bytes(payload))
+            except (EOFError, ConnectionError, DeviceError):
                 return
-            self._run(header, bytes(payload))
             del payload
             self._reset()
 

@@ -46,7 +46,11 @@ class ModelSpec:
     trust_remote_code: bool = False
     """Whether Python code that comes with the checkpoint is run when it is loaded."""
     max_memory: Mapping[int, int] | None = None
-    """Bytes that it may take of each GPU, by index, and of no other; None: what it likes."""
+    """Bytes that its tensors may take of each GPU, by index, and of no other; None: what it likes.
+
+    CUDA contexts are not among them. All processes of the replica share them: the weights, which the owner
+    holds, and what its runners allocate.
+    """
 
     @property
     def is_folder(self) -> bool:

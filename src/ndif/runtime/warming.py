@@ -44,11 +44,11 @@ def _run_tokens(model: Any) -> None:
 
 
 def start_threads(count: int) -> int:
-    """Start torch's threads, `count` or one a core; how many.
+    """Start torch's threads, `count` or one for each CPU that this process may use; how many.
 
     A zygote keeps one thread, so that a fork loses none; the pool is each runner's own.
     """
-    count = count or os.cpu_count() or 1
+    count = count or len(os.sched_getaffinity(0))
     torch.set_num_threads(count)
     torch.zeros(_WORTH_SHARING).add_(1)
     return count

@@ -68,6 +68,7 @@ class Coordinator:
             fleet.discover,
             rules=Rules(minimum_deployment_time_s=settings.minimum_deployment_time_seconds),
             drain_s=settings.drain_timeout_s,
+            places=places,
         )
         self.dispatcher = Dispatcher(self.controller, broker, responder, _customs(settings))
         bounds = _bounds(settings) if places else Bounds()

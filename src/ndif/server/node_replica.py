@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -55,7 +55,8 @@ class NodeReplica(Replica):
         fleet = ThisMachine(
             settings, broker, objects, runtimes, trusted=False, places=True, shares=True
         )
-        await fleet.discover()
+        (node,) = await fleet.discover()
+        _see_gpus(said.get("gpus", []), node.resources.gpu_uuids)
         place = Deployment(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
 
@@ -65,6 +66,19 @@ class NodeReplica(Replica):
         lane = await Lane.open(broker, place.name)
         respond = Responder(broker, objects).respond
         return Equipment(actor, respond, has_left, lane.next, lane.give_back)
+
+
+def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None:
+    """See that the node counts its GPUs as whoever placed the replica does.
+
+    Raises:
+        ActorError: if one was lost, added or exchanged since the node was started.
+    """
+    if any(counted) and [*counted] != [*here]:
+        raise ActorError(
+            "the GPUs of the node where it was to be are not those that it was started with; stop the node "
+            "and start it again (`ndif stop`, `ndif start --worker`): it counts them anew"
+        )
 
 
 def _settings() -> Settings:

@@ -114,9 +114,12 @@ async def _node(
     options: Settings, ip: str | None, beside: Mapping[str, int], what: Sequence[str]
 ) -> Program:
     from ndif.cluster.fleet import look
+    from ndif.host.gpus import Driver
 
-    node, _ = await look(options)
-    resources = {**declaration(node.resources), **beside}
+    driver = Driver()
+    looked = await look(options, driver)
+    await driver.close()
+    resources = {**declaration(looked.node.resources), **beside}
     return Program(
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from ndif.cluster.deployment import Deployment
 from ndif.host.announcement import announce
+from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import Progress, ReplicaEvictedError, Respond
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
@@ -26,6 +27,7 @@ class SimulatedReplica:
         self, config: DeploymentConfig, deployment: Deployment, world: World, journal: Journal
     ) -> None:
         self.ended = asyncio.Event()
+        self.device_failure: DeviceFailure | None = None
         self._config = config
         self._bytes = deployment.size_bytes
         self._on_cpu = deployment.on_cpu

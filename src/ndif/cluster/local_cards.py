@@ -1,0 +1,97 @@
+"""The GPUs of a local server: the fewest that hold the model, among whatever else runs on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from ndif.cluster.packing import fewest
+from ndif.config import Settings
+from ndif.host.contexts import context_bytes
+from ndif.host.evaluation import EvaluationError, Evaluator
+from ndif.host.gpus import Driver, DriverError, Gpu
+from ndif.host.runtimes import Runtime
+from ndif.schema.deployment import DeploymentConfig
+
+logger = logging.getLogger(__name__)
+
+
+def choose(
+    total: Sequence[int], free: Sequence[int], size_bytes: int, context: int
+) -> dict[int, int] | None:
+    """Choose the fewest GPUs that hold a model in what is free, and say what its tensors may take of each.
+
+    A single one may be used to its end, should others leave it. Several have what is free now, or else the
+    model would be divided by sizes that are not there. None where all GPUs together do not hold it.
+    """
+    room = [max(0, each - context) for each in free]
+    chosen = fewest(((each, index) for index, each in enumerate(room)), size_bytes)
+    if len(chosen) == 1:
+        return {chosen[0]: total[chosen[0]] - context}
+    return {index: room[index] for index in chosen} or None
+
+
+class LocalCards:
+    """Choose GPUs for each replica of a local server.
+
+    Asks the driver what is free and an evaluator what the model takes, and remembers the choices of
+    replicas that still load. The model process goes where it likes, which is over all GPUs, if either
+    cannot be told, if all GPUs together do not hold the model, or if torch finds none.
+    """
+
+    def __init__(
+        self, settings: Settings, driver: Driver, gpus: Sequence[Gpu], *, trusted: bool
+    ) -> None:
+        """`gpus`: those of this server, in the order in which torch counts them."""
+        self._driver = driver
+        self._gpus = gpus
+        self._context = context_bytes(settings, untrusted=not trusted, trusted=trusted)
+        self._evaluator = Evaluator(look_for_cuda=True)
+        self._loading: Counter[int] = Counter()
+        """Bytes of each GPU that replicas which load now are going to take."""
+
+    @contextlib.asynccontextmanager
+    async def chosen(
+        self, config: DeploymentConfig, runtime: Runtime
+    ) -> AsyncIterator[Mapping[int, int] | None]:
+        """Choose GPUs for a replica, and have others know of it while it loads."""
+        if len(self._gpus) < 2 or config.device is not None:
+            yield None
+            return
+        claimed: Counter[int] = Counter()
+        memory = None
+        try:
+            found = await self._evaluator(config, runtime)
+            free = await self._free()
+        except (EvaluationError, DriverError) as error:
+            logger.warning("the model is spread over all GPUs: %s", error)
+            found = None
+        if found is not None and found.cuda:
+            total = [gpu.usable_bytes or 0 for gpu in self._gpus]
+            memory = choose(total, free, found.size_bytes, self._context)
+            for index in memory or ():
+                claimed[index] = found.size_bytes // len(memory or ()) + self._context
+        self._loading += claimed
+        try:
+            yield memory
+        finally:
+            self._loading -= claimed
+
+    async def _free(self) -> list[int]:
+        """Return the bytes that are free of each GPU, and not promised.
+
+        Raises:
+            DriverError: if the driver does not answer.
+        """
+        cards, _ = await self._driver.cards()
+        free = {card.gpu.uuid: card.gpu.free_bytes for card in cards}
+        return [
+            max(0, free.get(gpu.uuid, 0) - self._loading[index])
+            for index, gpu in enumerate(self._gpus)
+        ]
+
+    async def close(self) -> None:
+        """End the evaluator."""
+        await self._evaluator.stop()

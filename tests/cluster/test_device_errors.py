@@ -1,0 +1,262 @@
+"""GPUs that fail again and again are out of placement for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ndif.cli.status import _drawn
+from ndif.cluster.asking import Asked, Measured, Provided
+from ndif.cluster.cluster import Cluster
+from ndif.cluster.controller import Controller
+from ndif.cluster.deployment import Deployment
+from ndif.cluster.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, Withdrawal
+from ndif.cluster.models import Models
+from ndif.cluster.node import Node
+from ndif.cluster.resources import Resources
+from ndif.host.device_errors import DeviceFailure
+from ndif.host.port import DeviceError, Progress, Respond
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from tests.cluster.worlds import GiB, a_node, deploy, want, with_hot
+from tests.on_loop import on_loop
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+def after(*times: float, of: str = "GPU-1") -> DeviceErrors:
+    errors = DeviceErrors()
+    for time in times:
+        errors = errors.noted([of], ECC, time)
+    return errors
+
+
+# How many are too many
+
+
+def test_three_within_ten_minutes_are() -> None:
+    assert after(0, 300).withdrawn(301) == {}
+    assert after(0, 300, WITHIN_S).withdrawn(WITHIN_S) == {
+        "GPU-1": Withdrawal(WITHIN_S + REST_S, ECC)
+    }
+    assert after(0, 300, WITHIN_S + 1).withdrawn(WITHIN_S + 1) == {}
+
+
+def test_after_its_rest_it_is_tried_again_and_one_more_error_is_no_third() -> None:
+    errors = after(0, 1, 2)
+    assert errors.withdrawn(2 + REST_S - 1)
+    assert errors.withdrawn(2 + REST_S) == {}
+    again = errors.noted(["GPU-1"], ECC, 2 + REST_S)
+    assert again.withdrawn(2 + REST_S) == {}
+
+
+def test_each_gpu_has_its_own() -> None:
+    errors = after(0, 1).noted(["GPU-1", "GPU-2"], "CUDA error: unknown error", 2)
+    assert errors.withdrawn(3) == {"GPU-1": Withdrawal(2 + REST_S, "CUDA error: unknown error")}
+
+
+@given(st.lists(st.floats(0, 2 * (WITHIN_S + REST_S)), max_size=12), st.floats(0, 10 * REST_S))
+def test_it_is_so_at_every_moment(times: list[float], later: float) -> None:
+    times.sort()
+    now = max(times, default=0.0) + later
+    thirds = [
+        last
+        for first, last in zip(times, times[MOST - 1 :], strict=False)
+        if last - first <= WITHIN_S
+    ]
+    assert bool(after(*times).withdrawn(now)) == any(now < last + REST_S for last in thirds)
+
+
+# What that means for the cluster
+
+
+def named(gpus: str, *uuids: str) -> Node:
+    node = a_node(gpus)
+    return replace(node, resources=replace(node.resources, gpu_uuids=uuids))
+
+
+def test_what_is_on_it_stays_and_nobody_comes() -> None:
+    node = with_hot(named("2x24GiB", "GPU-1", "GPU-2"), "old", 4, [0], share=True)
+    cluster = Cluster.of(node).with_withdrawn({"GPU-1", "GPU-elsewhere"})
+    assert cluster.nodes["n1"].resources.withdrawn == {0}
+    assert len(cluster.hot("old")) == 1
+    (placed,) = deploy(cluster, want("new", 4)).placed
+    assert [*placed.deployment.gpu_mem_bytes_by_id] == [1]
+    (refused,) = deploy(cluster, want("large", 25)).refused
+    assert refused.capacity_bytes == 24 * GiB
+    back = cluster.with_withdrawn(frozenset())
+    assert not back.nodes["n1"].resources.withdrawn
+    assert back.with_withdrawn(frozenset()) is back
+
+
+def test_the_machine_is_still_the_same() -> None:
+    node = with_hot(named("2x24GiB", "GPU-1", "GPU-2"), "old", 4, [0], share=True)
+    cluster = Cluster.of(node).with_withdrawn({"GPU-1"})
+    found = cluster.with_nodes([named("2x24GiB", "GPU-1", "GPU-2")])
+    assert found.removed == found.lost == ()
+    assert found.cluster.nodes["n1"].resources.withdrawn == {0}
+    exchanged = cluster.with_nodes([named("2x24GiB", "GPU-1", "GPU-3")])
+    assert exchanged.removed == ("n1",)
+
+
+def test_gpus_without_names_are_told_apart_by_place() -> None:
+    one, two = a_node("2x24GiB", node_id="n1"), a_node("2x24GiB", node_id="n2")
+    cluster = Cluster.of(one, two).with_withdrawn({"GPU 1 of n2"})
+    withdrawn = {node.id: node.resources.withdrawn for node in cluster.nodes.values()}
+    assert withdrawn == {"n1": frozenset(), "n2": {1}}
+
+
+# Replicas that fail
+
+
+class OnBadGpus:
+    """A replica that a bad GPU fails, at its start or when it is told to."""
+
+    def __init__(self, place: Deployment, bad: frozenset[int]) -> None:
+        self.ended = asyncio.Event()
+        self.device_failure: DeviceFailure | None = None
+        self.model: Mapping[str, Any] = {}
+        self._bad = bad & place.gpu_mem_bytes_by_id.keys()
+
+    async def start(self, progress: Progress) -> None:
+        if self._bad:
+            self.ended.set()
+            raise DeviceError("it did not load", DeviceFailure(ECC))
+
+    def dies(self, failure: DeviceFailure | None) -> None:
+        self.device_failure = failure
+        self.ended.set()
+
+    async def to_cache(self) -> None: ...
+
+    async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None: ...
+
+    async def stop(self) -> None:
+        self.ended.set()
+
+    async def __call__(self, request: Request, respond: Respond) -> Response:
+        raise NotImplementedError
+
+    def cancel(self, reason: str) -> None: ...
+
+
+class World:
+    """Two GPUs and a model of each size, with a clock."""
+
+    def __init__(self, size: int = 4, bad: frozenset[int] = frozenset()) -> None:
+        self.now = 1000.0
+        self.bad = bad
+        self.actors: list[OnBadGpus] = []
+        self.places: list[list[int]] = []
+        self.models = Models([DeploymentConfig("a/b", "a/b", dedicated=True, device="cuda")])
+        self.node = Node("n1", "here", Resources.of([24 * GiB] * 2, 0, 1.0, ["GPU-1", "GPU-2"]))
+
+        async def measure(config: DeploymentConfig, generation: str) -> Measured:
+            return Measured(size * GiB)
+
+        async def discover() -> list[Node]:
+            return [self.node]
+
+        self.controller = Controller(
+            self.models, self._make, measure, discover, now=lambda: self.now, rng=random.Random(0)
+        )
+
+    def _make(self, config: DeploymentConfig, generation: str, place: Deployment) -> OnBadGpus:
+        actor = OnBadGpus(place, self.bad)
+        self.actors.append(actor)
+        self.places.append(sorted(place.gpu_mem_bytes_by_id))
+        return actor
+
+    async def deploy(self) -> Provided:
+        (model,) = self.models
+        (provided,) = await self.controller.deploy([Asked(model, "0.8", 1)])
+        for _ in range(20):  # what is decided is done aside
+            await asyncio.sleep(0)
+        return provided
+
+
+@on_loop
+async def test_replicas_go_elsewhere_once_a_gpu_has_failed_three() -> None:
+    world = World(bad=frozenset([0]))
+    await world.controller.discover()
+    for _ in range(4):
+        await world.deploy()
+        world.now += 60
+    assert world.places == [[0], [0], [0], [1]]
+    (problem,) = world.controller.device_problems()
+    assert problem.startswith("GPU 0 of here (GPU-1) takes no model until ")
+    assert repr(ECC) in problem
+    await world.controller.stop()
+
+
+@on_loop
+async def test_it_comes_back_after_its_rest() -> None:
+    world = World(bad=frozenset([0]))
+    await world.controller.discover()
+    for _ in range(3):
+        await world.deploy()
+    assert world.controller.cluster.nodes["n1"].resources.withdrawn == {0}
+    world.now += REST_S
+    await world.controller.discover()  # as the server's upkeep does
+    assert world.controller.cluster.nodes["n1"].resources.withdrawn == frozenset()
+    assert world.controller.device_problems() == []
+    await world.controller.stop()
+
+
+@on_loop
+async def test_replicas_that_are_lost_while_they_serve_count() -> None:
+    world = World()
+    await world.controller.discover()
+    for failure in (DeviceFailure(ECC), None, DeviceFailure(ECC), DeviceFailure(ECC)):
+        await world.deploy()
+        world.actors[-1].dies(failure)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    await world.deploy()
+    assert world.places == [[0]] * 4 + [[1]]
+    await world.controller.stop()
+
+
+@on_loop
+async def test_of_several_gpus_the_one_that_is_named_is_to_blame() -> None:
+    world = World(size=40)
+    await world.controller.discover()
+    for gpu in (1, 1, 1):
+        await world.deploy()
+        world.actors[-1].dies(DeviceFailure(ECC, gpu))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert world.controller.cluster.nodes["n1"].resources.withdrawn == {1}
+    provided = await world.deploy()
+    assert provided.replica_ids == ()
+    await world.controller.stop()
+
+
+# For an operator
+
+
+def test_the_status_names_gpus_and_shows_which_are_withdrawn() -> None:
+    node = named("2x24GiB", "GPU-b42dd28e-ffdd-8720", "GPU-7c3cadbd-17e5-0913")
+    cluster = Cluster.of(node).with_withdrawn({"GPU-7c3cadbd-17e5-0913"})
+    resources = cluster.nodes["n1"].resources
+    status = {
+        "nodes": [{"id": "n1", "name": "here", **resources.describe()}],
+        "models": [],
+        "problems": ["GPU 1 of here takes no model"],
+        "schedule": {"source": None, "problems": [], "next_change": None, "windows": []},
+    }
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(_drawn(status))
+    printed = captured.get()
+    assert "GPU 0 (GPU-b42dd28e) " in printed
+    assert "GPU 1 (GPU-7c3cadbd), withdrawn" in printed
+    assert [gpu["withdrawn"] for gpu in status["nodes"][0]["gpus"]] == [False, True]  # type: ignore[index]

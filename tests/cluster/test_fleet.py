@@ -1,0 +1,125 @@
+"""This machine as a fleet of one: its GPUs, found or declared, and what its processes are told of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ndif.cluster.fleet import Looked, look
+from ndif.config import Settings
+from ndif.host.environment import environment, for_strangers
+from ndif.host.gpus import Card, Driver, Gpu
+from ndif.host.runtimes import Runtimes
+from tests.host.machines import A100_MIG, GB10, H100, MIB, MIXED, Machine, pretend_driver
+from tests.on_loop import on_loop
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretend_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(tmp_path / "machine")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
+    return machine
+
+
+async def looked(machine: Machine, cards: Sequence[Card], node_gpus: str = "") -> Looked:
+    machine.becomes(cards)
+    driver = Driver()
+    found = await look(Settings(node_gpus=node_gpus, node_cpu_memory="64GiB"), driver)
+    await driver.close()
+    return found
+
+
+def uuids(found: Sequence[Gpu]) -> list[str]:
+    return [gpu.uuid for gpu in found]
+
+
+@on_loop
+async def test_the_books_count_what_can_be_taken(machine: Machine) -> None:
+    found = await looked(machine, H100)
+    resources = found.node.resources
+    assert resources.gpu_bytes == ((81559 - 454) * MIB,) * 8
+    assert list(resources.gpu_uuids) == [card.gpu.uuid for card in H100]
+    assert found.has_gpus
+
+
+@on_loop
+async def test_books_and_processes_count_alike(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    found = await looked(machine, MIXED)
+    expected = [MIXED[3].gpu.uuid, MIXED[1].gpu.uuid]
+    assert list(found.node.resources.gpu_uuids) == expected
+    (runtime, *_) = Runtimes(Path("/nowhere")).installed().values()
+    variables = environment(runtime, found.gpus.variable)
+    assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(expected)
+    assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    # A stranger's process counts as the others do.
+    assert for_strangers(variables).items() >= {
+        ("CUDA_VISIBLE_DEVICES", ",".join(expected)),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+    }
+
+
+def test_a_process_that_is_told_nothing_keeps_its_own_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    (runtime, *_) = Runtimes(Path("/nowhere")).installed().values()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    variables = environment(runtime)
+    assert variables["CUDA_VISIBLE_DEVICES"] == "1"
+    assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+@on_loop
+async def test_an_instance_of_a_card_is_all_there_is(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    found = await looked(machine, A100_MIG)
+    (first, *_) = A100_MIG[0].instances or ()
+    assert uuids(found.gpus.gpus) == [first.uuid]
+    assert found.node.resources.gpu_bytes == (40192 * MIB,)
+    assert "7 MIG instances are not used" in caplog.text
+
+
+@on_loop
+async def test_memory_that_is_the_cpus_is_not_counted_unless_declared(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    found = await looked(machine, GB10)
+    assert found.node.resources.gpu_bytes == ()
+    assert not found.has_gpus
+    assert found.gpus.variable is None
+    assert "shares the machine's memory" in caplog.text
+    declared = await looked(machine, GB10, "1x96GiB")
+    assert declared.node.resources.gpu_bytes == (96 << 30,)
+    assert declared.gpus.variable == GB10[0].gpu.uuid
+
+
+@on_loop
+async def test_a_declaration_goes_before_what_is_found(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    two = await looked(machine, H100, "2x40GiB")
+    assert two.node.resources.gpu_bytes == (40 << 30,) * 2
+    assert uuids(two.gpus.gpus) == [card.gpu.uuid for card in H100[:2]]
+    none = await looked(machine, H100, "0")
+    assert (none.node.resources.gpu_bytes, none.has_gpus) == ((), False)
+    assert caplog.text == ""
+    more = await looked(machine, H100[:1], "2x40GiB")
+    assert more.node.resources.gpu_uuids == (None, None)
+    assert not more.has_gpus
+    assert "2 GPUs are declared (NDIF_NODE_GPUS) and 1 are here" in caplog.text

@@ -1,0 +1,136 @@
+"""Which words of CUDA's mean that a GPU has failed, and how a replica tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+from tests.host.stand_in import FAILS, StandIn, Waiting
+from tests.on_loop import on_loop
+from tests.runtime.replica import HERE, a_replica, serve
+
+from ndif.cluster.ray_actors import RayActor
+from ndif.host.device_errors import DeviceFailure, device_failure
+from ndif.host.port import ActorError, DeviceError
+from ndif.host.runtimes import Runtime
+from ndif.stores.broker.redis_lanes import Lanes
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure"),
+    [
+        ([ECC], DeviceFailure(ECC)),
+        (
+            ["loading", f"AcceleratorError: {ECC}", "CUDA kernel errors might be"],
+            DeviceFailure(ECC),
+        ),
+        ([f"torch.AcceleratorError: {ECC}"], DeviceFailure(ECC)),
+        (
+            ["CUDA error on GPU 3: unspecified launch failure"],
+            DeviceFailure("CUDA error on GPU 3: unspecified launch failure", 3),
+        ),
+        ([ECC, "CUDA error: unknown error"], DeviceFailure("CUDA error: unknown error")),
+        (["CUDA error: out of memory"], None),
+        (["CUDA error: device-side assert triggered"], None),
+        (["CUDA error: invalid device ordinal"], None),
+        (["CUDA error: no kernel image is available for execution on the device"], None),
+        (["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"], None),
+        (["they said CUDA error: unknown error"], None),
+        ([], None),
+    ],
+)
+def test_a_failed_gpu_is_told_from_a_wrong_program(
+    lines: list[str], failure: DeviceFailure | None
+) -> None:
+    assert device_failure(lines) == failure
+
+
+# A real model process that says so
+
+
+SAYS = """#!{python}
+import os, sys
+print({word!r}, flush=True)
+sys.exit(1)
+"""
+
+
+def saying(word: str, folder: Path) -> Runtime:
+    """A runtime whose interpreter says a word and ends."""
+    program = folder / "python"
+    program.write_text(SAYS.format(python=sys.executable, word=word))
+    program.chmod(0o755)
+    return replace(HERE, interpreter=program)
+
+
+@on_loop
+async def test_a_model_that_cannot_load_for_it_says_so(tiny_gpt2: Path, tmp_path: Path) -> None:
+    served = a_replica(tiny_gpt2, saying(f"AcceleratorError: {ECC}", tmp_path))
+    with pytest.raises(DeviceError) as caught:
+        await served.start()
+    assert caught.value.failure == DeviceFailure(ECC)
+    assert ECC in str(caught.value)
+
+
+@on_loop
+async def test_any_other_reason_blames_no_gpu(tiny_gpt2: Path, tmp_path: Path) -> None:
+    served = a_replica(tiny_gpt2, saying("CUDA error: out of memory", tmp_path))
+    with pytest.raises(ActorError) as caught:
+        await served.start()
+    assert not isinstance(caught.value, DeviceError)
+
+
+@on_loop
+async def test_one_that_was_lost_to_a_gpu_says_so(tiny_gpt2: Path) -> None:
+    async with serve(tiny_gpt2) as served:
+        assert served.actor.device_failure is None
+        served.actor.process._stderr.append(ECC)
+        os.kill(served.zygote, signal.SIGKILL)
+        await asyncio.wait_for(served.actor.ended.wait(), 10)
+        assert served.actor.device_failure == DeviceFailure(ECC)
+
+
+@on_loop
+async def test_one_that_was_ended_blames_nobody(tiny_gpt2: Path) -> None:
+    async with serve(tiny_gpt2) as served:
+        served.actor.process._stderr.append(ECC)
+        await served.actor.stop()
+        assert served.actor.device_failure is None
+
+
+# On a node of a cluster
+
+
+SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed": 0.0}}
+
+
+@on_loop
+async def test_a_node_tells_whoever_leads() -> None:
+    replica = StandIn(SAID)
+    replica.actor = Waiting(fails=True)
+    replica.actor.device_failure = DeviceFailure(ECC, 2)
+    answer = await replica.start()
+    assert answer == {"error": FAILS, "device": [ECC, 2]}
+    actor = RayActor("name", lambda: None, cast(Lanes, None), {})
+    with pytest.raises(DeviceError) as caught:
+        await actor._came_up(answer)
+    assert caught.value.failure == DeviceFailure(ECC, 2)
+
+
+@on_loop
+async def test_a_node_tells_what_ended_a_replica() -> None:
+    replica = StandIn(SAID)
+    await replica.start()
+    ended = asyncio.create_task(replica.until_ended())
+    await asyncio.sleep(0)
+    replica.actor.device_failure = DeviceFailure(ECC)
+    replica.actor.die()
+    assert await asyncio.wait_for(ended, 5) == (ECC, None)

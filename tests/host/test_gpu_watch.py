@@ -1,0 +1,203 @@
+"""Who watches GPU memory: real processes, and a pretend driver that says what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from nnsight import TransformersModel
+from tests.host.machines import H100, MIB, Machine, pretend_driver
+from tests.on_loop import on_loop
+from tests.runtime.replica import children, lasting, serve, until
+
+from ndif.host.gpu_watch import SLACK, GpuWatch, Held, exceeded, held
+from ndif.host.gpus import Driver
+from ndif.schema.status import Status
+
+SHARE = 10 << 30
+EVERY_S = 0.05
+GPUS = [card.gpu for card in H100[:2]]
+SIZES = [80 << 30, 80 << 30]
+
+ZYGOTE = """
+import os, sys, time
+children = [os.fork() or time.sleep(600) for _ in range(3)]
+print(*children, flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass
+class Replica:
+    """A process and its children: an owner, and two runners."""
+
+    zygote: int
+    owner: int
+    runner: int
+    other: int
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    process = subprocess.Popen(
+        [sys.executable, "-Sc", ZYGOTE], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    yield Replica(process.pid, *map(int, process.stdout.readline().split()))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretend_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(tmp_path / "machine")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
+    return machine
+
+
+def use(machine: Machine, gpu: int, **mib: int) -> None:
+    """Have processes hold so much of a GPU; `p123` is a process."""
+    uuid = GPUS[gpu].uuid
+    lines = (f"process {uuid} {name[1:]} {size * MIB}" for name, size in mib.items())
+    # Whoever reads it meanwhile is to find it whole.
+    new = Machine(machine.file.with_suffix(".new"))
+    new.becomes(H100[:2], *lines)
+    new.file.replace(machine.file)
+
+
+def holding(
+    replica: Replica, *, owner: int = 8000, runner: int = 500, other: int = 500
+) -> dict[str, int]:
+    return {f"p{replica.owner}": owner, f"p{replica.runner}": runner, f"p{replica.other}": other}
+
+
+# What is too much
+
+
+def test_within_its_share_a_request_takes_what_it_likes() -> None:
+    before = Held(500 * MIB, 9000 * MIB)
+    assert exceeded(SHARE, before, Held(1600 * MIB, 10100 * MIB)) is None
+    assert exceeded(SHARE, before, Held(1740 * MIB, SHARE)) is None
+
+
+def test_beyond_it_the_request_is_told_what_it_took() -> None:
+    reason = exceeded(SHARE, Held(500 * MIB, 9000 * MIB), Held(4500 * MIB, 13000 * MIB))
+    assert reason is not None
+    assert f"took {4000 * MIB:,} bytes of GPU memory" in reason
+    assert f"the {SHARE:,} bytes that it has of a GPU" in reason
+
+
+def test_what_was_beyond_it_before_is_nobodys_fault() -> None:
+    before = Held(500 * MIB, SHARE + 900 * MIB)
+    assert exceeded(SHARE, before, before) is None
+    grown = Held(before.runner_bytes + SLACK, before.replica_bytes + SLACK)
+    assert exceeded(SHARE, before, grown) is None
+    grown = Held(before.runner_bytes + SLACK + 1, before.replica_bytes + SLACK + 1)
+    assert exceeded(SHARE, before, grown) is not None
+
+
+def test_what_others_of_the_replica_take_is_not_the_requests() -> None:
+    assert exceeded(SHARE, Held(0, SHARE), Held(SLACK, SHARE + 5 * SLACK)) is None
+
+
+def test_a_replica_is_its_zygotes_children(replica: Replica) -> None:
+    used = {replica.owner: 5, replica.runner: 2, replica.other: None, os.getpid(): 100}
+    assert held(used, replica.runner, replica.zygote) == Held(2, 7)
+    assert held(used, replica.other, replica.zygote) == Held(0, 7)
+    assert held({os.getpid(): 100, 999_999_999: 3}, replica.runner, replica.zygote) is None
+    assert held({replica.owner: None}, replica.runner, replica.zygote) is None
+
+
+# Over time
+
+
+async def watched(
+    machine: Machine, replica: Replica, shares: dict[int, int], driver: Driver
+) -> tuple[asyncio.Task[None], list[str], GpuWatch]:
+    watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
+    reasons: list[str] = []
+    over = watch.over(replica.runner, replica.zygote, shares, reasons.append)
+    return asyncio.create_task(over), reasons, watch
+
+
+@on_loop
+async def test_a_request_that_takes_too_much_is_ended(machine: Machine, replica: Replica) -> None:
+    use(machine, 1, **holding(replica))
+    driver = Driver()
+    watching, reasons, _ = await watched(machine, replica, {1: SHARE}, driver)
+    await asyncio.sleep(0.5)
+    assert not reasons
+    assert not watching.done()
+    use(machine, 1, **holding(replica, runner=4500))
+    await asyncio.wait_for(watching, 10)
+    assert [f"took {4000 * MIB:,} bytes" in reason for reason in reasons] == [True]
+    await driver.close()
+
+
+@on_loop
+async def test_a_gpu_of_its_own_is_not_watched(machine: Machine, replica: Replica) -> None:
+    machine.becomes((), "hang")
+    driver = Driver()
+    watching, reasons, _ = await watched(machine, replica, {0: 80 << 30}, driver)
+    await asyncio.wait_for(watching, 2)
+    assert not reasons
+    await driver.close()
+
+
+@pytest.mark.parametrize("kind", ["other ids", "no driver"])
+@on_loop
+async def test_where_the_driver_does_not_tell_it_says_so_once(
+    kind: str, machine: Machine, replica: Replica, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "no driver":
+        machine.becomes((), "mismatch")
+    else:
+        use(machine, 1, p999999999=5000)
+    driver = Driver()
+    watching, reasons, watch = await watched(machine, replica, {1: SHARE}, driver)
+    await asyncio.wait_for(watching, 10)
+    await watch.over(replica.runner, replica.zygote, {1: SHARE}, reasons.append)
+    assert not reasons
+    assert caplog.text.count("is not watched") == 1
+    await driver.close()
+
+
+@on_loop
+async def test_a_job_on_a_shared_gpu_hears_why_it_was_ended(
+    machine: Machine, tiny_gpt2: Path
+) -> None:
+    client = TransformersModel(str(tiny_gpt2), task="text-generation")
+    driver = Driver()
+    watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
+    given = {"gpu_mem_bytes_by_id": {0: SHARE}, "gpu_watch": watch}
+    async with serve(tiny_gpt2, device="cpu", **given) as served:
+        served.actor.process.exposes_weights = True  # as on a GPU
+        # Without a GPU no owner is there: the spare runner stands in for one.
+        await until(lambda: len(children(served.zygote)) == 2)
+        owner = max(children(served.zygote))
+        use(machine, 0, **{f"p{owner}": 8000})
+        running = asyncio.create_task(served.run(lasting(client)))
+        await asyncio.wait_for(served.begun.wait(), 30)
+        await until(lambda: watch._sample[0] > 0)
+        assert served.actor._runner is not None
+        use(machine, 0, **{f"p{owner}": 8000, f"p{served.actor._runner.pid}": 4000})
+        response = await asyncio.wait_for(running, 30)
+        assert response.status is Status.ERROR
+        assert (
+            "bytes of GPU memory, and with them the model holds more than" in response.description
+        )
+    await driver.close()

@@ -1,0 +1,334 @@
+"""Which GPUs there are, and which of them a server uses: recorded machines, and a driver that pretends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.host.machines import (
+    A100_40_MIG,
+    A100_MIG,
+    GB10,
+    H100,
+    MACHINES,
+    MIB,
+    MIXED,
+    Machine,
+    pretend_driver,
+)
+from tests.on_loop import on_loop
+
+from ndif.host import gpus
+from ndif.host.gpus import Card, Driver, DriverError, Gpu, look, visible, without_memory
+
+SMALL, LARGE = MIXED[0].gpu, MIXED[1].gpu
+MIG = A100_MIG[0].instances or ()
+
+
+def named(cards: Sequence[Card], **variables: str) -> list[str]:
+    return [gpu.uuid for gpu in visible(cards, variables).gpus]
+
+
+def uuids(cards: Sequence[Card], *indices: int) -> list[str]:
+    return [cards[index].gpu.uuid for index in indices]
+
+
+# Without a word of anybody's
+
+
+def test_all_cards_in_the_order_of_the_bus() -> None:
+    assert named(MIXED[::-1]) == uuids(MIXED, 0, 1, 2, 3, 4)
+    assert named(H100) == uuids(H100, *range(8))
+    # 0F comes after 07 and before 0001:00, whatever the driver counts first.
+    far = replace(H100[0], pci="00000001:01:00.0")
+    assert named([far, H100[7], H100[2]]) == uuids([H100[2], H100[7], far], 0, 1, 2)
+
+
+def test_what_the_driver_keeps_is_nobodys() -> None:
+    assert H100[0].gpu.usable_bytes == (81559 - 454) * MIB
+
+
+def test_the_variable_for_a_process_names_cards_and_no_numbers() -> None:
+    found = visible(H100, {"CUDA_VISIBLE_DEVICES": "3,1"})
+    assert found.variable == ",".join(uuids(H100, 3, 1))
+    # Whoever reads it again finds the same, in the same order.
+    assert visible(H100, {"CUDA_VISIBLE_DEVICES": found.variable}).gpus == found.gpus
+    assert visible((), {}).variable is None
+
+
+# CUDA_VISIBLE_DEVICES
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        ("2,1", (2, 1)),
+        (" 2 , 1 ", (2, 1)),
+        ("0,2,-1,1", (0, 2)),
+        ("0,8,1", (0,)),
+        ("-1", ()),
+        ("", ()),
+        ("NoDevFiles", ()),
+        ("none", ()),
+        ("1,1", ()),
+        ("0,1,2,0", ()),
+        ("1x,2y", (1, 2)),
+        ("+1", (1,)),
+        ("GPU-7c3cadbd-17e5-0913-f69b-c618122ea0cd", (1,)),
+        ("GPU-7c3,GPU-b", (1, 0)),
+        ("GPU-7c3,GPU-ffff,GPU-b", (1,)),
+        ("GPU-", ()),
+        ("GPU-7c3,GPU-7c3cad", ()),
+        ("GPU-7c3,0", (1,)),
+        ("0,GPU-7c3", (0,)),
+        ("gpu-7c3", ()),
+        ("MIG-7c3", ()),
+    ],
+)
+def test_a_list_is_read_as_cuda_reads_it(text: str, indices: tuple[int, ...]) -> None:
+    assert named(H100, CUDA_VISIBLE_DEVICES=text) == uuids(H100, *indices)
+
+
+def test_what_is_left_out_is_told_of() -> None:
+    (note,) = visible(H100, {"CUDA_VISIBLE_DEVICES": "0,9,1"}).notes
+    assert "'9' names no GPU of this machine" in note
+    (note,) = visible(H100, {"CUDA_VISIBLE_DEVICES": "GPU-7c3,GPU-7c3c"}).notes
+    assert "names a GPU twice" in note
+    for nothing in ("", "-1", "0,-1"):
+        assert visible(H100, {"CUDA_VISIBLE_DEVICES": nothing}).notes == ()
+
+
+def test_what_a_container_was_given_is_what_its_driver_shows() -> None:
+    assert named(H100[2:4], NVIDIA_VISIBLE_DEVICES="2,3") == uuids(H100, 2, 3)
+    assert named(H100[2:4], NVIDIA_VISIBLE_DEVICES="2,3", CUDA_VISIBLE_DEVICES="1") == uuids(
+        H100, 3
+    )
+
+
+@given(st.text("0123-,GPUMIGb7 \t", max_size=20))
+def test_any_text_is_a_list_of_some_cards(text: str) -> None:
+    found = named(H100, CUDA_VISIBLE_DEVICES=text)
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(uuids(H100, *range(8)))
+
+
+# Slurm
+
+
+def test_slurms_own_list_is_the_one_that_cuda_reads() -> None:
+    # With ConstrainDevices a job sees its two cards alone, and their numbers begin at 0.
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert named(H100[4:6], **job) == uuids(H100, 4, 5)
+    # Without, it sees all of them.
+    job["CUDA_VISIBLE_DEVICES"] = "4,5"
+    assert named(H100, **job) == uuids(H100, 4, 5)
+
+
+def test_slurms_other_words_count_where_that_list_was_taken_away() -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "4,5"}
+    assert named(H100[4:6], **job) == uuids(H100, 4, 5)
+    assert named(H100, **job) == uuids(H100, 4, 5)
+    assert named(H100, **job, SLURM_STEP_GPUS="5") == uuids(H100, 5)
+    assert named(H100, **job, GPU_DEVICE_ORDINAL="1") == uuids(H100, 1)
+    # Its ids are the numbers of device files, which need not be in the bus's order.
+    swapped = [replace(H100[0], minor=1), replace(H100[1], minor=0), H100[2]]
+    assert named(swapped, SLURM_JOB_GPUS="0") == uuids(H100, 1)
+
+
+def test_outside_of_a_job_slurms_words_for_opencl_say_nothing() -> None:
+    assert named(H100, GPU_DEVICE_ORDINAL="1") == uuids(H100, *range(8))
+    assert named(H100, SLURM_JOB_GPUS="gpu:2") == uuids(H100, *range(8))
+
+
+# Divided cards
+
+
+def test_of_instances_one_is_used() -> None:
+    found = visible(A100_MIG, {})
+    assert found.gpus == (MIG[0],)
+    (note,) = found.notes
+    assert note.startswith("7 MIG instances are not used")
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        (MIG[2].uuid, MIG[2]),
+        ("MIG-3fff", MIG[2]),
+        (f"{MIG[1].uuid},{MIG[0].uuid}", MIG[1]),
+        ("0", MIG[0]),
+        ("GPU-8e1", MIG[0]),
+    ],
+)
+def test_an_instance_by_its_name_or_its_cards(text: str, used: Gpu) -> None:
+    assert visible(A100_MIG, {"CUDA_VISIBLE_DEVICES": text}).gpus == (used,)
+
+
+def test_instances_as_drivers_named_them_before_470() -> None:
+    second = (A100_40_MIG[0].instances or ())[1]
+    assert named(A100_40_MIG, CUDA_VISIBLE_DEVICES=second.uuid) == [second.uuid]
+
+
+def test_whole_cards_go_before_instances() -> None:
+    whole = replace(A100_MIG[1], instances=None)
+    found = visible([A100_MIG[0], whole], {})
+    assert found.gpus == (whole.gpu,)
+    assert found.notes[0].startswith("4 MIG instances are not used")
+    assert visible([A100_MIG[0], whole], {"CUDA_VISIBLE_DEVICES": "MIG-6b84"}).gpus == (MIG[1],)
+
+
+def test_a_card_in_mig_mode_without_instances_is_no_device() -> None:
+    bare = replace(A100_MIG[0], instances=())
+    found = visible([bare, H100[0]], {})
+    assert found.gpus == (H100[0].gpu,)
+    assert found.notes == (
+        f"NVIDIA A100-SXM4-80GB ({bare.gpu.uuid}) is in MIG mode and has no instance: it is not used.",
+    )
+
+
+# One memory for all
+
+
+def test_a_size_that_nobody_tells_is_not_made_up() -> None:
+    (gpu,) = visible(GB10, {}).gpus
+    assert gpu.total_bytes is None
+    assert gpu.usable_bytes is None
+    assert "NDIF_NODE_GPUS" in without_memory(gpu)
+
+
+# The driver itself, as far as it can be pretended
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretend_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(tmp_path / "machine")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
+    return machine
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@on_loop
+async def test_a_machine_is_told_as_it_is(name: str, machine: Machine) -> None:
+    machine.becomes(MACHINES[name])
+    driver = Driver()
+    assert await driver.cards() == (list(MACHINES[name]), [])
+    await driver.close()
+
+
+@on_loop
+async def test_a_driver_from_before_510_has_no_reserve(machine: Machine) -> None:
+    machine.becomes(H100, "old")
+    driver = Driver()
+    cards, _ = await driver.cards()
+    assert {card.gpu.total_bytes for card in cards} == {81559 * MIB}
+    assert {card.gpu.reserved_bytes for card in cards} == {0}
+    await driver.close()
+
+
+@on_loop
+async def test_a_lost_card_shifts_no_other(machine: Machine) -> None:
+    machine.becomes(H100[:3], "lost 1")
+    driver = Driver()
+    found = await look(driver, {})
+    assert [gpu.uuid for gpu in found.gpus] == uuids(H100, 0, 2)
+    assert found.notes == ("GPU 1: GPU is lost: it is not used.",)
+    await driver.close()
+
+
+@on_loop
+async def test_what_processes_hold(machine: Machine) -> None:
+    one, two = uuids(H100, 0, 1)
+    machine.becomes(H100[:2], f"process {one} 41 {5 << 20}", f"process {one} 42 {6 << 20}")
+    driver = Driver()
+    assert await driver.processes() == {one: {41: 5 << 20, 42: 6 << 20}, two: {}}
+    instance = MIG[1].uuid
+    machine.becomes(A100_MIG[:1], f"process {instance} 43 7")
+    assert (await driver.processes())[instance] == {43: 7}
+    await driver.close()
+
+
+@on_loop
+async def test_a_driver_that_hangs_is_left_behind(machine: Machine) -> None:
+    machine.becomes((), "hang")
+    driver = Driver(patience_s=2)
+    started = time.monotonic()
+    found = await look(driver, {})
+    assert time.monotonic() - started < 4
+    assert found == gpus.Visible(
+        (), ("No GPU is used: the NVIDIA driver did not answer within 2 s.",)
+    )
+    # Once it answers again it is asked again.
+    machine.becomes(H100)
+    assert len((await look(driver, {})).gpus) == 8
+    await driver.close()
+
+
+@on_loop
+async def test_a_driver_of_another_version_is_told_of(machine: Machine) -> None:
+    machine.becomes((), "mismatch")
+    driver = Driver()
+    (note,) = (await look(driver, {})).notes
+    assert (
+        note
+        == "No GPU is used: the NVIDIA driver says RM has detected an NVML/RM version mismatch."
+    )
+    await driver.close()
+
+
+@on_loop
+async def test_one_that_ended_is_started_again(machine: Machine) -> None:
+    machine.becomes(H100)
+    driver = Driver()
+    await driver.cards()
+    await driver.close()
+    cards, _ = await driver.cards()
+    assert len(cards) == 8
+    await driver.close()
+
+
+# Where there is none
+
+
+@on_loop
+async def test_no_driver_is_no_gpu_and_no_word() -> None:
+    driver = Driver()
+    with pytest.raises(DriverError) as caught:
+        await driver.cards()
+    assert caught.value.absent
+    assert await look(driver, dict(os.environ)) == gpus.Visible()
+    await driver.close()
+
+
+def test_a_container_without_the_drivers_library_is_told(tmp_path: Path) -> None:
+    absent = DriverError("the NVIDIA driver says NVML Shared Library Not Found", absent=True)
+    assert gpus._why_none(absent, tmp_path) == []
+    (tmp_path / "nvidia0").touch()
+    (note,) = gpus._why_none(absent, tmp_path)
+    assert "NVIDIA_DRIVER_CAPABILITIES" in note
+
+
+@on_loop
+async def test_who_asks_may_leave(machine: Machine) -> None:
+    machine.becomes((), "hang")
+    driver = Driver()
+    asking = asyncio.create_task(driver.cards())
+    await asyncio.sleep(0.5)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    machine.becomes(H100[:1])
+    assert len((await driver.cards())[0]) == 1
+    await driver.close()
