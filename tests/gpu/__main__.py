@@ -1,4 +1,4 @@
-"""`make gpu`: probe the driver, run the GPU tests, measure; one JSON file and one table within nine minutes.
+"""`make gpu`: probe the driver, run the GPU tests and measure, within nine minutes; one JSON file, one table.
 
 Usage: python -m tests.gpu. Writes `gpu.json` and each stage's output to $OUT, or to `build/gpu/`.
 """
@@ -100,7 +100,7 @@ def run(stage: Stage, folder: Path, limit_s: float) -> Outcome:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        # Also what a stage left behind. Model processes have sessions of their own, and end with their host.
+        # And what the stage left behind; model processes have their own sessions and end with their host.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

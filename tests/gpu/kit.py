@@ -1,6 +1,6 @@
 """Build the GPU kit: all that `make gpu` needs on a machine that reaches no package registry.
 
-Usage: kit.py PYTHON, such as 3.12. Writes `build/gpu-kit/` (the project and `wheels/`) and an archive of it.
+Usage: kit.py PYTHON, such as 3.12. Writes `build/gpu-kit/` (the project and `wheels/`) and its archive.
 
 The machine brings torch and numpy of its own, with what they bring. The kit carries every other requirement
 of the project, at the versions of `constraints.txt`. Its models are made from nothing by the tests.

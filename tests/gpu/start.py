@@ -71,7 +71,7 @@ def main() -> None:
     if WHEELS.is_dir() and not (ENVIRONMENT / "bin" / "ndif").exists():
         install(folders_of_the_machine())
     os.chdir(ROOT)
-    os.execv(python, [str(python), "-m", "tests.gpu", *sys.argv[1:]])  # noqa: S606
+    os.execv(python, [str(python), "-m", "tests.gpu", *sys.argv[1:]])
 
 
 if __name__ == "__main__":
