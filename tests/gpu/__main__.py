@@ -1,4 +1,4 @@
-"""`make gpu`: probe the driver, run the GPU tests and measure, within nine minutes; one JSON file, one table.
+"""`make gpu`: probe the driver, run the GPU tests and measure, in nine minutes; one JSON file, one table.
 
 Usage: python -m tests.gpu. Writes `gpu.json` and each stage's output to $OUT, or to `build/gpu/`.
 """

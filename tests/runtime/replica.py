@@ -124,12 +124,16 @@ class Served:
 
         return await self.actor(request, respond)
 
-    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
+    async def saves(self, payload: bytes, *, trusted: bool = True) -> dict[str, Any]:
         response = await self.run(payload, trusted=trusted)
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
-        saves = torch.load(io.BytesIO(response.data.content), weights_only=False)
-        return cast(torch.Tensor, saves["logits"])
+        return cast(
+            dict[str, Any], torch.load(io.BytesIO(response.data.content), weights_only=False)
+        )
+
+    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
+        return cast(torch.Tensor, (await self.saves(payload, trusted=trusted))["logits"])
 
     @property
     def zygote(self) -> int:
