@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 import time
 
 import torch
@@ -72,6 +74,22 @@ def writing_to_its_end(client: TransformersModel) -> bytes:
             torch.cuda._sleep(_AWHILE)
         while True:
             weight.data.zero_()
+    return sent.payload
+
+
+def outliving_its_request(client: TransformersModel) -> bytes:
+    """Answer, refuse to exit, and overwrite a weight until it is killed."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        weight = client.lm_head.weight
+
+        def overwrite() -> None:
+            while True:
+                weight.data.zero_()
+
+        os._exit = lambda code: time.sleep(3600)  # type: ignore[assignment, return-value]
+        logits = client.lm_head.output.save()  # noqa: F841
+        threading.Thread(target=overwrite, daemon=True).start()
     return sent.payload
 
 

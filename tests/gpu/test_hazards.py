@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config import Settings
+from ndif.host.runner import Runner
 from ndif.schema.status import Status
 from tests.gpu.blocks import (
     generating,
     gradients,
     indexing_outside,
     never_ending,
+    outliving_its_request,
     reporting_settings,
     writing_natively,
     writing_to_its_end,
@@ -23,6 +26,9 @@ from tests.gpu.blocks import (
 from tests.gpu.conftest import GIB, Place, needs_a_card
 from tests.on_loop import on_loop
 from tests.runtime.replica import expected, reading, serve
+
+SLOW_S = 3.0
+"""As long as a driver may take to end a process, and more than the host waits for a willing one."""
 
 anyone = pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
 
@@ -76,6 +82,25 @@ def test_a_runner_that_writes_until_it_is_killed(
     assert response.status is Status.ERROR
     assert f"longer than {place.timeout_s:g} s" in response.description
     check(place, model, truth)
+
+
+@pytest.mark.xfail(strict=True, reason="the weights are verified while a runner may still live")
+def test_a_runner_that_dies_slowly(
+    place: Place, model: TransformersModel, truth: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = Runner.kill
+
+    def slowly(runner: Runner) -> None:
+        asyncio.get_running_loop().call_later(SLOW_S, at_once, runner)
+
+    monkeypatch.setattr(Runner, "kill", slowly)
+    place.run(place.served.run(outliving_its_request(model), trusted=False))
+    read = reading(model)
+    try:
+        logits = place.run(place.served.logits(read, trusted=False))
+        torch.testing.assert_close(logits.cpu(), truth, rtol=1e-3, atol=1e-4)
+    finally:
+        place.run(asyncio.sleep(SLOW_S))
 
 
 @anyone
