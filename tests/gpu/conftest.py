@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,11 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.config import Settings
-from ndif.host.runtimes import Runtime
-from tests.runtime.replica import HERE, Served, a_replica
+from tests.gpu.places import GIB, UNCONFINED, where
+from tests.runtime.replica import Served, a_replica
 
 T = TypeVar("T")
-GIB = 1 << 30
 PATIENCE_S = 80
-OWNER_ON_CPU = Path(__file__).parents[1] / "runtime" / "owner_on_cpu.py"
 
 needs_a_card = [
     pytest.mark.gpu,
@@ -37,16 +34,6 @@ def server_environment(hub_url: str, tmp_path_factory: pytest.TempPathFactory) -
         "NDIF_RUNTIMES_DIR": str(tmp_path_factory.mktemp("runtimes")),
         "NDIF_SESSION_ROOT": str(tmp_path_factory.mktemp("session")),
     }
-
-
-def owner_on_cpu(folder: Path) -> Runtime:
-    """Return an interpreter whose model processes have an owner; files in `folder` stand for a card."""
-    weights = folder / "weights"
-    weights.mkdir()
-    interpreter = folder / "python"
-    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {OWNER_ON_CPU} "$3" {weights}\n')
-    interpreter.chmod(0o755)
-    return Runtime("0.8", "0.8", interpreter, ())
 
 
 @dataclass
@@ -69,18 +56,15 @@ def place(
 ) -> Iterator[Place]:
     """A replica that also serves those whom nobody trusts."""
     folder = tmp_path_factory.mktemp("place")
-    if request.param == "cuda":
-        runtime, timeout_s = HERE, 5
-        given: dict[str, Any] = {"gpu_mem_bytes_by_id": {0: 2 * GIB}}
-    else:
-        runtime, timeout_s, given = owner_on_cpu(folder), 1, {}
+    timeout_s = 5 if request.param == "cuda" else 1
+    chosen: dict[str, Any] = {} if request.param == "cuda" else UNCONFINED
     settings = Settings(
-        # The files that stand for a card's memory are outside of what Landlock leaves a runner.
-        sandbox="require" if request.param == "cuda" else "off",
         protector="off",
         session_root=folder / "session",
         execution_timeout_seconds=timeout_s,
+        **chosen,
     )
+    runtime, given = where(request.param, folder, 2 * GIB)
     loop = asyncio.new_event_loop()
     served = a_replica(tiny_gpt2, runtime, settings, **given)
     place = Place(request.param, timeout_s, served, loop)

@@ -25,7 +25,8 @@ from ndif.runtime.spec import ModelSpec
 from ndif.schema.status import Status
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
-from tests.gpu.conftest import GIB, needs_a_card
+from tests.gpu.conftest import needs_a_card
+from tests.gpu.places import GIB
 from tests.runtime.replica import (
     HERE,
     PROMPT,

@@ -23,7 +23,8 @@ from tests.gpu.blocks import (
     writing_natively,
     writing_to_its_end,
 )
-from tests.gpu.conftest import GIB, Place, needs_a_card
+from tests.gpu.conftest import Place, needs_a_card
+from tests.gpu.places import GIB
 from tests.on_loop import on_loop
 from tests.runtime.replica import expected, reading, serve
 

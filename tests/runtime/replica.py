@@ -104,7 +104,7 @@ class Served:
     async def start(self) -> None:
         await self.actor.start(lambda done, total: self.progress.append((done, total)))
 
-    async def run(self, payload: bytes, *, trusted: bool = True) -> Response:
+    async def run(self, payload: bytes, *, trusted: bool = True, user: str = "") -> Response:
         request = Request(
             DeploymentConfig("test/model", "").key,
             "0.8",
@@ -113,6 +113,7 @@ class Served:
             False,
             "http://here",
             session="me",
+            user=user,
             trusted=trusted,
         )
         self.begun.clear()
@@ -165,7 +166,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def a_replica(
-    checkpoint: Path, runtime: Runtime = HERE, settings: Settings | None = None, **given: Any
+    checkpoint: Path,
+    runtime: Runtime = HERE,
+    settings: Settings | None = None,
+    objects: ObjectStore | None = None,
+    **given: Any,
 ) -> Served:
     """One that is not started. `settings`: of a server that trusts nobody."""
     config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
@@ -174,7 +179,7 @@ def a_replica(
         runtime,
         settings or Settings(),
         MemoryBroker(),
-        cast(ObjectStore, None),
+        cast(ObjectStore, objects),
         Weights(),
         untrusted=settings is not None,
         **given,
