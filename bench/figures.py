@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rich.markup import escape
 from rich.table import Table
 
 MB = 1 << 20
@@ -34,7 +35,7 @@ class Figure:
         limit, verdict = "", ""
         if self.limit is not None:
             limit = f"{'≤' if self.at_most else '≥'} {self.limit:g} {self.unit}"
-            verdict = "holds" if self.holds else "[red]does not hold[/]"
+            verdict = "holds" if self.holds else "does not hold"
         return self.name, f"{self.value:.2f} {self.unit}", limit, verdict, self.how
 
 
@@ -44,5 +45,5 @@ def table(title: str, figures: Iterable[Figure]) -> Table:
     for heading in ("figure", "measured", "limit", "", "how"):
         shown.add_column(heading, overflow="fold")
     for figure in figures:
-        shown.add_row(*figure.row())
+        shown.add_row(*map(escape, figure.row()), style=None if figure.holds else "red")
     return shown

@@ -18,13 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+from tests.gpu.recording import write_json
 
 ROOT = Path(__file__).parents[2]
 WHOLE_S = 520
 """Seconds for all stages: nine minutes, less what writing and printing take."""
 TEST_S = 90
 _LAST_LINES = 15
+_BAD = ("failed", "wrong values", "running")
+"""Outcomes that a row is red for; a test that ran when its stage was ended is one."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +123,12 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     for heading in ("stage", "what", "outcome", "detail"):
         table.add_column(heading, overflow="fold")
     for outcome in outcomes:
-        for row in outcome.results.get("table", []):
-            table.add_row(outcome.stage, *row)
-        said = "done" if outcome.ok else f"[red]{outcome.problem}[/]"
-        table.add_row(outcome.stage, "", said, f"{outcome.seconds:.0f} s", end_section=True)
+        for what, said, detail in outcome.results.get("table", []):
+            style = "red" if said in _BAD else None
+            table.add_row(*map(escape, (outcome.stage, what, said, detail)), style=style)
+        said, style = ("done", "bold") if outcome.ok else (outcome.problem, "bold red")
+        took = f"{outcome.seconds:.0f} s"
+        table.add_row(outcome.stage, "", said, took, style=style, end_section=True)
     console.print(table)
 
 
@@ -141,7 +148,7 @@ def main() -> None:
             lines = (folder / f"{stage.name}.log").read_text(errors="replace").splitlines()
             console.print("\n".join(lines[-_LAST_LINES:]), markup=False, highlight=False)
         report = {outcome.stage: asdict(outcome) for outcome in outcomes}
-        (folder / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_json(folder / "gpu.json", report)
     show(outcomes, console)
     console.print(f"All of it: {folder / 'gpu.json'}", highlight=False)
     if absent := outcomes[0].results.get("absent"):

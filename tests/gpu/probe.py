@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch.multiprocessing.reductions import reduce_tensor
 
@@ -35,6 +36,7 @@ from ndif.sandbox import files, limits, privileges
 from ndif.sandbox.calls import Filter
 from ndif.sandbox.confinement import Confinement, interpreter
 from ndif.sandbox.layers import layers, missing
+from tests.gpu.recording import write_json
 
 PATIENCE_S = 30.0
 """Seconds after which a fork that has not answered is ended."""
@@ -468,11 +470,11 @@ def cards() -> list[str]:
 
 def probe(
     driver: Driver,
-    attempts: Sequence[Attempt] = ATTEMPTS,
+    attempts: Sequence[Attempt],
     *,
-    tensors: int = 4,
-    numbers: int = 1 << 24,
-    seen: Callable[[Report], None] = lambda report: None,
+    tensors: int,
+    numbers: int,
+    seen: Callable[[Report], None],
 ) -> Report:
     """Try every attempt with and without events in the handles; `seen` gets the report after each."""
     report = Report(facts())
@@ -513,31 +515,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Probe which layer of the confinement stops CUDA.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--pretend", action="store_true", help="use a stand-in for CUDA")
+    parser.add_argument("--only", help="try nothing but this attempt")
+    parser.add_argument("--tensors", type=int, default=4, help="how many tensors to share")
+    parser.add_argument("--numbers", type=int, default=1 << 16, help="the int32s of each")
     arguments = parser.parse_args()
+    attempts = [a for a in ATTEMPTS if arguments.only in (None, a.name)]
+    size = {"tensors": arguments.tensors, "numbers": arguments.numbers}
 
     def write(report: Report) -> None:
         if arguments.json:
-            told = {**asdict(report), "table": report.table()}
-            arguments.json.write_text(json.dumps(told, indent=1))
+            write_json(arguments.json, {**asdict(report), "table": report.table()})
 
     if arguments.pretend:
         with tempfile.TemporaryDirectory(prefix="pretend-") as folder:
             driver = Pretend(Path(folder))
             try:
-                report = probe(driver, numbers=64, seen=write)
+                report = probe(driver, attempts, **size, seen=write)
             finally:
                 driver.clean()
     elif absent := absence():
         report = Report(facts(), absent=absent)
     else:
-        report = probe(Cuda(), seen=write)
+        report = probe(Cuda(), attempts, **size, seen=write)
         report.facts["cards"] = cards()
     write(report)
     table = Table(title="What CUDA needs of the confinement")
     for heading in ("layers", "outcome", "detail"):
         table.add_column(heading, overflow="fold")
     for row in report.table():
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console = Console(width=160)
     console.print(table)
     if report.absent:

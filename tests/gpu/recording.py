@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 _REASON = 300
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file, which is whole at any moment."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    part.replace(path)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,4 +59,4 @@ class Recording:
             self._write()
 
     def _write(self) -> None:
-        self._path.write_text(json.dumps({"table": list(self._rows.values())}))
+        write_json(self._path, {"table": list(self._rows.values())})
