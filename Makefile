@@ -25,9 +25,9 @@ format: .venv/dev
 bench: .venv/dev
 	$(BIN)/python -m bench
 
-# An unpacked kit has wheels, and makes its environment of them (docs/gpu.md).
+# An unpacked kit has wheels, and makes its environment of them (docs/gpu.md). STAGES: probe tests benchmark
 gpu: $(if $(wildcard wheels),,.venv/dev)
-	$(INTERPRETER) tests/gpu/start.py
+	$(INTERPRETER) tests/gpu/start.py $(STAGES)
 
 gpu-kit: .venv/dev
 	$(BIN)/python tests/gpu/kit.py $(or $(filter 3.%,$(PYTHON)),3.12)

@@ -57,7 +57,7 @@ class Sizes:
     replicas: int
 
 
-CARD = Sizes(256, 10, 2.0, 1 << 30, 4096, 256 * MB, 64, 20)
+CARD = Sizes(256, 6, 1.5, 1 << 30, 4096, 256 * MB, 64, 20)
 TINY = Sizes(4, 1, 0.0, 1 << 20, 64, MB, 4, 1)
 
 
@@ -428,7 +428,8 @@ def main() -> None:
             write_json(arguments.json, told(figures, problems))
 
     if arguments.device == "cuda" and (absent := absence()):
-        write([], {})
+        if arguments.json:
+            write_json(arguments.json, {"absent": absent})
         print(absent)
         return
     sizes = CARD if arguments.device == "cuda" else TINY

@@ -44,7 +44,9 @@ from tests.tiny_models import make_empty_llama, make_llama
 
 pytestmark = needs_a_card
 
-two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two CUDA devices")
+two_devices = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="there are not two CUDA devices"
+)
 
 PATIENCE_S = 120
 

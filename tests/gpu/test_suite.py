@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -100,6 +101,30 @@ def test_outcomes_are_there_when_a_run_is_cut_short(tmp_path: Path) -> None:
 
 def read(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+def start(folder: Path, *options: str) -> str:
+    """Run the start of a kit that was unpacked to `folder`; what it says."""
+    program = folder / "tests" / "gpu" / "start.py"
+    program.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "gpu" / "start.py", program)
+    done = subprocess.run(
+        [sys.executable, *options, program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_a_kit_needs_a_python_that_has_torch(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    assert "has no torch. Run this with a Python that has" in start(tmp_path, "-I", "-S")
+
+
+def test_a_kit_says_which_python_it_is_not_of(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "pydantic_core-1-cp39-cp39-linux_x86_64.whl").touch()
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert f"not of Python {version}. Build one: make gpu-kit PYTHON={version}" in start(tmp_path)
 
 
 @pytest.mark.parametrize(("python", "version"), [("3.10", "5.20.2"), ("3.12", "5.22.2")])
