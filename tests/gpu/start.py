@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,8 @@ def install(folders: list[Path]) -> None:
         raise SystemExit(
             f"This kit is not of Python {version}. Build one: make gpu-kit PYTHON={version}"
         )
+    # pip leaves what it finds, also what an earlier run was interrupted over.
+    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ENVIRONMENT], check=True)
     packages = ENVIRONMENT / "lib" / f"python{version}" / "site-packages"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
