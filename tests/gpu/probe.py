@@ -411,8 +411,8 @@ class Report:
     @property
     def failed(self) -> bool:
         """Return True if there is a card and the server cannot use it as it does."""
-        bare = [row for name, row in self.rows.items() if name.startswith(("nothing", RUNNER))]
-        return not all(isinstance(row, dict) and row["ok"] for row in bare)
+        wanted = [self.rows.get(name) for name in ("nothing, without events", RUNNER)]
+        return not self.absent and not all(isinstance(row, dict) and row["ok"] for row in wanted)
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return the name, outcome and detail of each row."""
@@ -478,18 +478,22 @@ def probe(
 ) -> Report:
     """Try every attempt with and without events in the handles; `seen` gets the report after each."""
     report = Report(facts())
+    seen(report)
     for events in (False, True):
         kind = "with events" if events else "without events"
-        with owner(driver, events=events, tensors=tensors, numbers=numbers) as owned:
-            report.facts["driver libraries"] = owned.libraries
-            report.facts[f"CUDA start of an owner, {kind}"] = f"{owned.start_s:.2f} s"
-            for attempt in attempts:
-                report.rows[f"{attempt.name}, {kind}"] = attempt_in_fork(attempt, driver, owned)
-                seen(report)
-            # The server's handles have no events.
-            if not events:
-                report.rows[RUNNER] = runner_in_fork(driver, owned)
-                seen(report)
+        try:
+            with owner(driver, events=events, tensors=tensors, numbers=numbers) as owned:
+                report.facts["driver libraries"] = owned.libraries
+                report.facts[f"CUDA start of an owner, {kind}"] = f"{owned.start_s:.2f} s"
+                for attempt in attempts:
+                    report.rows[f"{attempt.name}, {kind}"] = attempt_in_fork(attempt, driver, owned)
+                    seen(report)
+                # The server's handles have no events.
+                if not events:
+                    report.rows[RUNNER] = runner_in_fork(driver, owned)
+                    seen(report)
+        except RuntimeError as error:
+            report.rows[f"an owner, {kind}"] = str(error)
     return report
 
 
