@@ -168,6 +168,9 @@ async def sharing(bench: Bench) -> list[Figure]:
     await process.wait()
     rows = json.loads(path.read_text())["rows"]
     plain, events = rows["nothing, without events"], rows["nothing, with events"]
+    for row in (plain, events):
+        if not isinstance(row, dict):
+            raise RuntimeError(row)
     return [
         Figure("CUDA start of a process", plain["start_s"], None, "s"),
         Figure("CUDA context", plain["taken_mib"], 600, "MiB", how="with one product of matrices"),
