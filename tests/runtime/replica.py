@@ -104,7 +104,7 @@ class Served:
     async def start(self) -> None:
         await self.actor.start(lambda done, total: self.progress.append((done, total)))
 
-    async def run(self, payload: bytes, *, trusted: bool = True, user: str = "") -> Response:
+    async def run(self, payload: bytes, *, trusted: bool = True, key: str = "") -> Response:
         request = Request(
             DeploymentConfig("test/model", "").key,
             "0.8",
@@ -113,8 +113,8 @@ class Served:
             False,
             "http://here",
             session="me",
-            user=user,
             trusted=trusted,
+            user=key,
         )
         self.begun.clear()
 
