@@ -1,8 +1,10 @@
 # `make demo` and `make test` work in a fresh clone; a second run starts where the first ended.
+# PYTHON is an interpreter, or for the GPU kit a version.
 PYTHON ?= python3
+INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 BIN := .venv/bin
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench gpu gpu-kit clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -23,8 +25,15 @@ format: .venv/dev
 bench: .venv/dev
 	$(BIN)/python -m bench
 
+# An unpacked kit has wheels, and makes its environment of them (docs/gpu.md). STAGES: probe tests benchmark
+gpu: $(if $(wildcard wheels),,.venv/dev)
+	$(INTERPRETER) tests/gpu/start.py $(STAGES)
+
+gpu-kit: .venv/dev
+	$(BIN)/python tests/gpu/kit.py $(or $(filter 3.%,$(PYTHON)),3.12)
+
 .venv/made:
-	@$(PYTHON) -m venv .venv || { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
+	@$(INTERPRETER) -m venv .venv || { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
 	@touch $@
 
 # The constraints pin what works together; pip's own notices are not ours to pass on.
@@ -37,4 +46,4 @@ bench: .venv/dev
 	@touch $@ .venv/demo
 
 clean:
-	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache bench/results
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache bench/results build

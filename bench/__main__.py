@@ -14,11 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from bench.cluster import cluster
 from bench.control import control
-from bench.figures import MB, Figure
+from bench.figures import MB, Figure, table
 from bench.line import line
 from bench.placement import placement
 from bench.processes import (
@@ -126,19 +125,9 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
 def main() -> None:
     """Measure, show, write; fail where a limit does not hold."""
     figures, raw = measure()
-    table = Table(title="ndif")
-    for heading in ("figure", "measured", "limit", "", "how"):
-        table.add_column(heading, overflow="fold")
-    for figure in figures:
-        table.add_row(
-            figure.name,
-            f"{figure.value:.2f} {figure.unit}",
-            f"{'≤' if figure.at_most else '≥'} {figure.limit:g} {figure.unit}",
-            "holds" if figure.holds else "[red]does not hold[/]",
-            figure.how,
-        )
-    table.caption = f"a loop of five million steps takes {loop_seconds():.2f} s on this machine now"
-    Console().print(table)
+    shown = table("ndif", figures)
+    shown.caption = f"a loop of five million steps takes {loop_seconds():.2f} s on this machine now"
+    Console().print(shown)
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
     report = {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from rich.markup import escape
+from rich.table import Table
 
 MB = 1 << 20
 
@@ -13,7 +17,8 @@ class Figure:
 
     name: str
     value: float
-    limit: float
+    limit: float | None
+    """None where the figure has only a peer, which `how` names."""
     unit: str
     at_most: bool = True
     how: str = ""
@@ -21,4 +26,24 @@ class Figure:
     @property
     def holds(self) -> bool:
         """Whether the value is within the limit."""
+        if self.limit is None:
+            return True
         return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        """Return the figure as a row of `table`."""
+        limit, verdict = "", ""
+        if self.limit is not None:
+            limit = f"{'≤' if self.at_most else '≥'} {self.limit:g} {self.unit}"
+            verdict = "holds" if self.holds else "does not hold"
+        return self.name, f"{self.value:.2f} {self.unit}", limit, verdict, self.how
+
+
+def table(title: str, figures: Iterable[Figure]) -> Table:
+    """Return figures beside their limits."""
+    shown = Table(title=title)
+    for heading in ("figure", "measured", "limit", "", "how"):
+        shown.add_column(heading, overflow="fold")
+    for figure in figures:
+        shown.add_row(*map(escape, figure.row()), style=None if figure.holds else "red")
+    return shown

@@ -75,6 +75,25 @@ def make_llama(folder: Path, seed: int = 0) -> Path:
     return _save(LlamaForCausalLM(config), tokenizer, folder)
 
 
+def make_empty_llama(folder: Path, width: int = 4096, layers: int = 5) -> int:
+    """Write a Llama of zeros, 2 GB by default, and a tokenizer; return its weights' bytes."""
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=width,
+        intermediate_size=width * 43 // 16,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        dtype="bfloat16",
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.to_empty(device="cpu")
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data.zero_()
+    _save(model, _tokenizer(), folder)
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
 def make_bert(folder: Path, seed: int = 0) -> Path:
     """Write a BERT that fills masks, and its tokenizer, to `folder`; return it."""
     tokenizer = _tokenizer()

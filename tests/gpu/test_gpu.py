@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from nnsight import TransformersModel
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ndif.config import Settings
 from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
@@ -26,6 +25,8 @@ from ndif.runtime.spec import ModelSpec
 from ndif.schema.status import Status
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
+from tests.gpu.conftest import needs_a_card
+from tests.gpu.places import GIB
 from tests.runtime.replica import (
     HERE,
     PROMPT,
@@ -39,17 +40,15 @@ from tests.runtime.replica import (
     reading,
     writing,
 )
-from tests.tiny_models import make_gpt2, make_llama
+from tests.tiny_models import make_empty_llama, make_llama
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = needs_a_card
 
-two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+two_devices = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="there are not two CUDA devices"
+)
 
 PATIENCE_S = 120
-GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -67,43 +66,6 @@ def client(
         client.close()
     finally:
         server.stop()
-
-
-@pytest.fixture(scope="module", params=["on", "off"])
-def stranger(
-    request: pytest.FixtureRequest,
-    server_environment: dict[str, str],
-    tiny_gpt2: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, Client]]:
-    """A client that the server does not trust, with the Protector and without."""
-    environment = {**server_environment, "NDIF_PROTECTOR": request.param}
-    server = LocalServer(NAME, "--device", "cuda:0", "--sandbox", environment=environment)
-    try:
-        mine = client_environment(
-            server.ready(), tmp_path_factory.mktemp("stranger-gpu"), Path(__file__).parent
-        )
-        client = Client("scenarios_gpu", NAME, tiny_gpt2, mine)
-        yield request.param, client
-        client.close()
-    finally:
-        server.stop()
-
-
-def test_a_stranger_is_confined_and_served(stranger: tuple[str, Client]) -> None:
-    _, client = stranger
-    for scenario in ("reads_and_edits", "generation", "gradients"):
-        client.run(f"scenario_{scenario}")
-
-
-def test_what_a_stranger_does_to_the_weights_is_undone(stranger: tuple[str, Client]) -> None:
-    protector, client = stranger
-    if protector == "off":
-        client.run("scenario_weights_are_overwritten")
-    else:
-        with pytest.raises(AssertionError, match="not available on this server"):
-            client.run("scenario_weights_are_overwritten")
-    client.run("scenario_reads_and_edits")
 
 
 @pytest.mark.parametrize("scenario", ["reads_and_edits", "generation", "gradients"])
@@ -156,29 +118,6 @@ async def ready(runner: Runner) -> Runner:
     return runner
 
 
-def make_large(folder: Path) -> int:
-    """Write a Llama of 2 GB, all zeros; its weights' bytes."""
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=5,
-        num_attention_heads=32,
-        dtype="bfloat16",
-    )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model.to_empty(device="cpu")
-    for tensor in [*model.parameters(), *model.buffers()]:
-        tensor.data.zero_()
-    model.save_pretrained(folder)
-    # A pipeline wants a tokenizer; it is not asked for a token.
-    make_gpt2(folder.with_name("small"))
-    for file in folder.with_name("small").glob("token*"):
-        file.rename(folder / file.name)
-    return sum(parameter.nbytes for parameter in model.parameters())
-
-
 def free(device: int = 0) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
@@ -197,7 +136,7 @@ def near(logits: torch.Tensor, truth: torch.Tensor) -> None:
 
 
 def test_runners_share_the_weights(tmp_path: Path) -> None:
-    size = make_large(tmp_path / "large")
+    size = make_empty_llama(tmp_path / "large")
 
     async def body() -> None:
         before = free()
@@ -302,7 +241,7 @@ def test_weights_that_came_back_are_watched(tiny_gpt2: Path, tmp_path: Path) -> 
 
 
 def test_a_large_model_gives_its_memory_back_and_takes_it_again(tmp_path: Path) -> None:
-    size = make_large(tmp_path / "large")
+    size = make_empty_llama(tmp_path / "large")
 
     async def body() -> None:
         before = free()
@@ -356,7 +295,7 @@ def test_there_is_no_such_gpu(tiny_gpt2: Path) -> None:
 
 
 def test_a_model_without_room_is_refused(tmp_path: Path) -> None:
-    size = make_large(tmp_path / "large")
+    size = make_empty_llama(tmp_path / "large")
 
     async def body() -> None:
         with pytest.raises(ActorError):
@@ -436,3 +375,43 @@ def test_a_model_over_several_gpus(
         client.close()
     finally:
         server.stop()
+
+
+# Those whom nobody trusts come last: a card that refuses to confine them has served all others by then.
+
+
+@pytest.fixture(scope="module", params=["on", "off"])
+def stranger(
+    request: pytest.FixtureRequest,
+    server_environment: dict[str, str],
+    tiny_gpt2: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, Client]]:
+    """A client that the server does not trust, with the Protector and without."""
+    environment = {**server_environment, "NDIF_PROTECTOR": request.param}
+    server = LocalServer(NAME, "--device", "cuda:0", "--sandbox", environment=environment)
+    try:
+        mine = client_environment(
+            server.ready(), tmp_path_factory.mktemp("stranger-gpu"), Path(__file__).parent
+        )
+        client = Client("scenarios_gpu", NAME, tiny_gpt2, mine)
+        yield request.param, client
+        client.close()
+    finally:
+        server.stop()
+
+
+def test_a_stranger_is_confined_and_served(stranger: tuple[str, Client]) -> None:
+    _, client = stranger
+    for scenario in ("reads_and_edits", "generation", "gradients"):
+        client.run(f"scenario_{scenario}")
+
+
+def test_what_a_stranger_does_to_the_weights_is_undone(stranger: tuple[str, Client]) -> None:
+    protector, client = stranger
+    if protector == "off":
+        client.run("scenario_weights_are_overwritten")
+    else:
+        with pytest.raises(AssertionError, match="not available on this server"):
+            client.run("scenario_weights_are_overwritten")
+    client.run("scenario_reads_and_edits")

@@ -35,7 +35,7 @@ CUSTODY, THREAD_NAME, EVENT, MEMORY_FILE, VARIABLES, FILES = range(1, 7)
 ACTS = {
     CUSTODY: "finds the owner's channel open",
     THREAD_NAME: "names a thread through /proc",
-    EVENT: "opens an event's file in /dev/shm",
+    EVENT: "opens the file of an event",
     MEMORY_FILE: "sizes a memory file",
     VARIABLES: "reads CUDA_VISIBLE_DEVICES",
     FILES: "loads a library of its own and opens its device alone",
@@ -59,7 +59,8 @@ class PretendDriver:
         self.acts = set(acts)
         self._folder = folder
         self._visible = _variable("CUDA_VISIBLE_DEVICES")
-        self._events = Path(f"/dev/shm/cuda.shm.{os.getuid()}.{os.getpid()}.1")
+        # CUDA's are in /dev/shm; nobody is let through to these either.
+        self._events = folder / f"cuda.shm.{os.getpid()}.1"
         self._library = folder / "driver" / "libpretend.so"
         self._library.parent.mkdir(exist_ok=True)
         if not self._library.exists():

@@ -104,7 +104,7 @@ class Served:
     async def start(self) -> None:
         await self.actor.start(lambda done, total: self.progress.append((done, total)))
 
-    async def run(self, payload: bytes, *, trusted: bool = True) -> Response:
+    async def run(self, payload: bytes, *, trusted: bool = True, key: str = "") -> Response:
         request = Request(
             DeploymentConfig("test/model", "").key,
             "0.8",
@@ -114,6 +114,7 @@ class Served:
             "http://here",
             session="me",
             trusted=trusted,
+            user=key,
         )
         self.begun.clear()
 
@@ -124,12 +125,16 @@ class Served:
 
         return await self.actor(request, respond)
 
-    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
+    async def saves(self, payload: bytes, *, trusted: bool = True) -> dict[str, Any]:
         response = await self.run(payload, trusted=trusted)
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
-        saves = torch.load(io.BytesIO(response.data.content), weights_only=False)
-        return cast(torch.Tensor, saves["logits"])
+        return cast(
+            dict[str, Any], torch.load(io.BytesIO(response.data.content), weights_only=False)
+        )
+
+    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
+        return cast(torch.Tensor, (await self.saves(payload, trusted=trusted))["logits"])
 
     @property
     def zygote(self) -> int:
@@ -161,7 +166,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def a_replica(
-    checkpoint: Path, runtime: Runtime = HERE, settings: Settings | None = None, **given: Any
+    checkpoint: Path,
+    runtime: Runtime = HERE,
+    settings: Settings | None = None,
+    objects: ObjectStore | None = None,
+    **given: Any,
 ) -> Served:
     """One that is not started. `settings`: of a server that trusts nobody."""
     config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
@@ -170,7 +179,7 @@ def a_replica(
         runtime,
         settings or Settings(),
         MemoryBroker(),
-        cast(ObjectStore, None),
+        cast(ObjectStore, objects),
         Weights(),
         untrusted=settings is not None,
         **given,

@@ -5,14 +5,13 @@ The table: a row for each, as a stand-in does it, a column for the code without 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
     from ndif.runtime.spec import ModelSpec, Untrusted
     from ndif.runtime.zygote import Zygote
 
-    with tempfile.TemporaryDirectory() as folder, without_leftovers():
+    with tempfile.TemporaryDirectory() as folder:
         driver = PretendDriver(Path(folder))
         for mend in reverted:
             REVERSIONS[mend](driver)
@@ -170,16 +169,6 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
         os.kill(owner, 9)
         os.waitpid(owner, 0)
         return rows
-
-
-@contextlib.contextmanager
-def without_leftovers() -> Iterator[None]:
-    """Remove what stands for the driver's files in /dev/shm."""
-    try:
-        yield
-    finally:
-        for file in Path("/dev/shm").glob(f"cuda.shm.{os.getuid()}.{os.getpid()}.*"):
-            file.unlink()
 
 
 def outcome(zygote: Any) -> str:

@@ -1,0 +1,80 @@
+"""Where GPU scenarios run: on a card, and on the CPU with an owner and its zygote as on a card."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from nnsight import TransformersModel
+
+from ndif.config import Settings
+from tests.gpu.places import GIB, where
+from tests.runtime.replica import Served, a_replica
+
+T = TypeVar("T")
+PATIENCE_S = 80
+
+needs_a_card = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+@pytest.fixture(scope="session")
+def server_environment(hub_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A server's environment without older generations of nnsight, which need a registry."""
+    return {
+        "HF_ENDPOINT": hub_url,
+        "HF_HOME": str(tmp_path_factory.mktemp("server-hf")),
+        "NDIF_RUNTIMES_DIR": str(tmp_path_factory.mktemp("runtimes")),
+        "NDIF_SESSION_ROOT": str(tmp_path_factory.mktemp("session")),
+    }
+
+
+@dataclass
+class Place:
+    """A replica that lasts for a module, and the loop that it lives on."""
+
+    device: str
+    timeout_s: float
+    served: Served
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, scene: Coroutine[Any, Any, T]) -> T:
+        """Play a scene to its end."""
+        return self.loop.run_until_complete(asyncio.wait_for(scene, PATIENCE_S))
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_a_card)])
+def place(
+    request: pytest.FixtureRequest, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """A replica that also serves those whom nobody trusts."""
+    folder = tmp_path_factory.mktemp("place")
+    timeout_s = 5 if request.param == "cuda" else 1
+    settings = Settings(
+        protector="off",
+        session_root=folder / "session",
+        execution_timeout_seconds=timeout_s,
+    )
+    runtime, given = where(request.param, folder, 2 * GIB)
+    loop = asyncio.new_event_loop()
+    served = a_replica(tiny_gpt2, runtime, settings, **given)
+    place = Place(request.param, timeout_s, served, loop)
+    place.run(served.start())
+    try:
+        yield place
+    finally:
+        place.run(served.actor.stop())
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gpt2: Path) -> TransformersModel:
+    """The model as a client has it."""
+    return TransformersModel(str(tiny_gpt2), task="text-generation")
