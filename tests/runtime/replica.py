@@ -35,6 +35,17 @@ HERE = Runtime("0.8", "0.8", Path(sys.executable), ())
 """The interpreter of the tests."""
 
 
+def pretending(folder: Path) -> Runtime:
+    """Return an interpreter whose model processes have an owner; files in `folder` stand for a card."""
+    weights = folder / "weights"
+    weights.mkdir(parents=True)
+    program = Path(__file__).with_name("pretend_driver.py")
+    interpreter = folder / "python"
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$3" {weights}\n')
+    interpreter.chmod(0o755)
+    return Runtime("0.8", "0.8", interpreter, ())
+
+
 class Sent(Backend):
     """What a client would send."""
 

@@ -35,13 +35,12 @@ from tests.runtime.replica import (
     children,
     dying,
     expected,
+    pretending,
     reading,
     serve,
     until,
     writing,
 )
-
-PROGRAM = Path(__file__).with_name("pretend_driver.py")
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +51,7 @@ def client(tiny_gpt2: Path) -> TransformersModel:
 @pytest.fixture
 def runtime(tmp_path: Path) -> Runtime:
     """An interpreter whose model processes have an owner."""
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    interpreter = tmp_path / "python"
-    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$3" {weights}\n')
-    interpreter.chmod(0o755)
-    return Runtime("0.8", "0.8", interpreter, ())
+    return pretending(tmp_path)
 
 
 @on_loop
