@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Sequence
@@ -9,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ndif.cluster.fleet import Looked, look
+from ndif.cluster.fleet import Looked, ThisMachine, look
 from ndif.config import Settings
 from ndif.host.environment import environment, for_strangers
 from ndif.host.gpus import Card, Driver, Gpu
+from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
+from ndif.server.node_replica import _see_gpus
+from ndif.stores.broker import MemoryBroker
+from ndif.stores.objects import FileStore
 from tests.host.machines import A100_MIG, GB10, H100, MIB, MIXED, Machine, pretend_driver
 from tests.on_loop import on_loop
 
@@ -123,3 +128,33 @@ async def test_a_declaration_goes_before_what_is_found(
     assert more.node.resources.gpu_uuids == (None, None)
     assert not more.has_gpus
     assert "2 GPUs are declared (NDIF_NODE_GPUS) and 1 are here" in caplog.text
+
+
+def test_a_node_whose_gpus_changed_takes_no_replica() -> None:
+    counted = [card.gpu.uuid for card in H100[:2]]
+    _see_gpus(counted, tuple(counted))
+    for here in (counted[:1], counted[::-1], []):
+        with pytest.raises(ActorError, match="not those that it was started with"):
+            _see_gpus(counted, here)
+    # GPUs that were only declared, or none: there is nothing to compare.
+    _see_gpus([None, None], ())
+    _see_gpus([], counted)
+
+
+@on_loop
+async def test_all_who_look_at_the_same_time_see_one_machine(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.becomes(H100)
+    fleet = ThisMachine(
+        Settings(),
+        MemoryBroker(),
+        FileStore(tmp_path, 0),
+        Runtimes(Path("/nowhere")),
+        trusted=True,
+        places=True,
+    )
+    (one,), (two,) = await asyncio.gather(fleet.discover(), fleet.discover())
+    assert one is two
+    assert len(one.resources.gpu_uuids) == 8
+    await fleet.close()

@@ -96,6 +96,7 @@ class ThisMachine:
         self._blanks = Blanks()
         self._driver = Driver()
         self._looked: Looked | None = None
+        self._looking = asyncio.Lock()
         self._cards: LocalCards | None = None
         """Chooses GPUs where nothing is placed."""
         self._gpu_watch: GpuWatch | None = None
@@ -124,21 +125,25 @@ class ThisMachine:
 
         A look that fails must not empty it.
         """
-        if self._looked is None:
-            if self._places:
-                self._looked = await look(self._settings, self._driver)
-            else:
-                self._looked = await look_around(self._settings, self._driver)
-                self._cards = LocalCards(
-                    self._settings, self._driver, self._looked.gpus.gpus, trusted=self._trusted
-                )
-            found, sizes = self._looked.gpus, self._looked.node.resources.gpu_bytes
-            self._blanks.devices = found.variable
-            if not found.gpus:
-                await self._driver.close()
-            elif self._places:
-                self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
+        async with self._looking:
+            if self._looked is None:
+                self._looked = await self._look()
         return [self._looked.node]
+
+    async def _look(self) -> Looked:
+        """Look at this machine, and have ready what its GPUs need."""
+        find = look if self._places else look_around
+        looked = await find(self._settings, self._driver)
+        found, sizes = looked.gpus, looked.node.resources.gpu_bytes
+        self._blanks.devices = found.variable
+        if not found.gpus:
+            await self._driver.close()
+        elif self._places:
+            self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
+        else:
+            trusted = self._trusted
+            self._cards = LocalCards(self._settings, self._driver, found.gpus, trusted=trusted)
+        return looked
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: Deployment

@@ -274,4 +274,6 @@ def _found(answer: dict[str, Any]) -> _Found:
     task = answer["task"]
     if task is None and answer["config"] is not None:
         task = task_of(Path(answer["config"]))
-    return _Found(answer["bytes"], answer["parameters"], task, answer["repo_id"], answer["cuda"])
+    return _Found(
+        answer["bytes"], answer["parameters"], task, answer["repo_id"], answer.get("cuda")
+    )
