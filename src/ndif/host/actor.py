@@ -17,7 +17,7 @@ from ndif.host.channel import ProtocolError
 from ndif.host.dialogue import LimitError, UnheardError
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
 from ndif.host.exits import describe_crash, describe_exit
-from ndif.host.pool import Fresh, Kept, Runners
+from ndif.host.pool import Fresh, Kept, PerUser, Runners
 from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.process import ModelProcess, ModelProcessError
 from ndif.host.runner import Runner, RunnerError
@@ -83,7 +83,11 @@ class ModelActor:
         self._settings = settings
         self._timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         self._kept = Kept(lambda: self._fork(fresh=False))
-        self._fresh = Fresh(lambda: self._fork(fresh=True), settings.runner_pool)
+        self._fresh = PerUser(
+            Fresh(lambda: self._fork(fresh=True), settings.runner_pool),
+            settings.runner_idle_s,
+            settings.runner_max_requests,
+        )
         self._first: Runners = self._fresh if untrusted else self._kept
         self._execution = Execution(settings, broker, objects)
         self._adapters = Adapters(
@@ -95,6 +99,8 @@ class ModelActor:
         self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: Runner | None = None
         self._verifying: asyncio.Task[None] | None = None
+        self._waited: Runner | None = None
+        """The stranger's runner that served last, and may have written to the weights since they were verified."""
         self._trusted_ran = False
         """Whether one that is trusted has run since the weights were last seen to be as they were."""
         self._cancelled = ""
@@ -163,6 +169,7 @@ class ModelActor:
         await asyncio.gather(self._kept.empty(), self._fresh.empty())
         with contextlib.suppress(ModelProcessError):  # `ended` says so
             await self._pristine()
+            await self._succeed(None)
             if self.process.exposes_weights:
                 await self.process.cache()
 
@@ -203,7 +210,13 @@ class ModelActor:
     async def _fork(self, *, fresh: bool) -> Runner:
         if not self._forks:
             raise ModelProcessError(self._away)
-        return await self.process.fork(fresh=fresh)
+        return await self.process.fork(fresh=fresh, reused=fresh and self._per_user)
+
+    @property
+    def _per_user(self) -> bool:
+        """Return True if a confined runner serves one key's requests in a row."""
+        scope = self._settings.runner_scope
+        return scope == "user" or (scope == "auto" and self.process.exposes_weights)
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         """See `Actor.__call__`.
@@ -226,10 +239,15 @@ class ModelActor:
         runners: Runners = self._kept if request.trusted else self._fresh
         try:
             await self._pristine(trusted=request.trusted)
-            runner = self._runner = await runners.take()
+            if request.trusted:
+                # Beside it no stranger's process is left.
+                await self._fresh.part()
+            runner = await runners.take(request.key if self._per_user else "")
+            await self._succeed(None if request.trusted else runner)
+            self._runner = runner
         except (ModelProcessError, RunnerError) as error:
             raise self._lost(str(error)) from error
-        watching = None
+        watching, answered = None, False
         if not request.trusted and runner.pid is not None:
             watching = asyncio.create_task(self._watch.over(runner.pid, self.cancel))
         timer = asyncio.get_running_loop().call_later(
@@ -244,6 +262,7 @@ class ModelActor:
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
             response = await self._execution.run(request, runner, respond)
+            answered = response is not None and runner.usable
             if self._cancelled:  # while its result was stored, it may be
                 response = None
             return response or await self._ended(request, runner)
@@ -268,16 +287,26 @@ class ModelActor:
             if watching is not None:
                 watching.cancel()
             self._runner = None
-            runners.give_back(runner)
+            runners.give_back(runner, answered=answered)
             if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
             self._trusted_ran |= request.trusted
 
     async def _verify(self, runner: Runner) -> None:
         """See that this one left the weights that it shared as they were."""
-        # Until it is gone, it may still write.
-        await runner.exit_code(EXIT_PATIENCE_S)
+        # Until it is gone or stopped, it may still write.
+        if not await self._fresh.idle():
+            await runner.exit_code(EXIT_PATIENCE_S)
         await self._restore()
+
+    async def _succeed(self, runner: Runner | None) -> None:
+        """Verify the weights again once a runner is gone that was verified while it waited.
+
+        `runner` is the stranger's that comes next; None if somebody else does.
+        """
+        last, self._waited = self._waited, runner if self._per_user else None
+        if last is not None and last is not runner and self.process.exposes_weights:
+            await self._restore()
 
     async def _restore(self) -> None:
         if restored := await self.process.verify():
@@ -327,4 +356,5 @@ def _untrusted(settings: Settings) -> Untrusted:
         result_bytes=largest,
         max_threads=settings.runner_max_threads,
         adapters=str(settings.adapters),
+        scope=settings.runner_scope,
     )
