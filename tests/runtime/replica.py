@@ -104,7 +104,7 @@ class Served:
     async def start(self) -> None:
         await self.actor.start(lambda done, total: self.progress.append((done, total)))
 
-    async def run(self, payload: bytes, *, trusted: bool = True) -> Response:
+    async def run(self, payload: bytes, *, trusted: bool = True, key: str = "") -> Response:
         request = Request(
             DeploymentConfig("test/model", "").key,
             "0.8",
@@ -114,6 +114,7 @@ class Served:
             "http://here",
             session="me",
             trusted=trusted,
+            key=key,
         )
         self.begun.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
 import io
 import os
@@ -21,11 +22,14 @@ from ndif.runtime import memory
 from ndif.runtime.frames import MAX_TEXT, Channel
 from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
 from ndif.runtime.generations.port import Policy
+from ndif.runtime.reset import SpentError
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 from ndif.runtime.warming import start_threads, warm_up
 
 if TYPE_CHECKING:
+    from ndif.runtime.reset import Reset
+    from ndif.runtime.sight import Sight
     from ndif.runtime.stranger import Stranger
 
 _IDLE_S = 0.05
@@ -92,6 +96,10 @@ class Runner:
         self._generation = generation
         self._threads = start_threads(threads)
         self._stranger = stranger
+        self._peak: Sight | None = None
+        """By which a confined process can measure each of several requests; None for a first and last one."""
+        self._spilled = False
+        """Whether a result was written into a file of the host's."""
 
     def warm_up(self) -> None:
         """Have ready what a first pass builds in each process."""
@@ -103,6 +111,25 @@ class Runner:
         with contextlib.suppress(EOFError, ConnectionError):
             header, payload, _ = self._channel.receive()
             self._run(header, bytes(payload))
+
+    def serve_one_user(self, reset: Reset) -> None:
+        """Run one user's requests, and after each be as before the first, or end."""
+        self._peak = reset.sight
+        warnings.showwarning = show_warning
+        reset.begin()
+        self._greet()
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                header, payload, _ = self._channel.receive()
+                # What is set in a context goes with it.
+                contextvars.copy_context().run(self._run, header, bytes(payload))
+                spilled, payload = self._spilled, bytearray()
+                try:
+                    reset(spilled=spilled, header=header)
+                except SpentError as error:
+                    self._channel.send({"kind": "spent"}, str(error).encode(errors="replace")[:1000])
+                    return
+                self._channel.send({"kind": "idle"})
 
     def serve(self) -> None:
         """Run what comes until the host hangs up."""
@@ -127,6 +154,8 @@ class Runner:
         self._channel.send({"kind": "running"})
         if self._stranger is None:
             memory.reset_peak()
+        elif self._peak is not None:
+            self._peak.reset_peak()
         started = time.perf_counter()
         logs = LogStream(self._channel)
 
@@ -176,6 +205,7 @@ class Runner:
             content = result.compressed() if compress else result.content
             self._channel.send({"kind": "result", "compressed": compress, "meta": meta}, content)
             return
+        self._spilled = True
         self._channel.send({"kind": "spill", "size": result.size})
         _, _, fds = self._channel.receive()
         if self._stranger is not None:
