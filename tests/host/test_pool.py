@@ -9,12 +9,15 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.on_loop import on_loop
 
 from ndif.host.channel import Channel
-from ndif.host.pool import Fresh, Kept, Runners
+from ndif.host.pool import Fresh, Kept, PerUser, Runners
 from ndif.host.process import ModelProcessError
 from ndif.host.runner import Runner, RunnerError
 from ndif.runtime.frames import pack
@@ -35,6 +38,8 @@ class Zygote:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.first_words = IDLE
         self.mute = self.gone = self.real = False
+        self.reaping = False
+        """Whether a runner that is killed ends at once."""
 
     async def fork(self) -> Runner:
         if self.gone:
@@ -47,6 +52,14 @@ class Zygote:
             process = a_process()
             self.processes.append(process)
             runner.forked(process.pid)
+        if self.reaping:
+            kill = runner.kill
+
+            def end() -> None:
+                kill()
+                self.end(runner)
+
+            runner.kill = end  # type: ignore[method-assign]
         if not self.mute:
             theirs.sendall(self.first_words)
         return runner
@@ -55,6 +68,10 @@ class Zygote:
         """The runner ends, and the host hears it."""
         self.ends[self.runners.index(runner)].close()
         runner.exited(code)
+
+    def says(self, runner: Runner, frame: bytes) -> None:
+        """The runner sends a frame."""
+        self.ends[self.runners.index(runner)].sendall(frame)
 
     def close(self) -> None:
         for runner, end in zip(self.runners, self.ends, strict=True):
@@ -443,3 +460,133 @@ async def test_why_the_kept_one_failed_is_told() -> None:
         zygote.first_words = pack({"kind": "failed"}, 3) + b"why"
         with pytest.raises(RunnerError, match=r"^why$"):
             await Kept(zygote.fork).start()
+
+
+# Runners that one key keeps.
+
+
+@st.composite
+def visits(draw: st.DrawFn) -> list[tuple[str, str]]:
+    """Users in any order, and how each one's request ends."""
+    ends = st.sampled_from(["reset", "reset", "reset", "spent", "no answer", "killed", "ended"])
+    return draw(st.lists(st.tuples(st.sampled_from(["", "ada", "bob", "eve"]), ends), max_size=30))
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(visits=visits(), most=st.integers(1, 5))
+def test_a_runner_never_serves_two_keys(visits: list[tuple[str, str]], most: int) -> None:
+    asyncio.run(_serve_them_all(visits, most))
+
+
+async def _serve_them_all(visits: list[tuple[str, str]], most: int) -> None:
+    async with a_zygote() as zygote:
+        zygote.reaping = True
+        pool = PerUser(Fresh(zygote.fork, 2), 60, most)
+        await pool.start()
+        served: dict[Runner, list[str]] = {}
+        ended: set[Runner] = set()
+        last: tuple[Runner, str] | None = None
+        for key, end in visits:
+            runner = await pool.take(key)
+            assert runner not in ended
+            assert runner.alive
+            of = served.setdefault(runner, [])
+            of.append(key)
+            # It serves on for who it served, as long as it may, and for nobody else.
+            assert set(of) == {key}
+            assert len(of) <= (most if key else 1)
+            if last is not None and last[1] == key and last[0] not in ended:
+                assert (runner is last[0]) is (len(served[last[0]]) - (runner is last[0]) < most)
+            if end == "spent":
+                zygote.says(runner, pack({"kind": "spent"}))
+            elif end == "reset":
+                zygote.says(runner, IDLE)
+            elif end == "killed":
+                runner.kill()
+            elif end == "ended":
+                zygote.end(runner)
+            pool.give_back(runner, answered=end in ("reset", "spent"))
+            if end != "reset" or not key or len(of) == most:
+                ended.add(runner)
+                await pool.idle()
+            last = runner, key
+        await pool.empty()
+
+
+async def taken_and_reset(zygote: Zygote, pool: PerUser, key: str) -> Runner:
+    """A runner after a request that it was reset from."""
+    runner = await pool.take(key)
+    zygote.says(runner, IDLE)
+    pool.give_back(runner, answered=True)
+    assert await pool.idle()
+    return runner
+
+
+@on_loop
+async def test_the_next_key_waits_until_the_last_ones_process_is_gone() -> None:
+    async with a_zygote() as zygote:
+        pool = PerUser(Fresh(zygote.fork, 2), 60, 10)
+        await pool.start()
+        runner = await taken_and_reset(zygote, pool, "ada")
+        taking = asyncio.create_task(pool.take("bob"))
+        await nothing_more_happens()
+        assert not taking.done()
+        zygote.end(runner)
+        assert await taking is not runner
+
+
+@on_loop
+async def test_the_next_request_waits_for_the_reset() -> None:
+    async with a_zygote() as zygote:
+        pool = PerUser(Fresh(zygote.fork, 2), 60, 10)
+        await pool.start()
+        runner = await pool.take("ada")
+        pool.give_back(runner, answered=True)
+        taking = asyncio.create_task(pool.take("ada"))
+        await nothing_more_happens()
+        assert not taking.done()
+        zygote.says(runner, IDLE)
+        assert await taking is runner
+
+
+@on_loop
+async def test_what_a_runner_says_instead_of_being_reset_ends_it() -> None:
+    async with a_zygote() as zygote:
+        pool = PerUser(Fresh(zygote.fork, 2), 60, 10)
+        await pool.start()
+        runner = await pool.take("ada")
+        zygote.says(runner, pack({"kind": "log"}))
+        pool.give_back(runner, answered=True)
+        assert not await pool.idle()
+        zygote.end(runner)
+        assert await pool.take("ada") is not runner
+
+
+@on_loop
+async def test_a_process_that_waits_for_its_user_is_stopped() -> None:
+    async with a_zygote() as zygote:
+        zygote.real = True
+        pool = PerUser(Fresh(zygote.fork, 1), 60, 10)
+        await pool.start()
+
+        def state() -> str:
+            pid = zygote.processes[0].pid
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+        await taken_and_reset(zygote, pool, "ada")
+        await settle(lambda: state() == "T")
+        await pool.take("ada")
+        await settle(lambda: state() == "S")
+
+
+@on_loop
+async def test_who_idles_is_ended() -> None:
+    async with a_zygote() as zygote:
+        zygote.real = True
+        pool = PerUser(Fresh(zygote.fork, 1), 0.05, 10)
+        await pool.start()
+        await taken_and_reset(zygote, pool, "ada")
+        assert await asyncio.to_thread(zygote.processes[0].wait, 5) == -signal.SIGKILL
+        assert not await pool.idle()
+        # Another waits in its place.
+        await settle(lambda: len(zygote.runners) == 2)

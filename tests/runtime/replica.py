@@ -125,8 +125,10 @@ class Served:
 
         return await self.actor(request, respond)
 
-    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
-        response = await self.run(payload, trusted=trusted)
+    async def logits(
+        self, payload: bytes, *, trusted: bool = True, key: str = ""
+    ) -> torch.Tensor:
+        response = await self.run(payload, trusted=trusted, key=key)
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
         saves = torch.load(io.BytesIO(response.data.content), weights_only=False)

@@ -65,6 +65,7 @@ class Namespaces:
             self._add_within(self._copies[at], self._owners[at])
         for found, name in _of_codecs():
             self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
+        self._functions = _Functions()
         self._versions = _Versions(self._dicts) if _versioned() else None
 
     def _add(self, found: dict[Any, Any], owner: Any) -> None:
@@ -152,6 +153,10 @@ class Namespaces:
         """Take a module that has come for one that is to be there."""
         self._modules[name] = sys.modules[name]
 
+    def patched(self) -> str | None:
+        """Return the name of a function that runs other code, or has other defaults or attributes."""
+        return self._functions.patched()
+
     def settle(self) -> None:
         """Take the dictionaries' versions for those of what is to be, once all is as it was."""
         if self._versions:
@@ -202,6 +207,40 @@ class Change:
     def __str__(self) -> str:
         names = ", ".join(sorted(str(key)[:50] for key in self.keys()[:5]))
         return f"{self.name} ({names})" if names else self.name
+
+
+class _Functions:
+    """The code, defaults and attributes of every function there is, as far as they can be replaced."""
+
+    def __init__(self) -> None:
+        self._all = [each for each in gc.get_objects() if type(each) is types.FunctionType]
+        offsets = _offsets()
+        addresses = np.fromiter(map(id, self._all), np.uint64, len(self._all))
+        start = int(addresses.min())
+        size = int(addresses.max()) - start + max(offsets, default=0) + 8
+        self._memory = np.frombuffer((ctypes.c_char * size).from_address(start), np.uint64)
+        first = ((addresses - np.uint64(start)) // np.uint64(8)).astype(np.intp)
+        self._at = [first + offset // 8 for offset in offsets]
+        self._noted = [self._memory[at] for at in self._at]
+
+    def patched(self) -> str | None:
+        for at, noted in zip(self._at, self._noted, strict=True):
+            changed = np.flatnonzero(self._memory[at] != noted)
+            if len(changed):
+                return str(self._all[int(changed[0])].__qualname__)
+        return None
+
+
+def _offsets() -> list[int]:
+    """Return where in a function's memory its code, defaults and attributes are referred to."""
+
+    def probe(_: int = 1, *, __: int = 2) -> None: ...
+
+    probe.note = 1  # type: ignore[attr-defined]
+    size = type(probe).__basicsize__ // 8
+    words = list((ctypes.c_uint64 * size).from_address(id(probe)))
+    parts = (probe.__code__, probe.__defaults__, probe.__kwdefaults__, vars(probe))
+    return [8 * words.index(id(part)) for part in parts if id(part) in words]
 
 
 class _Versions:

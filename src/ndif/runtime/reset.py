@@ -14,6 +14,7 @@ import ctypes
 import gc
 import mmap
 import os
+import random
 import sys
 import sysconfig
 import threading
@@ -42,6 +43,10 @@ _TRIM_BYTES = 16 << 20
 
 _NOTES = frozenset({"__slotnames__", "__warningregistry__", "__signature__"})
 """What Python itself writes down in classes and modules, to find it again faster or to warn once."""
+
+
+_COUNTERS = (".hooks.RemovableHandle", "._lazy_seed_tracker", "._queued_calls")
+"""What torch itself changes where hooks are registered and seeds are set; putting it back harms nothing."""
 
 
 class SpentError(Exception):
@@ -97,8 +102,7 @@ class Reset:
         self._restore_settings()
         self._generation.forget()
         self._model.restore()
-        self._restore_namespaces()
-        self._see_objects()
+        self._see_objects(loaded=self._restore_namespaces())
         self._weights.see()
         self._see_memory()
         if _descriptors() != self._descriptors:
@@ -119,8 +123,11 @@ class Reset:
                     setting.put(before)
             if setting.put is None or setting.get() != before:
                 raise SpentError(f"{setting.name} cannot be put back")
+        # As in a new process, which `random` sees to at each fork.
+        random.seed()
 
-    def _restore_namespaces(self) -> None:
+    def _restore_namespaces(self) -> bool:
+        """Have modules and classes as they were; True if the request loaded some of the server's libraries."""
         spaces = self._namespaces
         loaded = ""
         for name in spaces.modules():
@@ -133,10 +140,13 @@ class Reset:
         if loaded and not self._guarded:
             # Nobody can say which of the changes are the module's own, and which the request's.
             raise SpentError(f"the module {loaded} was loaded")
+        if (name := spaces.patched()) is not None:
+            raise SpentError(f"the function {name} was changed")
         changes = spaces.changes()
         if not self._guarded:
             for change in changes:
-                if not _NOTES.issuperset(change.keys()) or change.members is None:
+                noted = change.members is not None and _NOTES.issuperset(change.keys())
+                if not noted and not change.name.endswith(_COUNTERS):
                     raise SpentError(f"{change} was changed")
         if loaded:
             # Under the policy it is libraries that change libraries: by what they load, or on first use.
@@ -145,12 +155,13 @@ class Reset:
             for change in changes:
                 change.restore()
         spaces.settle()
+        return bool(loaded)
 
-    def _see_objects(self) -> None:
+    def _see_objects(self, *, loaded: bool) -> None:
         """See that nothing of the request's own is alive, wherever it may be held."""
         gc.collect()
         for found in gc.get_objects():
-            if (what := _of_a_request(found)) is not None:
+            if (what := _of_a_request(found, loaded=loaded)) is not None:
                 raise SpentError(f"{what} is still alive")
         gc.freeze()
 
@@ -177,6 +188,7 @@ class Model:
                     self._dicts.append((found, dict.copy(found)))
                     lists = [value for value in dict.values(found) if type(value) is list]
                     self._lists += [(value, list(value)) for value in lists]
+        self._tokenizer = Tokenizer(getattr(model, "tokenizer", None))
         self._tensors = [
             (each, each.requires_grad, each.data_ptr(), each.dtype, each.shape, dict(vars(each)))
             for each in _tensors(model._module)
@@ -194,6 +206,7 @@ class Model:
                 dict.update(now, before)
         for items, those_before in self._lists:
             items[:] = those_before
+        self._tokenizer.restore()
         for tensor, trains, address, dtype, shape, attributes in self._tensors:
             if (tensor.data_ptr(), tensor.dtype, tensor.shape) != (address, dtype, shape):
                 raise SpentError("a weight was replaced")
@@ -204,6 +217,48 @@ class Model:
             if tensor.requires_grad is not trains:
                 tensor.requires_grad_(trains)
             tensor.grad = None
+
+
+class Tokenizer:
+    """The state of a tokenizer that is not Python's (`tokenizers`)."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._inner = getattr(tokenizer, "_tokenizer", None)
+        if not hasattr(self._inner, "get_vocab_size"):
+            self._inner = None
+            return
+        self._state = self._look()
+        self._padding, self._truncation = self._inner.padding, self._inner.truncation
+
+    def _look(self) -> list[Any]:
+        inner = self._inner
+        parts = (inner.normalizer, inner.pre_tokenizer, inner.post_processor, inner.decoder)
+        return [
+            inner.get_vocab_size(with_added_tokens=True),
+            {number: str(token) for number, token in inner.get_added_tokens_decoder().items()},
+            [None if part is None else part.__getstate__() for part in parts],
+            [getattr(inner.model, name, None) for name in ("dropout", "unk_token", "fuse_unk")],
+            inner.encode_special_tokens,
+        ]
+
+    def restore(self) -> None:
+        """Have it as it was.
+
+        Raises:
+            SpentError: if it knows other tokens, or reads text otherwise.
+        """
+        inner = self._inner
+        if inner is None:
+            return
+        if inner.padding != self._padding:
+            inner.enable_padding(**self._padding) if self._padding else inner.no_padding()
+        if inner.truncation != self._truncation:
+            if self._truncation:
+                inner.enable_truncation(**self._truncation)
+            else:
+                inner.no_truncation()
+        if self._look() != self._state:
+            raise SpentError("the tokenizer was changed")
 
 
 def _around(model: Any) -> Iterator[Any]:
@@ -351,23 +406,29 @@ def _libraries() -> tuple[str, ...]:
     return tuple(f"{os.path.normpath(folder)}/" for folder in (*named, *sys.path) if folder)
 
 
-def _of_a_request(found: object) -> str | None:
-    """Say what an object is that only a request can have made; None for what libraries keep, too."""
+def _of_a_request(found: Any, *, loaded: bool) -> str | None:
+    """Say what an object is that only a request can have made; None for what libraries keep, too.
+
+    `loaded`: libraries came with the request, whose functions and classes are as new as its own.
+    """
     kind = type(found)
-    if issubclass(kind, types.FunctionType) and _is_foreign(found.__code__.co_filename):  # type: ignore[attr-defined]
-        return f"a function of the request ({found.__name__})"  # type: ignore[attr-defined]
+    if kind is types.FunctionType:
+        file = found.__code__.co_filename
+        if not file.startswith(_LIBRARIES) and not (loaded and file.startswith("<")):
+            return f"the function {found.__qualname__}"
+    if issubclass(kind, type) and not (loaded and _of_a_library(sys.modules.get(found.__module__))):
+        return f"the class {found.__qualname__}"
     if issubclass(kind, torch.Tensor):
         return "a tensor"
-    if kind in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType):
+    if kind in _RUNNING:
         return f"a {kind.__name__}"
     if issubclass(kind, weakref.finalize):
         return "a finalizer"
     return None
 
 
-def _is_foreign(filename: str) -> bool:
-    return not filename.startswith(_LIBRARIES) and not filename.startswith("<")
-
+_RUNNING = frozenset(
+    {types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType}
+)
 
 _LIBRARIES = _libraries()
-

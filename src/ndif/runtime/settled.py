@@ -10,7 +10,6 @@ import gc
 import locale
 import logging
 import os
-import random
 import resource
 import signal
 import sys
@@ -64,7 +63,6 @@ def _of_python() -> Iterator[Setting]:
     yield Setting("exit functions", atexit._ncallbacks, None)
     yield Setting("memory tracing", tracemalloc.is_tracing, lambda _: tracemalloc.stop())
     yield Setting("event loop", lambda: id(asyncio._get_running_loop()), None)
-    yield Setting("random numbers", random.getstate, random.setstate)
     yield Setting("locale", lambda: locale.setlocale(locale.LC_ALL), _set_locale)
     yield Setting("warnings", lambda: list(warnings.filters), _set_warnings)
     yield Setting("loggers", _loggers, _set_loggers)
