@@ -223,7 +223,9 @@ class Settings(BaseSettings):
         "on GPUs, `request` elsewhere.",
     )
     runner_idle_s: float = Field(
-        default=60, gt=0, description="Seconds without a request after which a user's runner is ended."
+        default=60,
+        gt=0,
+        description="Seconds without a request after which a user's runner is ended.",
     )
     runner_max_requests: int = Field(
         default=100, ge=1, description="Requests after which a user's runner is ended."

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.harness import Client, StartedServer, scenarios, until
+from tests.clients.harness import Client, StartedServer, until
+from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
 from tests.conftest import NAME, client_environment
 
 KEY = "a-key-of-eight-letters"
@@ -35,22 +36,26 @@ def server(
     started.stop()
 
 
-@pytest.fixture(scope="module", params=["0.8", "0.7"])
-def client(
-    request: pytest.FixtureRequest,
+MODULES = {"0.8": "scenarios_08", "0.7": "scenarios_headers"}
+
+
+@pytest.fixture(scope="module")
+def users(
     server: StartedServer,
     runtimes: Path,
     tiny_gpt2: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Client]:
-    """A client of each of two generations."""
-    overlay = None if request.param == "0.8" else runtimes / request.param
-    home = tmp_path_factory.mktemp("client")
-    environment = {**client_environment(server, home, overlay), "NDIF_API_KEY": KEY}
-    module = "scenarios_headers" if overlay else "scenarios_08"
-    started = Client(module, NAME, tiny_gpt2, environment)
+) -> Iterator[dict[str, Client]]:
+    """A client of each generation, with the same key."""
+    started = {}
+    for generation, module in MODULES.items():
+        overlay = None if generation == "0.8" else runtimes / generation
+        home = tmp_path_factory.mktemp("client")
+        environment = {**client_environment(server, home, overlay), "NDIF_API_KEY": KEY}
+        started[generation] = Client(module, NAME, tiny_gpt2, environment)
     yield started
-    started.close()
+    for client in started.values():
+        client.close()
 
 
 def waiting(server: StartedServer) -> set[int]:
@@ -63,9 +68,31 @@ def waiting(server: StartedServer) -> set[int]:
     return found
 
 
-def test_plain_traces_share_a_process(server: StartedServer, client: Client) -> None:
-    before: set[int] = waiting(server)
-    client.run("scenario_trace")
+@pytest.mark.parametrize("generation", MODULES)
+def test_plain_traces_share_a_process(
+    server: StartedServer, users: dict[str, Client], generation: str
+) -> None:
+    before = waiting(server)
+    users[generation].run("scenario_reads_of_layers_and_logits")
     first = until(lambda: waiting(server) - before)
-    client.run("scenario_trace")
-    assert until(lambda: waiting(server)) >= first
+    users[generation].run("scenario_reads_of_layers_and_logits")
+    assert until(lambda: waiting(server) - before) == first
+
+
+KEYLESS = ("scenario_the_address_of_the_server",)
+"""Such as make an address of their own, without a key."""
+
+
+@pytest.mark.parametrize(
+    ("generation", "scenario"),
+    [
+        (generation, scenario)
+        for generation, scenario in EVERY
+        if generation in MODULES and scenario not in {*OF_THE_TRUSTED, *KEYLESS}
+    ],
+)
+def test_what_a_process_of_several_requests_answers(
+    users: dict[str, Client], generation: str, scenario: str
+) -> None:
+    """The same as the client computes by itself, whatever the requests before it did."""
+    users[generation].run(scenario)

@@ -125,9 +125,7 @@ class Served:
 
         return await self.actor(request, respond)
 
-    async def logits(
-        self, payload: bytes, *, trusted: bool = True, key: str = ""
-    ) -> torch.Tensor:
+    async def logits(self, payload: bytes, *, trusted: bool = True, key: str = "") -> torch.Tensor:
         response = await self.run(payload, trusted=trusted, key=key)
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import os
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -17,11 +16,11 @@ import nnsight
 import pytest
 import torch
 from nnsight import TransformersModel
-from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
 
 from ndif.config import Settings
 from ndif.schema.response import InlineResult
 from ndif.schema.status import Status
+from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
 
 T = TypeVar("T")
 PID = "import os; said = os.getpid()"
@@ -32,7 +31,7 @@ def executing(client: TransformersModel, code: str) -> bytes:
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         space = {"model": client, "__name__": "users"}
-        exec(code, space)  # noqa: S102 - what a user does where the policy is off
+        exec(code, space)
         said = nnsight.save([space.get("said")])  # noqa: F841 - what comes back
     return sent.payload
 
@@ -53,9 +52,7 @@ class Site:
 
     def says(self, code: str, key: str) -> Any:
         """What a block of a user's says."""
-        response = self.wait(
-            self.served.run(executing(self.client, code), trusted=False, key=key)
-        )
+        response = self.wait(self.served.run(executing(self.client, code), trusted=False, key=key))
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
         return torch.load(io.BytesIO(response.data.content), weights_only=False)["said"][0]
@@ -160,9 +157,7 @@ LEFT = {
         "said = model._module.lm_head.weight.sum().item()",
         False,
     ),
-    "tokens": Left(
-        "model.tokenizer.add_tokens(['xyzzy'])", "said = len(model.tokenizer)", False
-    ),
+    "tokens": Left("model.tokenizer.add_tokens(['xyzzy'])", "said = len(model.tokenizer)", False),
     "side of the padding": Left(
         "model.tokenizer.padding_side = 'left' if model.tokenizer.padding_side == 'right' else 'right'",
         "said = model.tokenizer.padding_side",
@@ -170,7 +165,9 @@ LEFT = {
     ),
     # torch and numpy
     **{
-        f"torch.{name}": Left(f"import torch; torch.{do}", f"import torch; said = torch.{see}", True)
+        f"torch.{name}": Left(
+            f"import torch; torch.{do}", f"import torch; said = torch.{see}", True
+        )
         for name, do, see in [
             ("grad mode", "set_grad_enabled(False)", "is_grad_enabled()"),
             ("dtype", "set_default_dtype(torch.float64)", "zeros(1).dtype.itemsize"),
@@ -188,8 +185,16 @@ LEFT = {
             ),
             ("autocast", "set_autocast_enabled('cpu', True)", "is_autocast_enabled('cpu')"),
             ("seed", "manual_seed(1)", "rand(1).item()"),
-            ("fastpath", "backends.mha.set_fastpath_enabled(False)", "backends.mha.get_fastpath_enabled()"),
-            ("denormals", "set_flush_denormal(True)", "tensor([1e-310], dtype=torch.float64).mul(1).item()"),
+            (
+                "fastpath",
+                "backends.mha.set_fastpath_enabled(False)",
+                "backends.mha.get_fastpath_enabled()",
+            ),
+            (
+                "denormals",
+                "set_flush_denormal(True)",
+                "tensor([1e-310], dtype=torch.float64).mul(1).item()",
+            ),
             ("cudnn", "backends.cudnn.__setattr__('benchmark', True)", "backends.cudnn.benchmark"),
         ]
     },
@@ -267,7 +272,9 @@ LEFT = {
         "import wave", "import sys; said = 'wave' in sys.modules", False
     ),
     "sys.path": Left(
-        "import sys; sys.path.append('/nowhere')", "import sys; said = '/nowhere' in sys.path", False
+        "import sys; sys.path.append('/nowhere')",
+        "import sys; said = '/nowhere' in sys.path",
+        False,
     ),
     "an importer": Left(
         "import sys; sys.meta_path.append(object())", "import sys; said = len(sys.meta_path)", False
@@ -327,9 +334,7 @@ LEFT = {
     "the environment": Left(
         "import os; os.environ['NOTE'] = 'x'", "import os; said = dict(os.environ)", True
     ),
-    "umask": Left(
-        "import os; os.umask(0o123)", "import os; said = os.umask(0o77)", True
-    ),
+    "umask": Left("import os; os.umask(0o123)", "import os; said = os.umask(0o77)", True),
     "a signal handler": Left(
         "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
         "import signal; said = int(signal.getsignal(signal.SIGUSR1))",
@@ -459,7 +464,12 @@ def test_descriptors(site: Site) -> None:
         "    try: said.append((fd, oct(os.fstat(fd).st_mode)))\n    except OSError: pass"
     )
     found = dict(site.says(looks, "ada"))
-    character, sock, file, folder = "0o20666", "0o140777", ("0o100400", "0o100200", "0o100444"), "0o40555"
+    character, sock, file, folder = (
+        "0o20666",
+        "0o140777",
+        ("0o100400", "0o100200", "0o100444"),
+        "0o40555",
+    )
     assert [found.pop(fd) for fd in (0, 1, 2)] == [character] * 3
     assert found.pop(3) == sock
     assert sorted(found.values()) == sorted((*file, folder))
@@ -519,9 +529,7 @@ def test_a_runner_that_idles_ends(short: Site) -> None:
     assert short.says(PID, "idler") != pid
 
 
-TAKES = (
-    "import os\nimport torch\nblock = torch.ones({size} << 18)\nsaid = (os.getpid(), len(block))\ndel block"
-)
+TAKES = "import os\nimport torch\nblock = torch.ones({size} << 18)\nsaid = (os.getpid(), len(block))\ndel block"
 
 
 def test_each_request_has_the_same_memory(short: Site) -> None:

@@ -193,6 +193,7 @@ class ModelActor:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self.process.stop()
+        await self._fresh.idle()
 
     def _evict(self, why: str) -> None:
         """Start no process for a request any more."""

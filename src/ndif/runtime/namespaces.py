@@ -14,6 +14,7 @@ from operator import is_
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 _VERSION = 24
 """Offset of a dictionary's version (PEP 509): one that nothing was put into since has the same.
@@ -178,7 +179,11 @@ class Change:
     def keys(self) -> list[Any]:
         """Return what of a namespace differs, by name."""
         now, before = self.members or {}, self._before if self.members is not None else {}
-        return [key for key in {**dict.copy(before), **dict.copy(now)} if not _has_same(now, before, key)]
+        return [
+            key
+            for key in {**dict.copy(before), **dict.copy(now)}
+            if not _has_same(now, before, key)
+        ]
 
     def restore(self) -> None:
         """Have it as it was.
@@ -218,7 +223,7 @@ class _Functions:
         addresses = np.fromiter(map(id, self._all), np.uint64, len(self._all))
         start = int(addresses.min())
         size = int(addresses.max()) - start + max(offsets, default=0) + 8
-        self._memory = np.frombuffer((ctypes.c_char * size).from_address(start), np.uint64)
+        self._memory = _words(start, size)
         first = ((addresses - np.uint64(start)) // np.uint64(8)).astype(np.intp)
         self._at = [first + offset // 8 for offset in offsets]
         self._noted = [self._memory[at] for at in self._at]
@@ -229,6 +234,12 @@ class _Functions:
             if len(changed):
                 return str(self._all[int(changed[0])].__qualname__)
         return None
+
+
+def _words(start: int, size: int) -> npt.NDArray[np.uint64]:
+    """Return this process's memory as an array, of which only what is known to be there may be read."""
+    memory = memoryview((ctypes.c_char * size).from_address(start)).cast("B")
+    return np.frombuffer(memory, np.uint64)
 
 
 def _offsets() -> list[int]:
@@ -250,7 +261,7 @@ class _Versions:
         addresses = np.fromiter((id(each) + _VERSION for each in dicts), np.uint64, len(dicts))
         start = int(addresses.min())
         size = int(addresses.max()) - start + 8
-        self._memory = np.frombuffer((ctypes.c_char * size).from_address(start), np.uint64)
+        self._memory = _words(start, size)
         self._at = ((addresses - np.uint64(start)) // np.uint64(8)).astype(np.intp)
         self._noted = self._memory[self._at]
 
@@ -301,6 +312,7 @@ def _has_same(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
 
 def _classes() -> list[type]:
     """Return every class there is."""
+    cls: type
     found: dict[type, None] = {object: None}
     waiting: list[type] = [object]
     while waiting:

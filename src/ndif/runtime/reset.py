@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ndif.runtime.namespaces import Namespaces
 from ndif.runtime.settled import Setting, settings, stop_timers
 from ndif.runtime.sight import Sight, content
 
@@ -223,15 +222,15 @@ class Tokenizer:
     """The state of a tokenizer that is not Python's (`tokenizers`)."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._inner = getattr(tokenizer, "_tokenizer", None)
-        if not hasattr(self._inner, "get_vocab_size"):
-            self._inner = None
+        inner = getattr(tokenizer, "_tokenizer", None)
+        self._inner: Any = inner if hasattr(inner, "get_vocab_size") else None
+        if self._inner is None:
             return
         self._state = self._look()
         self._padding, self._truncation = self._inner.padding, self._inner.truncation
 
     def _look(self) -> list[Any]:
-        inner = self._inner
+        inner: Any = self._inner
         parts = (inner.normalizer, inner.pre_tokenizer, inner.post_processor, inner.decoder)
         return [
             inner.get_vocab_size(with_added_tokens=True),
@@ -316,7 +315,10 @@ class Weights:
         self._whole: list[_Whole] = []
         self._copies: list[tuple[int, bytes]] = []
         for start, end in _merged(_ranges(_tensors(module))):
-            first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+            first, last = (
+                -(-start // mmap.PAGESIZE) * mmap.PAGESIZE,
+                end // mmap.PAGESIZE * mmap.PAGESIZE,
+            )
             if last <= first:
                 self._copy(start, end)
                 continue

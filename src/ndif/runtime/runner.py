@@ -127,7 +127,9 @@ class Runner:
                 try:
                     reset(spilled=spilled, header=header)
                 except SpentError as error:
-                    self._channel.send({"kind": "spent"}, str(error).encode(errors="replace")[:1000])
+                    self._channel.send(
+                        {"kind": "spent"}, str(error).encode(errors="replace")[:1000]
+                    )
                     return
                 self._channel.send({"kind": "idle"})
 

@@ -56,7 +56,9 @@ def _of_python() -> Iterator[Setting]:
     if sys.version_info >= (3, 12):
         tools = range(6)
         yield Setting("monitoring", lambda: [sys.monitoring.get_tool(tool) for tool in tools], None)
-    yield Setting("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable())
+    yield Setting(
+        "garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()
+    )
     yield Setting("gc threshold", gc.get_threshold, lambda limits: gc.set_threshold(*limits))
     yield Setting("gc debug flags", gc.get_debug, gc.set_debug)
     yield Setting("decimal context", lambda: repr(decimal.getcontext()), None)
@@ -195,7 +197,7 @@ def _of_torch() -> Iterator[Setting]:
     )
     yield Setting(
         "filling of new memory",
-        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         lambda on: setattr(torch.utils.deterministic, "fill_uninitialized_memory", on),
     )
     yield Setting("autocast", _autocast, _set_autocast)
@@ -213,7 +215,11 @@ def _of_torch() -> Iterator[Setting]:
         torch._C._is_multithreading_enabled,
         torch._C._set_multithreading_enabled,
     )
-    yield Setting("saved tensors' hooks", torch._C._autograd._saved_tensors_hooks_is_enabled, None)
+    yield Setting(
+        "saved tensors' hooks",
+        torch._C._autograd._saved_tensors_hooks_is_enabled,  # type: ignore[attr-defined]
+        None,
+    )
     yield Setting("backends", _backends, _set_backends)
     yield Setting("random numbers of torch", _TorchRandom, lambda before: before.restore())
 
@@ -320,7 +326,8 @@ def _printing(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numpy_random() -> tuple[Any, ...]:
-    name, keys, *others = np.random.get_state(legacy=True)
+    state: Any = np.random.get_state(legacy=True)
+    name, keys, *others = state
     return name, keys.tobytes(), *others
 
 

@@ -94,7 +94,9 @@ class Zygote:
         untrusted = self._spec.untrusted
         if untrusted is None:
             return False
-        return untrusted.scope == "user" or (untrusted.scope == "auto" and self._custody is not None)
+        return untrusted.scope == "user" or (
+            untrusted.scope == "auto" and self._custody is not None
+        )
 
     def _settle(self) -> None:
         """Arrange this process's memory for the forks to come."""
@@ -191,9 +193,7 @@ class Zygote:
         custody = self._custody
         match header["kind"]:
             case "fork":
-                self._fork(
-                    header["runner"], fds[0], fresh=header["fresh"], reused=header["reused"]
-                )
+                self._fork(header["runner"], fds[0], fresh=header["fresh"], reused=header["reused"])
             case "verify":
                 # Without an owner, what a runner writes to is its own copy.
                 restored = 0 if custody is None else custody.verify()
