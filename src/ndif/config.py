@@ -218,9 +218,9 @@ class Settings(BaseSettings):
     )
     runner_scope: Literal["auto", "request", "user"] = Field(
         default="auto",
-        description="`request`: each untrusted request has a process of its own. `user`: a confined process "
-        "serves one API key's requests in a row and is reset in between. `auto`: `user` where the weights are "
-        "on GPUs, `request` elsewhere.",
+        description="`request`: each untrusted request has a process of its own. `user`: a confined "
+        "process serves one API key's requests in a row and is reset in between. `auto`: `user` where "
+        "the weights are on GPUs, `request` elsewhere.",
     )
     runner_idle_s: float = Field(
         default=60,

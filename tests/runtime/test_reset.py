@@ -281,7 +281,8 @@ LEFT = {
     ),
     "a codec": Left(
         "import codecs; codecs.register(lambda name: None)",
-        "import encodings, gc\nsaid = [len(l) for l in gc.get_referrers(encodings.search_function) if type(l) is list]",
+        "import encodings, gc\n"
+        "said = [len(l) for l in gc.get_referrers(encodings.search_function) if type(l) is list]",
         False,
     ),
     "an error handler": Left(
@@ -529,7 +530,7 @@ def test_a_runner_that_idles_ends(short: Site) -> None:
     assert short.says(PID, "idler") != pid
 
 
-TAKES = "import os\nimport torch\nblock = torch.ones({size} << 18)\nsaid = (os.getpid(), len(block))\ndel block"
+TAKES = "import os, torch\nblock = torch.ones({size} << 18)\nsaid = (os.getpid(), len(block))\ndel block"
 
 
 def test_each_request_has_the_same_memory(short: Site) -> None:

@@ -100,7 +100,7 @@ class ModelActor:
         self._runner: Runner | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._waited: Runner | None = None
-        """The stranger's runner that served last, and may have written to the weights since they were verified."""
+        """The stranger's runner that served last, which may have written to the weights since."""
         self._trusted_ran = False
         """Whether one that is trusted has run since the weights were last seen to be as they were."""
         self._cancelled = ""

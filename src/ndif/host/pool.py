@@ -169,10 +169,10 @@ class Tenure:
 class PerUser:
     """Confined runners, each of which serves one key's requests in a row.
 
-    Owns the runner of the last key that has one: running a request, resetting itself, or stopped until the same
-    key's next request. Takes runners from `Fresh`, and gives each back to be ended: when another key comes, when
-    `idle_s` is over, after `max_requests`, when the runner says that it cannot be reset, and after each request
-    that has no key or no answer. Never gives a runner that has served one key to another.
+    Owns the runner of the last key that has one: running a request, resetting itself, or stopped until the
+    same key's next request. Takes runners from `Fresh`, and gives each back to be ended: when another key
+    comes, when `idle_s` is over, after `max_requests`, when the runner says that it cannot be reset, and
+    after each request that has no key or no answer. A runner that has served one key never serves another.
     """
 
     def __init__(self, fresh: Fresh, idle_s: float, max_requests: int) -> None:

@@ -1,4 +1,4 @@
-"""Python's shared namespaces: what modules, classes and the containers in them held, and what differs now."""
+"""Python's shared namespaces: the contents of modules, classes and the containers in them, and changes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _ABSENT = object()
 class Namespaces:
     """A shallow copy of every module, class and module-level instance, and of each container in them.
 
-    Two looks at it cost what was changed in between, and not what there is: a dictionary says by its version
-    that nothing was put into it. Taken in a zygote, so that all of its forks share the copies.
+    Two looks at it cost what was changed in between, and not what there is: a dictionary says by its
+    version that nothing was put into it. Taken in a zygote, so that all of its forks share the copies.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Namespaces:
                 self._containers[change.at] = (container, list(container), name)
 
     def inherit(self) -> None:
-        """Take what a fork did to namespaces for what is to be: locks that are made anew, and a thread's number."""
+        """Adopt what a fork itself changes: locks that are made anew, and a thread's number."""
         self._modules = dict(sys.modules)
         self.adopt(self._changed_dicts())
         self.settle()

@@ -1,8 +1,9 @@
-"""What a confined process does between two requests of one user: it becomes as it was, or says that it cannot.
+"""The reset of a confined process between two requests of one user.
 
-A new process shows nothing of another request; this one must show no more. What is simple to put back is put
-back: torch's and numpy's settings, random numbers, the model's hooks, modules that came with the request. Of
-all else it is enough to see that it was touched: then the process ends, and the next request gets a new one.
+A new process shows nothing of another request; this one must show no more. What is simple to put back is
+put back: torch's and numpy's settings, random numbers, the model's hooks, modules that came with the
+request. Of all else it is enough to see that it was touched: then the process ends, and the next request
+gets a new one.
 
 Nothing here keeps users apart: a process never serves two of them.
 """
@@ -55,7 +56,7 @@ class SpentError(Exception):
 class Reset:
     """One runner's way back to where it was before its first request.
 
-    Owns the state that the process had (see `begin`). Restores or judges; ending the process is the caller's.
+    Owns the state that the process had (see `begin`). Restores or judges; the caller ends the process.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Reset:
         random.seed()
 
     def _restore_namespaces(self) -> bool:
-        """Have modules and classes as they were; True if the request loaded some of the server's libraries."""
+        """Restore modules and classes; return True if the request loaded some of the server's libraries."""
         spaces = self._namespaces
         loaded = ""
         for name in spaces.modules():
@@ -139,8 +140,8 @@ class Reset:
         if loaded and not self._guarded:
             # Nobody can say which of the changes are the module's own, and which the request's.
             raise SpentError(f"the module {loaded} was loaded")
-        if (name := spaces.patched()) is not None:
-            raise SpentError(f"the function {name} was changed")
+        if (function := spaces.patched()) is not None:
+            raise SpentError(f"the function {function} was changed")
         changes = spaces.changes()
         if not self._guarded:
             for change in changes:
@@ -306,8 +307,8 @@ class _Whole:
 class Weights:
     """The weights in this process's memory, and how to see that nothing was written to them.
 
-    Pages that only a tensor lies in tell by themselves; of what shares its page with other things, and of pages
-    that were this process's own before, there is a copy. Weights on GPUs are their owner's to verify.
+    Pages that only a tensor lies in tell by themselves; of what shares its page with other things, and of
+    pages that were this process's own before, there is a copy. Weights on GPUs are their owner's to verify.
     """
 
     def __init__(self, module: torch.nn.Module, sight: Sight) -> None:

@@ -97,7 +97,7 @@ class Runner:
         self._threads = start_threads(threads)
         self._stranger = stranger
         self._peak: Sight | None = None
-        """By which a confined process can measure each of several requests; None for a first and last one."""
+        """Measures each of several requests of a confined process; None where there is one."""
         self._spilled = False
         """Whether a result was written into a file of the host's."""
 

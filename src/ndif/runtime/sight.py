@@ -53,8 +53,8 @@ class Sight:
     def own_pages(self, start: int, end: int) -> npt.NDArray[np.bool_]:
         """Tell of each page between two page boundaries whether it is this process's alone.
 
-        Either it is not of the file that is mapped there, or no other process has it, too. Of a page that was
-        swapped out nobody can say: it counts as such.
+        Such a page is of no file, and no other process has it, too. Of a page that was swapped out nobody
+        can say: it counts as one.
         """
         parts = [
             self._own_pages(at, min(_AT_ONCE, (end - at) // mmap.PAGESIZE))
@@ -91,7 +91,7 @@ class Sight:
     def threads(self) -> int:
         """Return the number of this process's threads, whoever started them."""
         os.lseek(self.tasks, 0, os.SEEK_SET)
-        return sum(name.isdigit() for name in os.listdir(self.tasks))
+        return sum(name.isdigit() for name in os.listdir(self.tasks))  # noqa: PTH208
 
 
 def content(start: int, size: int) -> bytes:
