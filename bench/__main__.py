@@ -31,7 +31,7 @@ from bench.processes import (
     server,
 )
 from bench.replicas import replicas
-from bench.sandbox import sandbox
+from bench.sandbox import per_user, sandbox
 from bench.simulate import simulate
 from bench.warm import warm
 from prepare_model import prepare  # an example, which `bench.processes` has made importable
@@ -112,6 +112,7 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
             how = "most anonymous memory that a process gained; the values themselves are one"
             figures.append(Figure(name, growth / (256 * MB), 2.0, "x", how=how))
     figures += sandbox(folder, environment)
+    figures += per_user(folder, environment)
     figures += replicas(folder, environment)
     figures += line()
     figures += placement()

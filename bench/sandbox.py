@@ -6,11 +6,16 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.figures import MB, Figure
-from bench.processes import client, descendants, proportional, server
+from bench.processes import NAME, NDIF, client, descendants, proportional, server
+from bench.warm import wait_for
 
 _SETTLED_S = 3.0
 
@@ -59,6 +64,60 @@ def sandbox(folder: Path, environment: dict[str, str]) -> list[Figure]:
             "a waiting runner adds", added / MB, 40, "MB", how="PSS of the tree, with and without"
         ),
     ]
+
+
+_KEY = "a-key-of-the-benchmark"
+
+
+def per_user(folder: Path, environment: dict[str, str]) -> list[Figure]:
+    """Jobs a second of one key on three servers in turns: trusted, one runner a user, one a request."""
+    with contextlib.ExitStack() as servers:
+        urls = [
+            servers.enter_context(keyed(folder, environment, *way))
+            for way in (("[trusted]", "request"), ("[]", "user"), ("[]", "request"))
+        ]
+        out = client("keyed.py", "0.8", urls[0], _KEY, *urls)
+    trusted, user, request = json.loads(out.stdout.splitlines()[-1])
+    return [
+        Figure(
+            "jobs a second of one key, its runner reused / trusted",
+            user / trusted,
+            0.9,
+            "x",
+            at_most=False,
+            how=f"reused {user:.1f}, trusted {trusted:.1f}, a process a job {request:.1f} jobs/s",
+        )
+    ]
+
+
+@contextlib.contextmanager
+def keyed(folder: Path, environment: dict[str, str], tags: str, scope: str) -> Iterator[str]:
+    """`ndif start` with one key on the demo model: its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as root:
+        keys = Path(root, "keys.yaml")
+        keys.write_text(f"keys:\n  - {{key: {_KEY}, tags: {tags}}}\n")
+        process = subprocess.Popen(
+            [NDIF, "start", "--port", str(port), f"{NAME}={folder}"],
+            env={
+                **environment,
+                "NDIF_SESSION_ROOT": root,
+                "NDIF_API_KEYS": str(keys),
+                "NDIF_RUNNER_SCOPE": scope,
+                "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
+            },
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            # Its files are there once it is loaded.
+            wait_for(f"{url}/hub/api/models/{NAME}")
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
 
 
 def waiting_runner(pid: int) -> int:

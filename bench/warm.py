@@ -85,18 +85,19 @@ def _operator(environment: Mapping[str, str]) -> Iterator[Any]:
                 return json.load(answer)
 
         try:
-            _wait_for(url)
+            wait_for(f"{url}/ping")
             yield ask
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(20)
 
 
-def _wait_for(url: str) -> None:
+def wait_for(url: str) -> None:
+    """Return once an address answers."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            urllib.request.urlopen(f"{url}/ping").close()
+            urllib.request.urlopen(url).close()
         except OSError:
             if time.monotonic() > deadline:
                 raise

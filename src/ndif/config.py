@@ -222,6 +222,20 @@ class Settings(BaseSettings):
     runner_pool: int = Field(
         default=2, ge=1, description="Runners that wait for untrusted requests, for each model."
     )
+    runner_scope: Literal["auto", "request", "user"] = Field(
+        default="auto",
+        description="`request`: each untrusted request has a process of its own. `user`: a confined "
+        "process serves one API key's requests in a row and is reset in between. `auto`: `user` where "
+        "the weights are on GPUs, `request` elsewhere.",
+    )
+    runner_idle_s: float = Field(
+        default=60,
+        gt=0,
+        description="Seconds without a request after which a user's runner is ended.",
+    )
+    runner_max_requests: int = Field(
+        default=100, ge=1, description="Requests after which a user's runner is ended."
+    )
     runner_memory_bytes: int = Field(
         default=8 * GiB, gt=0, description="Memory that one untrusted request may take."
     )

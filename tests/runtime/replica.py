@@ -125,7 +125,7 @@ class Served:
             "http://here",
             session="me",
             trusted=trusted,
-            user=key,
+            key=key,
         )
         self.begun.clear()
 
@@ -136,16 +136,17 @@ class Served:
 
         return await self.actor(request, respond)
 
-    async def saves(self, payload: bytes, *, trusted: bool = True) -> dict[str, Any]:
-        response = await self.run(payload, trusted=trusted)
+    async def saves(self, payload: bytes, *, trusted: bool = True, key: str = "") -> dict[str, Any]:
+        response = await self.run(payload, trusted=trusted, key=key)
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
         return cast(
             dict[str, Any], torch.load(io.BytesIO(response.data.content), weights_only=False)
         )
 
-    async def logits(self, payload: bytes, *, trusted: bool = True) -> torch.Tensor:
-        return cast(torch.Tensor, (await self.saves(payload, trusted=trusted))["logits"])
+    async def logits(self, payload: bytes, *, trusted: bool = True, key: str = "") -> torch.Tensor:
+        saves = await self.saves(payload, trusted=trusted, key=key)
+        return cast(torch.Tensor, saves["logits"])
 
     @property
     def zygote(self) -> int:

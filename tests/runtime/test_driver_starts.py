@@ -177,7 +177,7 @@ def outcome(zygote: Any) -> str:
 
     here, there = socket.socketpair()
     here.settimeout(PATIENCE_S)
-    zygote._fork("runner", there.detach(), fresh=True)
+    zygote._fork("runner", there.detach(), fresh=True, reused=False)
     (pid,) = zygote._runners
     try:
         header, body, _ = Channel(here).receive()

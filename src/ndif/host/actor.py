@@ -22,7 +22,7 @@ from ndif.host.dialogue import LimitError, UnheardError
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
 from ndif.host.exits import describe_crash, describe_exit
 from ndif.host.gpu_watch import GpuWatch
-from ndif.host.pool import Fresh, Kept, Runners
+from ndif.host.pool import Fresh, Kept, PerUser, Runners
 from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.runner import Runner, RunnerError
@@ -113,7 +113,11 @@ class ModelActor:
         self._settings = settings
         self._timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
         self._kept = Kept(lambda: self._fork(fresh=False))
-        self._fresh = Fresh(lambda: self._fork(fresh=True), settings.runner_pool)
+        self._fresh = PerUser(
+            Fresh(lambda: self._fork(fresh=True), settings.runner_pool),
+            settings.runner_idle_s,
+            settings.runner_max_requests,
+        )
         self._first: Runners = self._fresh if untrusted else self._kept
         self._execution = Execution(settings, broker, objects)
         self._adapters = Adapters(
@@ -125,6 +129,8 @@ class ModelActor:
         self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: Runner | None = None
         self._verifying: asyncio.Task[None] | None = None
+        self._waited: Runner | None = None
+        """The stranger's runner that served last, which may have written to the weights since."""
         self._trusted_ran = False
         """Whether one that is trusted has run since the weights were last seen to be as they were."""
         self._cancelled = ""
@@ -213,6 +219,7 @@ class ModelActor:
             await self._end_runners("the replica was taken off its device")
             await asyncio.gather(self._kept.empty(), self._fresh.empty())
             await self._pristine()
+            await self._succeed(None)
             if self.process.exposes_weights:
                 await self.process.cache(self._settings.model_start_timeout_s)
 
@@ -242,6 +249,7 @@ class ModelActor:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self.process.stop()
+        await self._fresh.idle()
 
     def _evict(self, why: str) -> None:
         """Start no process for a request any more."""
@@ -259,7 +267,13 @@ class ModelActor:
     async def _fork(self, *, fresh: bool) -> Runner:
         if not self._forks:
             raise ModelProcessError(self._away)
-        return await self.process.fork(fresh=fresh)
+        return await self.process.fork(fresh=fresh, reused=fresh and self._per_user)
+
+    @property
+    def _per_user(self) -> bool:
+        """Return True if a confined runner serves one key's requests in a row."""
+        scope = self._settings.runner_scope
+        return scope == "user" or (scope == "auto" and self.process.exposes_weights)
 
     async def __call__(self, request: Request, respond: Respond) -> Response:
         """See `Actor.__call__`.
@@ -282,10 +296,15 @@ class ModelActor:
         runners: Runners = self._kept if request.trusted else self._fresh
         try:
             await self._pristine(trusted=request.trusted)
-            runner = self._runner = await runners.take()
+            if request.trusted:
+                # Beside it no stranger's process is left.
+                await self._fresh.part()
+            runner = await runners.take(request.key if self._per_user else "")
+            await self._succeed(None if request.trusted else runner)
+            self._runner = runner
         except (ModelProcessError, RunnerError) as error:
             raise self._lost(str(error)) from error
-        watching = self._watchers(request, runner)
+        watching, answered = self._watchers(request, runner), False
         timer = asyncio.get_running_loop().call_later(
             self._timeout_s,
             self.cancel,
@@ -298,6 +317,7 @@ class ModelActor:
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
             response = await self._execution.run(request, runner, respond)
+            answered = response is not None and runner.usable
             if self._cancelled:  # while its result was stored, it may be
                 response = None
             return response or await self._ended(request, runner)
@@ -322,7 +342,7 @@ class ModelActor:
             for task in watching:
                 task.cancel()
             self._runner = None
-            runners.give_back(runner)
+            runners.give_back(runner, answered=answered)
             if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
             self._trusted_ran |= request.trusted
@@ -343,11 +363,22 @@ class ModelActor:
         Raises:
             ModelProcessError: if it does not end, or the weights cannot be seen to; the replica is lost.
         """
-        await runner.exit_code(GONE_S)
-        if runner.alive:  # and may write to them
-            self.process.kill()
-            raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
+        # Until it is gone or stopped, it may still write.
+        if not await self._fresh.idle():
+            await runner.exit_code(GONE_S)
+            if runner.alive:
+                self.process.kill()
+                raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
         await self._restore()
+
+    async def _succeed(self, runner: Runner | None) -> None:
+        """Verify the weights again once a runner is gone that was verified while it waited.
+
+        `runner` is the stranger's that comes next; None if somebody else does.
+        """
+        last, self._waited = self._waited, runner if self._per_user else None
+        if last is not None and last is not runner and self.process.exposes_weights:
+            await self._restore()
 
     async def _restore(self) -> None:
         if restored := await self.process.verify():
@@ -402,4 +433,5 @@ def _untrusted(settings: Settings) -> Untrusted:
         result_bytes=largest,
         max_threads=settings.runner_max_threads,
         adapters=str(settings.adapters),
+        scope=settings.runner_scope,
     )

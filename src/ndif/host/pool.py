@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+from ndif.host.channel import ProtocolError
 from ndif.host.runner import Runner, RunnerError
 from ndif.tasks import within
 
+logger = logging.getLogger(__name__)
+
 _PATIENCE_S = 120.0
+_RESET_S = 10.0
+"""Seconds that a runner may take to reset itself after a request."""
+_GONE_S = 30.0
+"""Seconds that a killed process may take to be gone."""
 _DELIVERY_S = 0.01
 """How long a result is on its way to a client that is near."""
 
@@ -30,12 +39,12 @@ class Runners(Protocol):
         """
         ...
 
-    async def take(self) -> Runner:
-        """A runner for one request."""
+    async def take(self, key: str) -> Runner:
+        """Return a runner for one request of the API key whose digest is `key`; empty for no key."""
         ...
 
-    def give_back(self, runner: Runner) -> None:
-        """The request is over."""
+    def give_back(self, runner: Runner, *, answered: bool) -> None:
+        """End the request. `answered`: `runner` sent its last frame and was not killed for it."""
         ...
 
     async def empty(self) -> None:
@@ -58,19 +67,19 @@ class Kept:
         await self._runner.ready()
         self._spare = await self._fork()
 
-    async def take(self) -> Runner:
+    async def take(self, key: str) -> Runner:
         """See `Runners.take`."""
-        if self._runner is None or not self._runner.serves:
+        if self._runner is None or not self._runner.usable:
             if self._runner is not None:
                 self._runner.close()
             self._runner, self._spare = self._spare, None
-        if self._runner is None or not self._runner.serves:
+        if self._runner is None or not self._runner.usable:
             self._runner = await self._fork()
-        if self._spare is None or not self._spare.serves:
+        if self._spare is None or not self._spare.usable:
             self._spare = await self._fork()
         return self._runner
 
-    def give_back(self, runner: Runner) -> None:
+    def give_back(self, runner: Runner, *, answered: bool) -> None:
         """See `Runners.give_back`. It stays."""
 
     async def empty(self) -> None:
@@ -98,7 +107,7 @@ class Fresh:
         while len(self._waiting) < self._size:
             self._waiting.append(await self._new())
 
-    async def take(self) -> Runner:
+    async def take(self, key: str) -> Runner:
         """See `Runners.take`."""
         while self._waiting:
             runner = self._waiting.popleft()
@@ -107,7 +116,7 @@ class Fresh:
             runner.close()
         return await self._new()
 
-    def give_back(self, runner: Runner) -> None:
+    def give_back(self, runner: Runner, *, answered: bool) -> None:
         """See `Runners.give_back`. It ends, and another takes its place in the line.
 
         Not before: who warms up beside a request that runs takes its cores. And not quite yet: those who
@@ -142,6 +151,137 @@ class Fresh:
             _discard(runner)
             raise
         return runner
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """One key's hold on a runner."""
+
+    key: str
+    served: int = 1
+    """Requests, with the one that runs."""
+
+    def admits(self, key: str, max_requests: int) -> bool:
+        """Return True if a request of `key` may be the next one on the same runner."""
+        return bool(key) and key == self.key and self.served < max_requests
+
+
+class PerUser:
+    """Confined runners, each of which serves one key's requests in a row.
+
+    Owns the runner of the last key that has one: running a request, resetting itself, or stopped until the
+    same key's next request. Takes runners from `Fresh`, and gives each back to be ended: when another key
+    comes, when `idle_s` is over, after `max_requests`, when the runner says that it cannot be reset, and
+    after each request that has no key or no answer. A runner that has served one key never serves another.
+    """
+
+    def __init__(self, fresh: Fresh, idle_s: float, max_requests: int) -> None:
+        self._fresh = fresh
+        self._idle_s = idle_s
+        self._max_requests = max_requests
+        self._runner: Runner | None = None
+        self._tenure = Tenure("")
+        self._leaving: Runner | None = None
+        """A runner that served a key and was ended; its process may still be there."""
+        self._reset: asyncio.Task[bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """See `Runners.start`."""
+        await self._fresh.start()
+
+    async def take(self, key: str) -> Runner:
+        """See `Runners.take`.
+
+        Raises:
+            RunnerError: if the runner of another key does not end.
+        """
+        self._stop_timer()
+        if self._tenure.admits(key, self._max_requests) and await self.idle():
+            assert self._runner is not None  # noqa: S101 - it is idle
+            self._tenure = Tenure(key, self._tenure.served + 1)
+            self._reset = None
+            self._runner.resume()
+            return self._runner
+        await self.part()
+        runner = await self._fresh.take(key)
+        self._runner, self._tenure = runner, Tenure(key)
+        return runner
+
+    async def idle(self) -> bool:
+        """Wait until the last request's runner is reset; False if there is none, or it cannot be."""
+        reset = self._reset
+        if reset is None:
+            return False
+        await asyncio.wait([reset])
+        if reset.cancelled() or not reset.result():
+            return False
+        return self._runner is not None and self._runner.usable
+
+    def give_back(self, runner: Runner, *, answered: bool) -> None:
+        """See `Runners.give_back`."""
+        if not answered or not self._tenure.admits(self._tenure.key, self._max_requests):
+            self._end(runner)
+            return
+        self._reset = asyncio.create_task(self._await_reset(runner), name="runner reset")
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._idle_s, self._idled, runner)
+
+    async def _await_reset(self, runner: Runner) -> bool:
+        try:
+            await within(runner.ready(), _RESET_S)
+        except (RunnerError, ProtocolError, asyncio.TimeoutError, OSError) as error:
+            logger.debug("a runner serves its user no longer: %s", error)
+            self._end(runner)
+            return False
+        # A process that waits does nothing: no thread of its user's goes on.
+        runner.pause()
+        return True
+
+    def _idled(self, runner: Runner) -> None:
+        if self._reset is not None and not self._reset.done():
+            runner.kill()  # its reset ends with it
+        else:
+            self._end(runner)
+
+    def _end(self, runner: Runner) -> None:
+        """End `runner`, and have another wait in its place."""
+        if runner is not self._runner:
+            return
+        self._stop_timer()
+        self._runner = None
+        self._leaving = runner if self._tenure.key else None
+        self._fresh.give_back(runner, answered=False)
+
+    async def part(self) -> None:
+        """End the last key's runner, and return once its process is gone.
+
+        Raises:
+            RunnerError: if it is not gone in time.
+        """
+        reset, self._reset = self._reset, None
+        if reset is not None and not reset.done():
+            reset.cancel()
+            await asyncio.wait([reset])
+        if self._runner is not None:
+            self._end(self._runner)
+        if self._leaving is None:
+            return
+        try:
+            await within(self._leaving.gone(), _GONE_S)
+        except asyncio.TimeoutError as error:
+            raise RunnerError(f"a runner was not gone {_GONE_S:g} s after it was ended") from error
+        self._leaving = None
+
+    async def empty(self) -> None:
+        """See `Runners.empty`."""
+        await self.part()
+        await self._fresh.empty()
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
 
 def _discard(runner: Runner) -> None:

@@ -167,8 +167,8 @@ class ModelProcess:
         """The zygote's process, of which owner and runners are children; None before it is started."""
         return None if self._process is None else self._process.pid
 
-    async def fork(self, *, fresh: bool) -> Runner:
-        """A new runner: a fresh one is confined and runs one request.
+    async def fork(self, *, fresh: bool, reused: bool = False) -> Runner:
+        """A new runner: a fresh one is confined and runs one request, or with `reused` one after the other.
 
         Raises:
             ModelProcessError: if the process is gone.
@@ -181,7 +181,8 @@ class ModelProcess:
         try:
             with theirs:
                 await self._control.send(
-                    {"kind": "fork", "runner": runner.id, "fresh": fresh}, fds=[theirs.fileno()]
+                    {"kind": "fork", "runner": runner.id, "fresh": fresh, "reused": reused},
+                    fds=[theirs.fileno()],
                 )
         except OSError as error:
             raise ModelProcessError(self._why_it_ended()) from error

@@ -39,8 +39,8 @@ class Runner:
         return not self._exit.done()
 
     @property
-    def serves(self) -> bool:
-        """Return True if it can be given a request: it lives, and nobody has ended it."""
+    def usable(self) -> bool:
+        """Return True if the process is there and nobody has asked for its end."""
         return self.alive and not self._doomed
 
     def forked(self, pid: int) -> None:
@@ -97,10 +97,11 @@ class Runner:
             RunnerError: if it cannot be what it must, or has ended.
         """
         async for header, body in self.frames(lambda _: _MAX_REASON):
-            if header["kind"] == "failed":
+            if header["kind"] in ("failed", "spent"):
                 raise RunnerError(body.decode(errors="replace"))
-            if header["kind"] == "idle":
-                return
+            if header["kind"] != "idle":
+                raise RunnerError("a runner said something before it was ready")
+            return
         raise RunnerError("a runner ended before it was ready")
 
     async def send(
@@ -124,10 +125,21 @@ class Runner:
                 return
             yield frame
 
+    def pause(self) -> None:
+        """Stop the process: none of its threads runs until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have a stopped process go on."""
+        self._signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """End it now, whatever it is doing."""
         self._doomed = True
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         # Its zygote reaps it, so until `exited` the number cannot be another's.
         if self._pid is not None and self.alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(self._pid, number)

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,15 @@ class Cuda:
         """See `Driver.release_memory`."""
         torch.cuda.empty_cache()
 
+    def random_states(self) -> list[torch.Tensor]:
+        """See `Driver.random_states`."""
+        return [torch.cuda.get_rng_state(index) for index in _devices_in_use()]
+
+    def set_random_states(self, states: Sequence[torch.Tensor]) -> None:
+        """See `Driver.set_random_states`."""
+        for index, state in zip(_devices_in_use(), states, strict=True):
+            torch.cuda.set_rng_state(state, index)
+
     def reset_peak(self) -> None:
         """See `Driver.reset_peak`."""
         for index in _devices_in_use():
@@ -206,6 +215,11 @@ class Cuda:
         return max(
             (torch.cuda.max_memory_allocated(index) for index in _devices_in_use()), default=0
         )
+
+
+def is_available() -> bool:
+    """Return True if CUDA works here; to find out starts its driver in this process."""
+    return torch.cuda.is_available()
 
 
 def chosen_devices(spec: ModelSpec) -> list[int]:

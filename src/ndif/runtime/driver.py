@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -107,6 +107,14 @@ class Driver(Protocol):
 
     def release_memory(self) -> None:
         """Give back memory that the allocator keeps for later."""
+        ...
+
+    def random_states(self) -> list[torch.Tensor]:
+        """Return the states of the devices' random generators."""
+        ...
+
+    def set_random_states(self, states: Sequence[torch.Tensor]) -> None:
+        """Have the devices' random generators in states that `random_states` returned."""
         ...
 
     def reset_peak(self) -> None:

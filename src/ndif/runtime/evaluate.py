@@ -25,7 +25,7 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.pipelines import check_task
 from transformers.utils import cached_file
 
-from ndif.runtime import hub
+from ndif.runtime import cuda, hub
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import SaidError, sentence
 from ndif.runtime.zygote import end_with_parent
@@ -62,8 +62,8 @@ def answer(spec: ModelSpec, *, look_for_cuda: bool = False) -> dict[str, Any]:
     """What is found of a model, or why nothing is."""
     try:
         # To look starts the driver here, which a model that is to be on a CPU need not wait for.
-        cuda = torch.cuda.is_available() if look_for_cuda else None
-        return {**evaluate(spec), "cuda": cuda}
+        works = cuda.is_available() if look_for_cuda else None
+        return {**evaluate(spec), "cuda": works}
     except Exception as error:
         traceback.print_exc()
         return {"failed": sentence(error)[:_LONGEST]}

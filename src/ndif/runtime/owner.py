@@ -107,7 +107,7 @@ def _own(
     memory: tuple[Cached, int] | None,
 ) -> None:
     """Start an owner, and serve the zygote until it wants no more; a failure is told and is the end."""
-    torch.set_num_threads(spec.threads or os.cpu_count() or 1)
+    torch.set_num_threads(spec.threads or len(os.sched_getaffinity(0)))
     progress.report(
         lambda done, total: channel.send({"kind": "progress", "done": done, "total": total})
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
 import io
 import os
@@ -22,11 +23,14 @@ from ndif.runtime.driver import DeviceError, Driver
 from ndif.runtime.frames import MAX_TEXT, Channel
 from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
 from ndif.runtime.generations.port import Policy
+from ndif.runtime.reset import SpentError
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 from ndif.runtime.warming import start_threads, warm_up
 
 if TYPE_CHECKING:
+    from ndif.runtime.reset import Reset
+    from ndif.runtime.sight import Sight
     from ndif.runtime.stranger import Stranger
 
 _IDLE_S = 0.05
@@ -101,6 +105,10 @@ class Runner:
         self._threads = start_threads(threads)
         self._driver = driver
         self._stranger = stranger
+        self._peak: Sight | None = None
+        """Measures each of several requests of a confined process; None where there is one."""
+        self._spilled = False
+        """Whether a result was written into a file of the host's."""
 
     def warm_up(self) -> None:
         """Have ready what a first pass builds in each process."""
@@ -112,6 +120,27 @@ class Runner:
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
             header, payload, _ = self._channel.receive()
             self._run(header, bytes(payload))
+
+    def serve_one_user(self, reset: Reset) -> None:
+        """Run one user's requests, and after each be as before the first, or end."""
+        self._peak = reset.sight
+        warnings.showwarning = show_warning
+        reset.begin()
+        self._greet()
+        with contextlib.suppress(EOFError, ConnectionError, DeviceError):
+            while True:
+                header, payload, _ = self._channel.receive()
+                # What is set in a context goes with it.
+                contextvars.copy_context().run(self._run, header, bytes(payload))
+                spilled, payload = self._spilled, bytearray()
+                try:
+                    reset(spilled=spilled, header=header)
+                except SpentError as error:
+                    self._channel.send(
+                        {"kind": "spent"}, str(error).encode(errors="replace")[:1000]
+                    )
+                    return
+                self._channel.send({"kind": "idle"})
 
     def serve(self) -> None:
         """Run what comes until the host hangs up."""
@@ -185,6 +214,8 @@ class Runner:
             self._driver.reset_peak()
         elif self._stranger is None:
             memory.reset_peak()
+        elif self._peak is not None:
+            self._peak.reset_peak()
 
     def _peak_bytes(self) -> int:
         """Return the most memory that this request had: on devices where the model is there."""
@@ -200,6 +231,7 @@ class Runner:
             content = result.compressed() if compress else result.content
             self._channel.send({"kind": "result", "compressed": compress, "meta": meta}, content)
             return
+        self._spilled = True
         self._channel.send({"kind": "spill", "size": result.size})
         _, _, fds = self._channel.receive()
         if self._stranger is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ndif.sandbox.confinement import Mode
 
@@ -23,6 +23,8 @@ class Untrusted:
     max_threads: int
     adapters: str
     """The cache of the adapters that such code may ask for."""
+    scope: Literal["auto", "request", "user"] = "request"
+    """`user`: a confined process serves one key's requests in a row; `auto`: on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

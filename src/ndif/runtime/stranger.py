@@ -16,6 +16,7 @@ from ndif.runtime.spec import Untrusted
 from ndif.sandbox.confinement import Confinement, DriverFiles, of_checkpoint
 
 if TYPE_CHECKING:
+    from ndif.runtime.namespaces import Namespaces
     from ndif.runtime.rehearsal import Rehearsal
 
 
@@ -26,6 +27,8 @@ class Stranger:
     confinement: Confinement
     policy: Policy | None
     adapters: str
+    namespaces: Namespaces | None = None
+    """The namespaces of a process that has run nobody's code; None where each runs one request."""
 
     @classmethod
     def prepare(
@@ -53,6 +56,13 @@ class Stranger:
             with nullcontext() if policy is None else policy.foreseeing():
                 rehearsal.run(policy)
         return cls(confinement, policy, untrusted.adapters)
+
+    def reusable(self) -> Stranger:
+        """Return the same for runners of more than one request, which have to know what to go back to."""
+        from ndif.runtime import reset, runner  # noqa: F401 - what every runner is about to import
+        from ndif.runtime.namespaces import Namespaces
+
+        return replace(self, namespaces=Namespaces())
 
     def moved(self, untrusted: Untrusted, folder: Path, driver: DriverFiles) -> Stranger:
         """Return the same around a model whose weights have come to other memory.

@@ -97,12 +97,24 @@ class Zygote:
         self._settle()
         control.send({"kind": "ready", "exposed": self._custody is not None, **ready})
 
+    @property
+    def _reuses(self) -> bool:
+        """Return True if a confined runner serves one key's requests in a row."""
+        untrusted = self._spec.untrusted
+        if untrusted is None:
+            return False
+        return untrusted.scope == "user" or (
+            untrusted.scope == "auto" and self._custody is not None
+        )
+
     def _settle(self) -> None:
         """Arrange this process's memory for the forks to come."""
         from ndif.runtime.forking import Pages
         from ndif.runtime.heap import settle
         from ndif.runtime.huge import shared
 
+        if self._reuses and self._stranger is not None:
+            self._stranger = self._stranger.reusable()
         # What is here now stays: runners neither scan it nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
@@ -193,7 +205,7 @@ class Zygote:
         custody = self._custody
         match header["kind"]:
             case "fork":
-                self._fork(header["runner"], fds[0], fresh=header["fresh"])
+                self._fork(header["runner"], fds[0], fresh=header["fresh"], reused=header["reused"])
             case "verify" if custody is not None:
                 custody.ask_to_verify()
             case "verify":
@@ -237,10 +249,12 @@ class Zygote:
         gc.collect()
         gc.freeze()
 
-    def _fork(self, runner: str, fd: int, *, fresh: bool) -> None:
+    def _fork(self, runner: str, fd: int, *, fresh: bool, reused: bool) -> None:
         pid = os.fork()
         if pid == 0:
-            self._be_child(lambda: self._run_fresh(fd) if fresh else self._run_kept(fd))
+            self._be_child(
+                lambda: self._run_fresh(fd, reused=reused) if fresh else self._run_kept(fd)
+            )
         os.close(fd)
         self._runners[pid] = runner
         self._control.send({"kind": "forked", "runner": runner, "pid": pid})
@@ -272,9 +286,11 @@ class Zygote:
         runner.warm_up()
         runner.serve()
 
-    def _run_fresh(self, fd: int) -> None:
-        """Be a runner of one request, confined before it reads a byte of it."""
+    def _run_fresh(self, fd: int, *, reused: bool) -> None:
+        """Be a runner of one request, or one key's, confined before it reads a byte of it."""
+        from ndif.runtime.reset import Reset
         from ndif.runtime.runner import Runner
+        from ndif.runtime.sight import Sight
 
         stranger, custody = self._stranger, self._custody
         assert stranger is not None  # noqa: S101 - the host asks for one only where it said so
@@ -283,6 +299,7 @@ class Zygote:
         if custody is not None:
             custody.leave_to_parent()
         channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
+        sight = Sight.open() if reused else None
         try:
             stranger.enter(None if custody is None else lambda: self._start_driver(custody))
         except Exception as error:
@@ -292,7 +309,10 @@ class Zygote:
         # Elsewhere a pass of its own costs a runner of one request as much as it would save.
         if self._pages is None and custody is None:
             runner.warm_up()
-        runner.serve_once()
+        if sight is None:
+            runner.serve_once()
+        else:
+            runner.serve_one_user(Reset(self._generation, channel, self._driver, stranger, sight))
 
     def _start_driver(self, custody: Custody) -> None:
         """Start the driver and all that it does only now, as long as this runner may."""

@@ -43,6 +43,11 @@ class Request:
     callback: str = ""
     user: str = ""
     """Whose it is, for all to have their turns: opaque, and no secret."""
+    key: str = ""
+    """Opaque digest of the API key that the server verified; empty where there is none.
+
+    Requests with equal keys may run in one process. It never stands for an address.
+    """
     weight: float = 1.0
     """Its user's share of the model beside others."""
     priority: bool = False

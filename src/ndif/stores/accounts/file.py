@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ndif.stores.accounts.port import Account, NoSuchKeyError, user_of
+from ndif.stores.accounts.port import Account, NoSuchKeyError, digest_of, user_of
 
 
 class KeysError(ValueError):
@@ -106,6 +106,7 @@ def _account(entry: _Key) -> Account:
     tags = {tag: tag in entry.tags for tag in ("hotswapping", "priority", "trusted")}
     return Account(
         user=entry.user or user_of(entry.digest, ""),
+        key=digest_of(entry.digest),
         email=entry.user,
         weight=entry.weight,
         **tags,

@@ -17,7 +17,11 @@ from ndif.schema.status import Status
 _LENGTH = Struct(">I")
 _FEW_WORDS = 200
 _UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
-_PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire"})
+_PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire", "key"})
+_KEY = "\0"
+"""Separates the user from the key. Versions that know no key refuse unknown fields; to them all of it
+is a user's opaque name.
+"""
 
 _text = json.JSONEncoder(separators=(",", ":")).encode
 # Requests that were accepted name few models, each of them often.
@@ -28,6 +32,8 @@ def encode_request(request: Request) -> bytes:
     """All of it but its payload."""
     said = {name: getattr(request, name) for name in _PLAIN}
     said |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
+    if request.key:
+        said["user"] = f"{request.user}{_KEY}{request.key}"
     return _text(said).encode()
 
 
@@ -35,6 +41,9 @@ def decode_request(content: bytes, **known: Any) -> Request:
     """What `encode_request` was given, but for what is `known` of it since."""
     said = json.loads(content.decode())
     said |= {"model": _model(said["model"]), "wire": Wire(said["wire"])}
+    user, keyed, key = said["user"].rpartition(_KEY)
+    if keyed:
+        said |= {"user": user, "key": key}
     return Request(**{"payload": b"", **said, **known})
 
 

@@ -1,0 +1,98 @@
+"""Clients with a key, whose requests run in one confined process one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.harness import Client, StartedServer, until
+from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
+from tests.conftest import NAME, client_environment
+
+KEY = "a-key-of-eight-letters"
+
+
+@pytest.fixture(scope="module")
+def server(
+    server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartedServer]:
+    """`ndif start` with keys, which trusts nobody."""
+    folder = tmp_path_factory.mktemp("per-user")
+    keys = folder / "keys.yaml"
+    keys.write_text(f"keys:\n  - {{key: {KEY}}}\n")
+    started = StartedServer(
+        NAME,
+        environment={
+            **server_environment,
+            "NDIF_SESSION_ROOT": str(folder / "session"),
+            "NDIF_API_KEYS": str(keys),
+            "NDIF_RUNNER_SCOPE": "user",
+            "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
+        },
+    )
+    yield started.ready()  # type: ignore[misc]
+    started.stop()
+
+
+MODULES = {"0.8": "scenarios_08", "0.7": "scenarios_headers"}
+
+
+@pytest.fixture(scope="module")
+def users(
+    server: StartedServer,
+    runtimes: Path,
+    tiny_gpt2: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Client]]:
+    """A client of each generation, with the same key."""
+    started = {}
+    for generation, module in MODULES.items():
+        overlay = None if generation == "0.8" else runtimes / generation
+        home = tmp_path_factory.mktemp("client")
+        environment = {**client_environment(server, home, overlay), "NDIF_API_KEY": KEY}
+        started[generation] = Client(module, NAME, tiny_gpt2, environment)
+    yield started
+    for client in started.values():
+        client.close()
+
+
+def waiting(server: StartedServer) -> set[int]:
+    """The runners that are stopped until their user comes again."""
+    found = set()
+    for zygote in server.processes():
+        for child in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split():
+            if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                found.add(int(child))
+    return found
+
+
+@pytest.mark.parametrize("generation", MODULES)
+def test_plain_traces_share_a_process(
+    server: StartedServer, users: dict[str, Client], generation: str
+) -> None:
+    before = waiting(server)
+    users[generation].run("scenario_reads_of_layers_and_logits")
+    first = until(lambda: waiting(server) - before)
+    users[generation].run("scenario_reads_of_layers_and_logits")
+    assert until(lambda: waiting(server) - before) == first
+
+
+KEYLESS = ("scenario_the_address_of_the_server",)
+"""Such as make an address of their own, without a key."""
+
+
+@pytest.mark.parametrize(
+    ("generation", "scenario"),
+    [
+        (generation, scenario)
+        for generation, scenario in EVERY
+        if generation in MODULES and scenario not in {*OF_THE_TRUSTED, *KEYLESS}
+    ],
+)
+def test_what_a_process_of_several_requests_answers(
+    users: dict[str, Client], generation: str, scenario: str
+) -> None:
+    """The same as the client computes by itself, whatever the requests before it did."""
+    users[generation].run(scenario)

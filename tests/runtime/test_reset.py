@@ -1,0 +1,578 @@
+"""One user's requests in one confined process: nothing of one is seen by the next; and which end it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nnsight
+import pytest
+import torch
+from nnsight import TransformersModel
+
+from ndif.config import Settings
+from ndif.schema.response import InlineResult
+from ndif.schema.status import Status
+from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
+
+T = TypeVar("T")
+PID = "import os; said = os.getpid()"
+
+
+def executing(client: TransformersModel, code: str) -> bytes:
+    """A block that runs text, and returns what it says."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        space = {"model": client, "__name__": "users"}
+        exec(code, space)
+        said = nnsight.save([space.get("said")])  # noqa: F841 - what comes back
+    return sent.payload
+
+
+class Site:
+    """A replica that serves on a loop of its own."""
+
+    def __init__(self, folder: Path, client: TransformersModel, settings: Settings) -> None:
+        self.client = client
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._context = serve(folder, settings=settings)
+        self.served: Served = self.wait(self._context.__aenter__())
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def says(self, code: str, key: str) -> Any:
+        """What a block of a user's says."""
+        response = self.wait(self.served.run(executing(self.client, code), trusted=False, key=key))
+        assert response.status is Status.COMPLETED, response.description
+        assert isinstance(response.data, InlineResult)
+        return torch.load(io.BytesIO(response.data.content), weights_only=False)["said"][0]
+
+    def stays(self) -> bool:
+        """Whether the last request's process waits for its user's next."""
+        return self.wait(self.served.actor._fresh.idle())
+
+    def close(self) -> None:
+        self.wait(self._context.__aexit__(None, None, None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def client(tiny_gpt2: Path) -> TransformersModel:
+    return TransformersModel(str(tiny_gpt2), task="text-generation")
+
+
+@pytest.fixture(scope="module")
+def site(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """A replica whose users may do what the kernel lets them."""
+    folder = tmp_path_factory.mktemp("session")
+    settings = Settings(
+        session_root=folder, sandbox="require", protector="off", runner_scope="user"
+    )
+    started = Site(tiny_gpt2, client, settings)
+    yield started
+    started.close()
+
+
+@dataclass(frozen=True)
+class Left:
+    """What one request leaves, and how the next one looks for it."""
+
+    leaves: str
+    looks: str
+    stays: bool
+    """Whether it is put back; else the process ends."""
+
+
+LEFT = {
+    "nothing": Left("", "said = 1", True),
+    # The model
+    "attribute of the model": Left(
+        "model._module.note = 1", "said = hasattr(model._module, 'note')", True
+    ),
+    "hook": Left(
+        "model._module.lm_head.register_forward_hook(lambda *_: None)",
+        "said = len(model._module.lm_head._forward_hooks)",
+        True,
+    ),
+    "replaced module": Left(
+        "import torch; model._module.lm_head = torch.nn.Identity()",
+        "said = type(model._module.lm_head).__name__",
+        True,
+    ),
+    "training": Left("model._module.train()", "said = model._module.training", True),
+    "gradients": Left(
+        "model._module.lm_head.weight.sum().backward()",
+        "said = model._module.lm_head.weight.grad is None",
+        True,
+    ),
+    "frozen parameters": Left(
+        "model._module.requires_grad_(False)",
+        "said = model._module.lm_head.weight.requires_grad",
+        True,
+    ),
+    "buffer": Left(
+        "import torch; model._module.register_buffer('note', torch.ones(3))",
+        "said = 'note' in dict(model._module.named_buffers())",
+        True,
+    ),
+    "configuration": Left(
+        "model._module.config.note = 'x'", "said = hasattr(model._module.config, 'note')", True
+    ),
+    "generation settings": Left(
+        "model._module.generation_config.max_new_tokens = 77",
+        "said = model._module.generation_config.max_new_tokens",
+        True,
+    ),
+    "weights through .data": Left(
+        "model._module.transformer.h[0].mlp.c_fc.weight.data[0, 0] += 1",
+        "said = model._module.transformer.h[0].mlp.c_fc.weight[0, 0].item()",
+        False,
+    ),
+    "weights through numpy": Left(
+        "model._module.lm_head.weight.detach().numpy()[-1, -1] = 7",
+        "said = model._module.lm_head.weight[-1, -1].item()",
+        False,
+    ),
+    "a small weight": Left(
+        "model._module.transformer.ln_f.bias.data[3] = 5",
+        "said = model._module.transformer.ln_f.bias[3].item()",
+        False,
+    ),
+    "a replaced weight": Left(
+        "import torch\nweight = model._module.lm_head.weight\nweight.data = torch.zeros_like(weight)",
+        "said = model._module.lm_head.weight.sum().item()",
+        False,
+    ),
+    "tokens": Left("model.tokenizer.add_tokens(['xyzzy'])", "said = len(model.tokenizer)", False),
+    "side of the padding": Left(
+        "model.tokenizer.padding_side = 'left' if model.tokenizer.padding_side == 'right' else 'right'",
+        "said = model.tokenizer.padding_side",
+        True,
+    ),
+    # torch and numpy
+    **{
+        f"torch.{name}": Left(
+            f"import torch; torch.{do}", f"import torch; said = torch.{see}", True
+        )
+        for name, do, see in [
+            ("grad mode", "set_grad_enabled(False)", "is_grad_enabled()"),
+            ("dtype", "set_default_dtype(torch.float64)", "zeros(1).dtype.itemsize"),
+            (
+                "deterministic",
+                "use_deterministic_algorithms(True)",
+                "are_deterministic_algorithms_enabled()",
+            ),
+            ("anomaly", "autograd.set_detect_anomaly(True)", "is_anomaly_enabled()"),
+            ("threads", "set_num_threads(1)", "get_num_threads()"),
+            (
+                "precision",
+                "set_float32_matmul_precision('medium')",
+                "get_float32_matmul_precision()",
+            ),
+            ("autocast", "set_autocast_enabled('cpu', True)", "is_autocast_enabled('cpu')"),
+            ("seed", "manual_seed(1)", "rand(1).item()"),
+            (
+                "fastpath",
+                "backends.mha.set_fastpath_enabled(False)",
+                "backends.mha.get_fastpath_enabled()",
+            ),
+            (
+                "denormals",
+                "set_flush_denormal(True)",
+                "tensor([1e-310], dtype=torch.float64).mul(1).item()",
+            ),
+            ("cudnn", "backends.cudnn.__setattr__('benchmark', True)", "backends.cudnn.benchmark"),
+        ]
+    },
+    "torch.device": Left(
+        "import torch; torch.set_default_device('meta')",
+        "import torch; said = torch.zeros(1).device.type",
+        False,
+    ),
+    "inference mode": Left(
+        "import builtins, torch\nbuiltins.mode = torch.inference_mode(); mode.__enter__()",
+        "import torch; said = torch.is_inference_mode_enabled()",
+        False,
+    ),
+    "global hook": Left(
+        "import torch\ntorch.nn.modules.module.register_module_forward_hook(lambda *_: None)",
+        "import torch; said = len(torch.nn.modules.module._global_forward_hooks)",
+        False,
+    ),
+    "numpy's errors": Left(
+        "import numpy; numpy.seterr(all='ignore')",
+        "import numpy; said = sorted(numpy.geterr().items())",
+        True,
+    ),
+    "numpy's random numbers": Left(
+        "import numpy; numpy.random.seed(3)", "import numpy; said = numpy.random.rand()", True
+    ),
+    "numpy's printing": Left(
+        "import numpy; numpy.set_printoptions(precision=2)",
+        "import numpy; said = numpy.get_printoptions()['precision']",
+        True,
+    ),
+    "random numbers": Left(
+        "import random; random.seed(3)",
+        "import random; said = random.random() == random.Random(3).random()",
+        True,
+    ),
+    # Python
+    "builtins": Left(
+        "import builtins; builtins.note = 1",
+        "import builtins; said = hasattr(builtins, 'note')",
+        False,
+    ),
+    "a patched function": Left(
+        "import torch; torch.relu = abs", "import torch; said = torch.relu.__name__", False
+    ),
+    "a patched method": Left(
+        "import torch; torch.nn.Linear.forward = abs",
+        "import torch; said = torch.nn.Linear.forward.__name__",
+        False,
+    ),
+    "an attribute of a class": Left(
+        "import torch; torch.Tensor.note = 1",
+        "import torch; said = hasattr(torch.Tensor, 'note')",
+        False,
+    ),
+    "patched code": Left(
+        "import textwrap\ndef other(*_): return 'patched'\ntextwrap.indent.__code__ = other.__code__",
+        "import textwrap; said = textwrap.indent('', '')",
+        False,
+    ),
+    "patched defaults": Left(
+        "import textwrap; textwrap.indent.__defaults__ = (lambda _: True,)",
+        "import textwrap; said = textwrap.indent('\\n', ' ')",
+        False,
+    ),
+    "a module of the user's": Left(
+        "import sys, types; sys.modules['mine'] = types.ModuleType('mine')",
+        "import sys; said = 'mine' in sys.modules",
+        True,
+    ),
+    "a module that is gone": Left(
+        "import sys; del sys.modules['json']", "import sys; said = 'json' in sys.modules", True
+    ),
+    "a library that was loaded": Left(
+        "import wave", "import sys; said = 'wave' in sys.modules", False
+    ),
+    "sys.path": Left(
+        "import sys; sys.path.append('/nowhere')",
+        "import sys; said = '/nowhere' in sys.path",
+        False,
+    ),
+    "an importer": Left(
+        "import sys; sys.meta_path.append(object())", "import sys; said = len(sys.meta_path)", False
+    ),
+    "a codec": Left(
+        "import codecs; codecs.register(lambda name: None)",
+        "import encodings, gc\n"
+        "said = [len(l) for l in gc.get_referrers(encodings.search_function) if type(l) is list]",
+        False,
+    ),
+    "an error handler": Left(
+        "import codecs; codecs.register_error('mine', codecs.strict_errors)",
+        "import codecs\ntry: said = bool(codecs.lookup_error('mine'))\nexcept LookupError: said = False",
+        False,
+    ),
+    "copyreg": Left(
+        "import copyreg; copyreg.pickle(complex, str)",
+        "import copyreg; said = copyreg.dispatch_table[complex].__name__",
+        False,
+    ),
+    "an exit function": Left(
+        "import atexit; atexit.register(print)", "import atexit; said = atexit._ncallbacks()", False
+    ),
+    "an audit hook": Left(
+        "import sys\nclass Seen(list): pass\nseen = Seen()\nsys.addaudithook(lambda *each: seen.append(1))",
+        "import gc; said = [1 for each in gc.get_objects() if type(each).__name__ == 'Seen']",
+        False,
+    ),
+    "recursion limit": Left(
+        "import sys; sys.setrecursionlimit(5000)",
+        "import sys; said = sys.getrecursionlimit()",
+        True,
+    ),
+    "a trace function": Left(
+        "import sys; sys.setprofile(lambda *_: None)",
+        "import sys; said = sys.getprofile() is None",
+        True,
+    ),
+    "garbage collection": Left("import gc; gc.disable()", "import gc; said = gc.isenabled()", True),
+    "gc callbacks": Left(
+        "import gc; gc.callbacks.append(print)", "import gc; said = len(gc.callbacks)", False
+    ),
+    "warnings": Left(
+        "import warnings; warnings.simplefilter('error')",
+        "import warnings; said = str(warnings.filters[0])",
+        True,
+    ),
+    "logging": Left(
+        "import logging; logging.getLogger().setLevel(10); logging.disable(50)",
+        "import logging; said = (logging.root.level, logging.root.manager.disable)",
+        True,
+    ),
+    "a context variable": Left(
+        "import decimal; decimal.getcontext().prec = 3",
+        "import decimal; said = decimal.getcontext().prec",
+        True,
+    ),
+    "the environment": Left(
+        "import os; os.environ['NOTE'] = 'x'", "import os; said = dict(os.environ)", True
+    ),
+    "umask": Left("import os; os.umask(0o123)", "import os; said = os.umask(0o77)", True),
+    "a signal handler": Left(
+        "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
+        "import signal; said = int(signal.getsignal(signal.SIGUSR1))",
+        True,
+    ),
+    "blocked signals": Left(
+        "import signal; signal.pthread_sigmask(0, {10})",
+        "import signal; said = sorted(signal.pthread_sigmask(0, ()))",
+        True,
+    ),
+    "a soft limit": Left(
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 256))",
+        "import resource; said = resource.getrlimit(resource.RLIMIT_NOFILE)",
+        True,
+    ),
+    "a hard limit": Left(
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))",
+        "import resource; said = resource.getrlimit(resource.RLIMIT_NOFILE)",
+        False,
+    ),
+    "stdout": Left(
+        "import io, sys; sys.__stdout__ = io.StringIO()",
+        "import io, sys; said = isinstance(sys.__stdout__, io.StringIO)",
+        False,
+    ),
+    "a thread": Left(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "import threading; said = threading.active_count()",
+        False,
+    ),
+    "a thread of the C library's": Left(
+        "import ctypes\nlibc = ctypes.CDLL(None)\nthread = ctypes.c_ulong()\n"
+        "libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)",
+        "import os; said = 1",
+        False,
+    ),
+    "a descriptor": Left(
+        "import os; os.dup2(os.open('/dev/null', 0), 199)",
+        "import os\ntry: said = bool(os.fstat(199))\nexcept OSError: said = False",
+        False,
+    ),
+    "memory": Left(
+        "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.malloc.restype = ctypes.c_size_t\n"
+        "ctypes.memset(libc.malloc(ctypes.c_size_t(300 << 20)), 1, 300 << 20)",
+        "said = 1",
+        False,
+    ),
+    "an attribute of a function": Left(
+        "import textwrap; textwrap.indent.note = 1",
+        "import textwrap; said = hasattr(textwrap.indent, 'note')",
+        False,
+    ),
+    "an object in a cache": Left(
+        "import textwrap, functools\nclass Mine: pass\n"
+        "import re; re.compile('x').__class__\nimport linecache\n"
+        "import fnmatch; fnmatch._compile_pattern.cache_clear()\n"
+        "import threading; threading.local\nimport typing; typing.List[Mine]",
+        "import gc; said = [1 for each in gc.get_objects() if getattr(each, '__name__', '') == 'Mine']",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_one_request_leaves_the_next_does_not_see(
+    site: Site, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "ndif.host.pool")
+    left = LEFT[name]
+    # Of a user who has not been here before: in a new process.
+    new = site.says(left.looks, f"{name} (new)")
+    first = site.says(f"{left.leaves}\nimport os; said = os.getpid()", name)
+    stays = site.stays()
+    assert stays is left.stays, caplog.text
+    assert site.says(left.looks, name) == new
+    again = site.says(PID, name)
+    assert (again == first) is stays or not stays
+    assert site.says(PID, f"{name} (another)") not in (first, again)
+    assert not alive(first)
+
+
+# Which process serves whom.
+
+
+def waiting(served: Served) -> list[int]:
+    """Return the processes that are stopped until their user comes again, once there is one."""
+
+    def is_stopped(pid: int) -> bool:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    deadline = time.monotonic() + 5
+    while not (found := [pid for pid in children(served.zygote) if is_stopped(pid)]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def ends(pid: int) -> None:
+    """Wait until a process is gone."""
+    deadline = time.monotonic() + 5
+    while alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_one_process_serves_one_key(site: Site) -> None:
+    ada = [site.says(PID, "ada") for _ in range(5)]
+    assert len(set(ada)) == 1
+    assert site.stays()
+    assert waiting(site.served) == ada[:1]
+    bob = [site.says(PID, "bob") for _ in range(2)]
+    assert len(set(bob)) == 1
+    assert not alive(ada[0])
+    # One who comes back finds nothing of what was.
+    assert site.says(PID, "ada") not in (ada[0], bob[0])
+
+
+def test_without_a_key_each_request_has_a_process(site: Site) -> None:
+    assert len({site.says(PID, "") for _ in range(4)}) == 4
+    assert not site.stays()
+
+
+def test_descriptors(site: Site) -> None:
+    """The channel, streams that lead nowhere, and what the process sees its own memory by: nothing else."""
+    looks = (
+        "import os\nsaid = []\nfor fd in range(256):\n"
+        "    try: said.append((fd, oct(os.fstat(fd).st_mode)))\n    except OSError: pass"
+    )
+    found = dict(site.says(looks, "ada"))
+    character, sock, file, folder = (
+        "0o20666",
+        "0o140777",
+        ("0o100400", "0o100200", "0o100444"),
+        "0o40555",
+    )
+    assert [found.pop(fd) for fd in (0, 1, 2)] == [character] * 3
+    assert found.pop(3) == sock
+    assert sorted(found.values()) == sorted((*file, folder))
+
+
+def test_the_page_map_tells_no_place_in_the_machines_memory(site: Site) -> None:
+    looks = (
+        "import ctypes, os\nnote = ctypes.create_string_buffer(1 << 20)\nnote[0] = b'x'\n"
+        "at = ctypes.addressof(note) // 4096 + 1\nctypes.memset(at * 4096, 1, 4096)\nsaid = []\n"
+        "for fd in range(4, 256):\n"
+        "    try: said.append(int.from_bytes(os.pread(fd, 8, at * 8), 'little'))\n    except OSError: pass"
+    )
+    entries = [entry for entry in site.says(looks, "ada") if entry >> 63]
+    assert len(entries) == 1
+    assert entries[0] & ((1 << 55) - 1) == 0
+
+
+def test_a_stopped_server_leaves_no_stopped_process(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
+) -> None:
+    settings = Settings(session_root=tmp_path, protector="off", runner_scope="user")
+    site = Site(tiny_gpt2, client, settings)
+    pid = site.says(PID, "ada")
+    assert site.stays()
+    site.close()
+    ends(pid)
+
+
+@pytest.fixture(scope="module")
+def short(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """A replica whose runners last no longer than a second, or three requests, and have little memory."""
+    settings = Settings(
+        session_root=tmp_path_factory.mktemp("session"),
+        sandbox="require",
+        protector="off",
+        runner_scope="user",
+        runner_idle_s=1,
+        runner_max_requests=3,
+        runner_memory_bytes=400 << 20,
+    )
+    started = Site(tiny_gpt2, client, settings)
+    yield started
+    started.close()
+
+
+def test_a_runner_ends_after_its_last_request(short: Site) -> None:
+    pids = [short.says(PID, "ada") for _ in range(7)]
+    assert [pids.index(pid) for pid in pids] == [0, 0, 0, 3, 3, 3, 6]
+
+
+def test_a_runner_that_idles_ends(short: Site) -> None:
+    pid = short.says(PID, "idler")
+    assert short.stays()
+    ends(pid)
+    assert short.says(PID, "idler") != pid
+
+
+TAKES = "import os, torch\nblock = torch.ones({size} << 18)\nsaid = (os.getpid(), len(block))\ndel block"
+
+
+def test_each_request_has_the_same_memory(short: Site) -> None:
+    first, second = [short.says(TAKES.format(size=320), "large") for _ in range(2)]
+    assert first == second
+    with pytest.raises(AssertionError, match="NDIF_RUNNER_MEMORY_BYTES"):
+        short.says(TAKES.format(size=440), "large")
+
+
+def test_a_peak_is_of_one_request(short: Site) -> None:
+    def peak(code: str) -> float:
+        payload = executing(short.client, code)
+        response = short.wait(short.served.run(payload, trusted=False, key="peaks"))
+        assert response.meta is not None
+        return response.meta["peak_memory"]
+
+    small, large, again = peak("said = 1"), peak(TAKES.format(size=300)), peak("said = 1")
+    assert large - small > 250 << 20
+    assert again - small < 50 << 20
+
+
+def test_under_the_policy_a_runner_is_kept_too(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path
+) -> None:
+    site = Site(tiny_gpt2, client, Settings(session_root=tmp_path, runner_scope="user"))
+    truth = expected(tiny_gpt2)
+    pids = []
+    for _ in range(3):
+        found = site.wait(site.served.logits(reading(client), trusted=False, key="ada"))
+        assert torch.equal(found, truth)
+        assert site.stays()
+        pids += waiting(site.served)
+    assert len(pids) == 3
+    assert len(set(pids)) == 1
+    site.close()
+
+
+@pytest.mark.parametrize("scope", ["auto", "request"])
+def test_on_a_cpu_nothing_is_kept_unless_it_is_asked_for(
+    tiny_gpt2: Path, client: TransformersModel, tmp_path: Path, scope: Any
+) -> None:
+    settings = Settings(session_root=tmp_path, protector="off", runner_scope=scope)
+    site = Site(tiny_gpt2, client, settings)
+    assert len({site.says(PID, "ada") for _ in range(3)}) == 3
+    site.close()

@@ -1,0 +1,94 @@
+"""Requests between processes of this server, also of versions that know no key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request, Wire
+from ndif.stores.accounts import FileAccounts, OpenAccounts
+from ndif.stores.broker.encoding import decode_request, encode_request
+from tests.on_loop import on_loop
+
+MODEL = DeploymentConfig("test/model", "").key
+WITHOUT_A_KEY = [
+    "model",
+    "generation",
+    "wire",
+    "compress",
+    "base_url",
+    "nearby",
+    "session",
+    "env",
+    "callback",
+    "user",
+    "weight",
+    "priority",
+    "hotswapping",
+    "trusted",
+    "id",
+    "received",
+    "receipt",
+]
+"""What a version takes that knows no key; it refuses any other."""
+
+
+def a_request(user: str, key: str) -> Request:
+    return Request(MODEL, "0.8", Wire.ENVELOPE, b"", False, "http://here", user=user, key=key)
+
+
+@given(user=st.text(), key=st.text("0123456789abcdef", min_size=1))
+def test_a_key_comes_through(user: str, key: str) -> None:
+    request = a_request(user, key)
+    assert decode_request(encode_request(request)) == request
+
+
+@pytest.mark.parametrize("user", ["", "host 10.0.0.1", "key 0123456789abcdef"])
+def test_who_has_no_key_has_none(user: str) -> None:
+    request = a_request(user, "")
+    assert decode_request(encode_request(request)) == request
+
+
+def test_a_version_that_knows_no_key_passes_it_on() -> None:
+    content = encode_request(a_request("ada@example.org", "ab12"))
+    said = json.loads(content)
+    assert said.keys() == set(WITHOUT_A_KEY)
+    assert isinstance(said["user"], str)
+    # As it hands the request to a replica.
+    again = decode_request(json.dumps(said).encode())
+    assert (again.user, again.key) == ("ada@example.org", "ab12")
+
+
+def test_a_request_of_a_version_that_knows_no_key() -> None:
+    said = json.loads(encode_request(a_request("key 0123456789abcdef", "")))
+    assert said.keys() == set(WITHOUT_A_KEY)
+    assert decode_request(json.dumps(said).encode()).key == ""
+
+
+@on_loop
+async def test_only_a_key_that_was_verified_is_an_identity(tmp_path: Path) -> None:
+    """On a server without keys any text may come as one, and two may come with the same."""
+    open_ = OpenAccounts(hotswapping=False)
+    for key, host in (("", "10.0.0.1"), ("any-text", "10.0.0.1")):
+        assert (await open_.account(key, host)).key == ""
+    file = tmp_path / "keys.yaml"
+    digest = hashlib.sha256(b"the-second-key").hexdigest()
+    file.write_text(
+        "keys:\n  - {key: the-first-key, user: ada}\n"
+        f"  - {{sha256: {digest}, user: ada}}\n  - {{key: the-third-key}}\n"
+    )
+    accounts = FileAccounts(file)
+    keys = [
+        (await accounts.account(f"the-{which}-key", "10.0.0.1")).key
+        for which in ("first", "second", "third")
+    ]
+    assert len(set(keys)) == 3
+    assert all(len(key) == 32 for key in keys)
+    assert digest not in keys
+    assert (await accounts.account("the-first-key", "10.0.0.2")).key == keys[0]
