@@ -364,7 +364,9 @@ class ModelActor:
             ModelProcessError: if it does not end, or the weights cannot be seen to; the replica is lost.
         """
         # Until it is gone or stopped, it may still write.
-        if not await self._fresh.idle():
+        if await self._fresh.idle():
+            self._waited = runner
+        else:
             await runner.exit_code(GONE_S)
             if runner.alive:
                 self.process.kill()
@@ -374,10 +376,12 @@ class ModelActor:
     async def _succeed(self, runner: Runner | None) -> None:
         """Verify the weights again once a runner is gone that was verified while it waited.
 
-        `runner` is the stranger's that comes next; None if somebody else does.
+        Args:
+            runner: The stranger's that comes next; None if somebody else does.
         """
-        last, self._waited = self._waited, runner if self._per_user else None
-        if last is not None and last is not runner and self.process.exposes_weights:
+        last = self._waited
+        if last is not None and last is not runner:
+            self._waited = None
             await self._restore()
 
     async def _restore(self) -> None:
