@@ -32,8 +32,12 @@ def server(
             "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
         },
     )
-    yield started.ready()  # type: ignore[misc]
-    started.stop()
+    try:
+        started.ready()
+        until(lambda: started.get(f"/hub/api/models/{NAME}")[0] == 200)
+        yield started
+    finally:
+        started.stop()
 
 
 MODULES = {"0.8": "scenarios_08", "0.7": "scenarios_headers"}
