@@ -125,6 +125,49 @@ async def test_what_a_stranger_does_to_the_weights_is_undone(
         assert torch.equal(await served.logits(read, trusted=False), truth)
 
 
+def telling(client: TransformersModel) -> bytes:
+    """A block that tells its process."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        logits = torch.tensor(os.getpid()).save()  # noqa: F841
+    return sent.payload
+
+
+@on_loop
+async def test_a_key_has_its_runner_in_a_row_and_finds_the_weights_as_they_were(
+    tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
+) -> None:
+    """On GPUs that is what happens unless somebody says otherwise."""
+    read, write, tell = reading(client), writing(client), telling(client)
+    truth = expected(tiny_gpt2)
+    async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
+        verified = 0
+        verify = served.actor.process.verify
+
+        async def counted() -> int:
+            nonlocal verified
+            verified += 1
+            return await verify()
+
+        served.actor.process.verify = counted  # type: ignore[method-assign]
+
+        async def pid(key: str) -> float:
+            return (await served.logits(tell, trusted=False, key=key)).item()
+
+        first = await pid("one")
+        assert not (await served.logits(write, trusted=False, key="one")).any()
+        assert torch.equal(await served.logits(read, trusted=False, key="one"), truth)
+        assert await pid("one") == first
+        assert verified == 3
+        # When it is gone it may have written to them since.
+        assert await pid("another") not in (first, 0)
+        assert verified == 5
+        # Nobody shares a process for want of a key, and then once is enough.
+        assert await pid("") != await pid("")
+        assert verified == 8
+        assert torch.equal(await served.logits(read, trusted=False), truth)
+
+
 def opening(client: TransformersModel, path: Path) -> bytes:
     """A block that opens a device."""
     sent = Sent()

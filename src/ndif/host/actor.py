@@ -37,6 +37,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.tasks import end
 
 __all__ = ["ModelActor", "ReplicaLostError"]
 
@@ -250,6 +251,8 @@ class ModelActor:
             await asyncio.wait([self._starting])
         await self.process.stop()
         await self._fresh.idle()
+        if self._verifying is not None:
+            await end([self._verifying])
 
     def _evict(self, why: str) -> None:
         """Start no process for a request any more."""

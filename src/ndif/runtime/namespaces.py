@@ -56,18 +56,22 @@ class Namespaces:
         self._containers: list[tuple[_Container, list[Any], str]] = []
         self._known: set[int] = set()
         self._modules = dict(sys.modules)
+        self._add_all()
+        for found, name in _of_codecs():
+            self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
+        self._functions = _Functions(_functions())
+        self._versions = _Versions(self._dicts) if _versioned() else None
+
+    def _add_all(self) -> None:
+        """Add every module and class that is not there yet, and what is in it."""
+        first = len(self._dicts)
         for name, module in self._modules.items():
             if isinstance(module, types.ModuleType):
                 self._add(vars(module), name)
-        self._classes = _classes()
-        for cls in self._classes:
+        for cls in _classes():
             self._add(_members(cls), cls)
-        for at in range(len(self._dicts)):
+        for at in range(first, len(self._dicts)):
             self._add_within(self._copies[at], self._owners[at])
-        for found, name in _of_codecs():
-            self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
-        self._functions = _Functions()
-        self._versions = _Versions(self._dicts) if _versioned() else None
 
     def _add(self, found: dict[Any, Any], owner: Any) -> None:
         if id(found) not in self._known:
@@ -106,9 +110,19 @@ class Namespaces:
                 self._containers[change.at] = (container, list(container), name)
 
     def inherit(self) -> None:
-        """Adopt what a fork itself changes: locks that are made anew, and a thread's number."""
-        self._modules = dict(sys.modules)
-        self.adopt(self._changed_dicts())
+        """Adopt what a fork itself changes, and what it has loaded since.
+
+        Locks are made anew, and a thread has another number; where the weights are on a GPU, much is loaded
+        only once its driver has started.
+        """
+        self.adopt(self.changes())
+        if len(sys.modules) != len(self._modules):
+            self._modules = dict(sys.modules)
+            self._add_all()
+            self._functions = _Functions([*self._functions.all, *_functions()])
+            if self._versions:
+                self._versions = _Versions(self._dicts)
+        self._functions.note()
         self.settle()
 
     def changes(self) -> list[Change]:
@@ -217,23 +231,32 @@ class Change:
 class _Functions:
     """The code, defaults and attributes of every function there is, as far as they can be replaced."""
 
-    def __init__(self) -> None:
-        self._all = [each for each in gc.get_objects() if type(each) is types.FunctionType]
+    def __init__(self, functions: list[types.FunctionType]) -> None:
+        self.all = functions
         offsets = _offsets()
-        addresses = np.fromiter(map(id, self._all), np.uint64, len(self._all))
+        addresses = np.fromiter(map(id, functions), np.uint64, len(functions))
         start = int(addresses.min())
         size = int(addresses.max()) - start + max(offsets, default=0) + 8
         self._memory = _words(start, size)
         first = ((addresses - np.uint64(start)) // np.uint64(8)).astype(np.intp)
         self._at = [first + offset // 8 for offset in offsets]
+        self.note()
+
+    def note(self) -> None:
+        """Take how they are now for how they are to be."""
         self._noted = [self._memory[at] for at in self._at]
 
     def patched(self) -> str | None:
         for at, noted in zip(self._at, self._noted, strict=True):
             changed = np.flatnonzero(self._memory[at] != noted)
             if len(changed):
-                return str(self._all[int(changed[0])].__qualname__)
+                return str(self.all[int(changed[0])].__qualname__)
         return None
+
+
+def _functions() -> list[types.FunctionType]:
+    """Return every function that the collector knows, which those that are frozen are not among."""
+    return [each for each in gc.get_objects() if type(each) is types.FunctionType]
 
 
 def _words(start: int, size: int) -> npt.NDArray[np.uint64]:

@@ -86,7 +86,9 @@ class Reset:
         self._namespaces.inherit()
         self._settings = [(setting, setting.get()) for setting in settings(self._driver)]
         self._model = Model(self._generation.model)
-        self._weights = Weights(self._generation.model._module, self.sight)
+        # Those of a driver's devices are another process's, which verifies them.
+        own = self._generation.model._module if self._driver is None else torch.nn.Module()
+        self._weights = Weights(own, self.sight)
         self._threads = self.sight.threads()
         self._data = self.sight.data_bytes()
         self._anonymous = self.sight.anonymous_bytes()

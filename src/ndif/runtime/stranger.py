@@ -52,10 +52,15 @@ class Stranger:
         Path(untrusted.adapters).mkdir(parents=True, exist_ok=True)
         confinement = _confinement(untrusted, folder, driver)
         policy = _policy(untrusted)
+        stranger = cls(confinement, policy, untrusted.adapters)
         if rehearsal is not None:
-            with nullcontext() if policy is None else policy.foreseeing():
-                rehearsal.run(policy)
-        return cls(confinement, policy, untrusted.adapters)
+            stranger.rehearse(rehearsal)
+        return stranger
+
+    def rehearse(self, rehearsal: Rehearsal) -> None:
+        """Run a request under the policy, so that those that come find what it imports and reads."""
+        with nullcontext() if self.policy is None else self.policy.foreseeing():
+            rehearsal.run(self.policy)
 
     def reusable(self) -> Stranger:
         """Return the same for runners of more than one request, which have to know what to go back to."""

@@ -301,7 +301,9 @@ class Zygote:
         channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
         sight = Sight.open() if reused else None
         try:
-            stranger.enter(None if custody is None else lambda: self._start_driver(custody))
+            stranger.enter(
+                None if custody is None else lambda: self._start_driver(custody, stranger)
+            )
         except Exception as error:
             channel.send({"kind": "failed"}, sentence(error).encode())
             raise
@@ -314,12 +316,17 @@ class Zygote:
         else:
             runner.serve_one_user(Reset(self._generation, channel, self._driver, stranger, sight))
 
-    def _start_driver(self, custody: Custody) -> None:
-        """Start the driver and all that it does only now, as long as this runner may."""
+    def _start_driver(self, custody: Custody, stranger: Stranger) -> None:
+        """Start the driver and run a request, as long as this runner may open what that takes.
+
+        Where the weights are on the CPU the zygote has run one, for all its forks.
+        """
+        from ndif.runtime.rehearsal import Rehearsal
         from ndif.runtime.warming import warm_up_on_device
 
         custody.start()
         warm_up_on_device(self._generation.model)
+        stranger.rehearse(Rehearsal(self._generation, self._spec))
         if self._driver is not None:
             self._driver.synchronize()
 
