@@ -220,7 +220,7 @@ class ModelActor:
             await self._end_runners("the replica was taken off its device")
             await asyncio.gather(self._kept.empty(), self._fresh.empty())
             await self._pristine()
-            await self._succeed(None)
+            await self._verify_after(None)
             if self.process.exposes_weights:
                 await self.process.cache(self._settings.model_start_timeout_s)
 
@@ -303,7 +303,7 @@ class ModelActor:
                 # Beside it no stranger's process is left.
                 await self._fresh.part()
             runner = await runners.take(request.key if self._per_user else "")
-            await self._succeed(None if request.trusted else runner)
+            await self._verify_after(None if request.trusted else runner)
             self._runner = runner
         except (ModelProcessError, RunnerError) as error:
             raise self._lost(str(error)) from error
@@ -376,8 +376,8 @@ class ModelActor:
                 raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
         await self._restore()
 
-    async def _succeed(self, runner: Runner | None) -> None:
-        """Verify the weights again once a runner is gone that was verified while it waited.
+    async def _verify_after(self, runner: Runner | None) -> None:
+        """Verify the weights again, now that a runner is gone after which they were verified as it waited.
 
         Args:
             runner: The stranger's that comes next; None if somebody else does.

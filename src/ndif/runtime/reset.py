@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ndif.runtime.settled import Setting, settings, stop_timers
-from ndif.runtime.sight import Sight, content
+from ndif.runtime.proc_files import ProcFiles, content
+from ndif.runtime.process_settings import Setting, settings, stop_timers
 
 if TYPE_CHECKING:
     from ndif.runtime.driver import Driver
@@ -66,10 +66,10 @@ class Reset:
         channel: Channel,
         driver: Driver | None,
         stranger: Stranger,
-        sight: Sight,
+        proc_files: ProcFiles,
     ) -> None:
         assert stranger.namespaces is not None  # noqa: S101 - the zygote made them for this
-        self.sight = sight
+        self.proc_files = proc_files
         self._generation = generation
         self._channel = channel
         self._driver = driver
@@ -88,10 +88,10 @@ class Reset:
         self._model = Model(self._generation.model)
         # Those of a driver's devices are another process's, which verifies them.
         own = self._generation.model._module if self._driver is None else torch.nn.Module()
-        self._weights = Weights(own, self.sight)
-        self._threads = self.sight.threads()
-        self._data = self.sight.data_bytes()
-        self._anonymous = self.sight.anonymous_bytes()
+        self._weights = Weights(own, self.proc_files)
+        self._threads = self.proc_files.threads()
+        self._data = self.proc_files.data_bytes()
+        self._anonymous = self.proc_files.anonymous_bytes()
         self._descriptors = _descriptors()
         # What is here stays, and what a request leaves is all that is not frozen.
         gc.freeze()
@@ -120,7 +120,7 @@ class Reset:
     def _see_threads(self) -> None:
         if len(sys._current_frames()) > 1 or threading.active_count() > 1:
             raise SpentError("a thread goes on")
-        if self.sight.threads() > self._threads:
+        if self.proc_files.threads() > self._threads:
             raise SpentError("a library's thread was started")
 
     def _restore_settings(self) -> None:
@@ -177,10 +177,10 @@ class Reset:
     def _see_memory(self) -> None:
         if self._driver is not None:
             self._driver.release_memory()
-        if self.sight.anonymous_bytes() > self._anonymous + _TRIM_BYTES:
+        if self.proc_files.anonymous_bytes() > self._anonymous + _TRIM_BYTES:
             ctypes.CDLL(None).malloc_trim(0)
         # A driver maps what it likes; there is no limit of it to be kept for the next request.
-        if self._driver is None and self.sight.data_bytes() > self._data + _KEPT_BYTES:
+        if self._driver is None and self.proc_files.data_bytes() > self._data + _KEPT_BYTES:
             raise SpentError("memory was not given back")
 
 
@@ -321,8 +321,8 @@ class Weights:
     pages that were this process's own before, there is a copy. Weights on GPUs are their owner's to verify.
     """
 
-    def __init__(self, module: torch.nn.Module, sight: Sight) -> None:
-        self._sight = sight
+    def __init__(self, module: torch.nn.Module, proc_files: ProcFiles) -> None:
+        self._proc_files = proc_files
         self._whole: list[_Whole] = []
         self._copies: list[tuple[int, bytes]] = []
         for start, end in _merged(_ranges(_tensors(module))):
@@ -335,7 +335,7 @@ class Weights:
                 continue
             self._copy(start, first)
             self._copy(last, end)
-            own = sight.own_pages(first, last)
+            own = proc_files.own_pages(first, last)
             for page in own.nonzero()[0].tolist():
                 at = first + page * mmap.PAGESIZE
                 self._copy(at, at + mmap.PAGESIZE)
@@ -352,7 +352,7 @@ class Weights:
             SpentError: if one was.
         """
         for whole in self._whole:
-            if (self._sight.own_pages(whole.start, whole.end) & ~whole.own).any():
+            if (self._proc_files.own_pages(whole.start, whole.end) & ~whole.own).any():
                 raise SpentError("a weight was written to")
         for start, before in self._copies:
             if content(start, len(before)) != before:

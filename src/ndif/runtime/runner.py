@@ -29,8 +29,8 @@ from ndif.runtime.tracebacks import explain
 from ndif.runtime.warming import start_threads, warm_up
 
 if TYPE_CHECKING:
+    from ndif.runtime.proc_files import ProcFiles
     from ndif.runtime.reset import Reset
-    from ndif.runtime.sight import Sight
     from ndif.runtime.stranger import Stranger
 
 _IDLE_S = 0.05
@@ -105,7 +105,7 @@ class Runner:
         self._threads = start_threads(threads)
         self._driver = driver
         self._stranger = stranger
-        self._peak: Sight | None = None
+        self._peak: ProcFiles | None = None
         """Measures each of several requests of a confined process; None where there is one."""
         self._spilled = False
         """Whether a result was written into a file of the host's."""
@@ -123,7 +123,7 @@ class Runner:
 
     def serve_one_user(self, reset: Reset) -> None:
         """Run one user's requests, and after each be as before the first, or end."""
-        self._peak = reset.sight
+        self._peak = reset.proc_files
         warnings.showwarning = show_warning
         reset.begin()
         self._greet()

@@ -64,7 +64,6 @@ class Stranger:
 
     def reusable(self) -> Stranger:
         """Return the same for runners of more than one request, which have to know what to go back to."""
-        from ndif.runtime import reset, runner  # noqa: F401 - what every runner is about to import
         from ndif.runtime.namespaces import Namespaces
 
         return replace(self, namespaces=Namespaces())

@@ -108,7 +108,8 @@ class Zygote:
         )
 
     def _settle(self) -> None:
-        """Arrange this process's memory for the forks to come."""
+        """Arrange this process's memory for the forks to come, with what each of them would import."""
+        from ndif.runtime import proc_files, reset, runner  # noqa: F401
         from ndif.runtime.forking import Pages
         from ndif.runtime.heap import settle
         from ndif.runtime.huge import shared
@@ -288,9 +289,9 @@ class Zygote:
 
     def _run_fresh(self, fd: int, *, reused: bool) -> None:
         """Be a runner of one request, or one key's, confined before it reads a byte of it."""
+        from ndif.runtime.proc_files import ProcFiles
         from ndif.runtime.reset import Reset
         from ndif.runtime.runner import Runner
-        from ndif.runtime.sight import Sight
 
         stranger, custody = self._stranger, self._custody
         assert stranger is not None  # noqa: S101 - the host asks for one only where it said so
@@ -299,7 +300,7 @@ class Zygote:
         if custody is not None:
             custody.leave_to_parent()
         channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
-        sight = Sight.open() if reused else None
+        proc_files = ProcFiles.open() if reused else None
         try:
             stranger.enter(
                 None if custody is None else lambda: self._start_driver(custody, stranger)
@@ -311,10 +312,12 @@ class Zygote:
         # Elsewhere a pass of its own costs a runner of one request as much as it would save.
         if self._pages is None and custody is None:
             runner.warm_up()
-        if sight is None:
+        if proc_files is None:
             runner.serve_once()
         else:
-            runner.serve_one_user(Reset(self._generation, channel, self._driver, stranger, sight))
+            runner.serve_one_user(
+                Reset(self._generation, channel, self._driver, stranger, proc_files)
+            )
 
     def _start_driver(self, custody: Custody, stranger: Stranger) -> None:
         """Start the driver and run a request, as long as this runner may open what that takes.

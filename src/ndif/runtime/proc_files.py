@@ -24,7 +24,7 @@ _RESIDENT, _SHARED, _DATA = 1, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ProcFiles:
     """Files of this process's /proc, opened before it is confined and without privileges.
 
     Opened by a process with CAP_SYS_ADMIN, the page map would tell where in the machine's memory pages lie.
@@ -36,7 +36,7 @@ class Sight:
     tasks: int
 
     @classmethod
-    def open(cls) -> Sight:
+    def open(cls) -> ProcFiles:
         """Open them.
 
         Raises:
