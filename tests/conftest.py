@@ -14,6 +14,7 @@ from starlette.routing import Mount
 
 from ndif.gateway.hub import Hub, HubModel
 from tests.clients.harness import NDIF, Client, LocalServer
+from tests.host.machines import Machine, pretend_driver
 from tests.serving import serving
 from tests.tiny_models import make_adapter, make_gpt2
 
@@ -180,3 +181,18 @@ def client_07(clients: Clients) -> Client:
 def client_06(clients: Clients) -> Client:
     """A client of nnsight 0.6."""
     return clients["0.6"]
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a library that stands for NVML."""
+    return pretend_driver(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def machine(nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose cards that library tells of."""
+    machine = Machine(tmp_path / "machine")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml))
+    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
+    return machine

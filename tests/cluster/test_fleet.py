@@ -19,21 +19,8 @@ from ndif.host.runtimes import Runtimes
 from ndif.server.node_replica import _see_gpus
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
-from tests.host.machines import A100_MIG, GB10, H100, MIB, MIXED, Machine, pretend_driver
+from tests.host.machines import A100_MIG, GB10, H100, MIB, MIXED, Machine
 from tests.on_loop import on_loop
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretend_driver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine(tmp_path / "machine")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
-    return machine
 
 
 async def looked(machine: Machine, cards: Sequence[Card], node_gpus: str = "") -> Looked:

@@ -14,7 +14,7 @@ from ndif.host.evaluation import Evaluation, EvaluationError
 from ndif.host.gpus import Driver
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.schema.deployment import DeploymentConfig
-from tests.host.machines import GB10, H100, MIXED, Machine, pretend_driver
+from tests.host.machines import GB10, H100, MIXED, Machine
 from tests.on_loop import on_loop
 
 MIB = 1 << 20
@@ -72,19 +72,6 @@ class Knows:
 
 CONFIG = DeploymentConfig("a/b", "a/b")
 RUNTIME: Runtime = next(iter(Runtimes(Path("/nowhere")).installed().values()))
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretend_driver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine(tmp_path / "machine")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
-    return machine
 
 
 def cards_of(driver: Driver, knows: Knows, *, all_of: object = H100) -> LocalCards:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from nnsight import TransformersModel
-from tests.host.machines import H100, MIB, Machine, pretend_driver
+from tests.host.machines import H100, MIB, Machine
 from tests.on_loop import on_loop
 from tests.runtime.replica import children, lasting, serve, until
 
@@ -54,19 +54,6 @@ def replica() -> Iterator[Replica]:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretend_driver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine(tmp_path / "machine")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
-    return machine
 
 
 def use(machine: Machine, gpu: int, **mib: int) -> None:

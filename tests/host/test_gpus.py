@@ -21,7 +21,6 @@ from tests.host.machines import (
     MIB,
     MIXED,
     Machine,
-    pretend_driver,
 )
 from tests.on_loop import on_loop
 
@@ -204,19 +203,6 @@ def test_a_size_that_nobody_tells_is_not_made_up() -> None:
 
 
 # The driver itself, as far as it can be pretended
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretend_driver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine(tmp_path / "machine")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    monkeypatch.setenv("PRETEND_NVML", str(machine.file))
-    return machine
 
 
 @pytest.mark.parametrize("name", MACHINES)

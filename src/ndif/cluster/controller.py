@@ -424,7 +424,7 @@ class Controller:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Have those GPUs out of placement that have failed of late, and no others."""
+        """Withdraw those GPUs from placement that have failed of late, and no others."""
         self._withdrawn = self._device_errors.withdrawn(self._now())
         self.cluster = self.cluster.with_withdrawn(self._withdrawn.keys())
 

@@ -186,7 +186,7 @@ class Looked:
 
     node: Node
     gpus: Visible
-    """Those of its GPUs that are here, in the order in which the node counts them."""
+    """GPUs of the machine that are here, in the order in which the node counts them."""
 
     @property
     def has_gpus(self) -> bool:

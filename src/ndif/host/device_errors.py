@@ -24,7 +24,7 @@ _OF_THE_PROGRAM = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceFailure:
-    """What CUDA said of a GPU that no longer works."""
+    """CUDA's error about a GPU that no longer works."""
 
     error: str
     gpu: int | None = None

@@ -42,7 +42,7 @@ class Evaluation:
     repo_id: str | None
     """The name as a hub spells it; None where none was reached."""
     cuda: bool | None = None
-    """Whether the runtime's torch finds a GPU; None where it was not to look."""
+    """True if the runtime's torch finds a GPU; None where it was not to look."""
 
 
 @dataclass(frozen=True, slots=True)

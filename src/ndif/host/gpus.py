@@ -122,7 +122,7 @@ def _first_named(chosen: Sequence[Card | Gpu]) -> Gpu | None:
 def _chosen(
     cards: Sequence[Card], variables: Mapping[str, str]
 ) -> tuple[list[Card | Gpu], list[str]]:
-    """What the environment names, or all."""
+    """Return the GPUs that the environment names, or all."""
     for name in (VISIBLE, *_ordinals(variables)):
         if (text := variables.get(name)) is not None:
             return _listed(name, text, cards)

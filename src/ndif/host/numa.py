@@ -52,7 +52,7 @@ def parse(text: str) -> frozenset[int]:
 
 
 def bind(pid: int, cpus: Collection[int]) -> None:
-    """Have every thread of a process run on these CPUs, and all that they start from now on."""
+    """Bind every thread of a process to these CPUs, and all that they start from now on."""
     # The first thread comes first: what it starts meanwhile needs no second look.
     others = (int(path.name) for path in Path(f"/proc/{pid}/task").glob("[0-9]*"))
     for thread in [pid, *others]:

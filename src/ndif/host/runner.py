@@ -130,7 +130,7 @@ class Runner:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have a stopped process go on."""
+        """Continue a stopped process."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:

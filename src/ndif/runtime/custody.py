@@ -68,7 +68,7 @@ class Custody:
         return self._channel.socket
 
     def ask_to_verify(self) -> None:
-        """Have the owner see that its weights are as they were, and make them so; `answer` follows."""
+        """Ask the owner to verify its weights and to restore those that changed; `answer` follows."""
         if not _can_spare():
             self._forget_memory()
         self._channel.send({"kind": "verify", "keep_memory": self._memory is not None})
