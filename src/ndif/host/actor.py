@@ -370,6 +370,7 @@ class ModelActor:
         if await self._fresh.idle():
             self._waited = runner
         else:
+            self._waited = None
             await runner.exit_code(GONE_S)
             if runner.alive:
                 self.process.kill()

@@ -12,8 +12,9 @@ _KEPT = 2
 def context_bytes(settings: Settings, *, untrusted: bool, trusted: bool) -> int:
     """Return the bytes that the processes of one replica take of each of its GPUs beside their tensors.
 
-    Counts the owner of the weights, the runners that wait or run for untrusted requests, and those that are
-    kept for trusted ones, where such requests may come.
+    Counts the owner of the weights, the runners that wait or run for untrusted requests, the one that a
+    key has for itself, and those that are kept for trusted requests, where such may come.
     """
-    runners = settings.runner_pool * untrusted + _KEPT * trusted
+    held = settings.runner_scope != "request"
+    runners = (settings.runner_pool + held) * untrusted + _KEPT * trusted
     return (_OWNER + runners) * settings.gpu_context_bytes

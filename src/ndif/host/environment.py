@@ -23,6 +23,7 @@ _HARMLESS = (
         "TORCH",
         "PYTORCH_",
         "CUDA",
+        "CUBLAS_",
         "NVIDIA_",
         "NCCL_",
     ),

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
 _FRESH_S = 0.25
+_MISSES = 20
+"""Looks at a living runner of which the driver names nothing, until it counts as one that cannot."""
 SLACK = 256 << 20
 """Bytes that a request may take beyond the share: contexts are counted by a guess."""
 
@@ -93,6 +95,7 @@ class GpuWatch:
         """
         shared = {i: share for i, share in shares.items() if share < self._sizes[i]}
         before: dict[int, Held] = {}
+        missed = 0
         while shared and not self._is_blind:
             try:
                 sample = await self._used()
@@ -102,8 +105,12 @@ class GpuWatch:
             for index, share in shared.items():
                 now = held(sample.get(self._gpus[index].uuid, {}), runner, zygote)
                 if now is None:
-                    self._cannot("the driver names none of a replica's processes")
-                    return
+                    # Of a replica that is ending nothing is named either, nor of a card that is busy.
+                    missed += 1
+                    if missed >= _MISSES and _lives(runner):
+                        self._cannot("the driver names none of a replica's processes")
+                        return
+                    continue
                 if reason := exceeded(share, before.setdefault(index, now), now):
                     end(reason)
                     return
@@ -113,8 +120,12 @@ class GpuWatch:
         async with self._sampling:
             taken, _ = self._sample
             if time.monotonic() - taken > min(_FRESH_S, self._every_s):
-                self._sample = time.monotonic(), await self._driver.processes()
+                self._sample = time.monotonic(), await self._asked()
             return self._sample[1]
+
+    async def _asked(self) -> Mapping[str, Mapping[int, int | None]]:
+        """Ask the driver, whose answer is waited for to its end though nobody may want it any more."""
+        return await asyncio.shield(asyncio.ensure_future(self._driver.processes()))
 
     def _cannot(self, why: str) -> None:
         if not self._is_blind:
@@ -124,3 +135,7 @@ class GpuWatch:
                 "torch's own cap alone",
                 why,
             )
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

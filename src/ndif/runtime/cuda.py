@@ -127,8 +127,9 @@ class Cuda:
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
         """See `Driver.files`. Devices are those that this process has open, but for others' cards."""
-        indices = {tensor.device.index for tensor in tensors if tensor.is_cuda}
-        minors = card_minors(_information(), [_identity(index) for index in indices])
+        # All that this process sees, with weights or without: a runner sees them, too.
+        identities = [_identity(index) for index in range(torch.cuda.device_count())]
+        minors = card_minors(_information(), identities)
         devices = {_UVM_TOOLS, *_open_nodes()}
         return DriverFiles(
             libraries=tuple(sorted({str(folder) for folder in folders_of_libraries()})),

@@ -195,13 +195,18 @@ class Owner:
         """See that the weights are as they were, and make them so; return how many were not."""
         with self._driver.private_memory():
             self._driver.check(_DEVICE_ANSWERS_S)
-            if self._seal is None:
-                return 0
-            changed = self._seal.broken(self._held)
-            if changed:
-                restore(self._held, changed, self._sources(), self._seal.broken)
-                self._driver.synchronize()
-            return len(changed)
+        changed = self._broken(self._held)
+        if changed:
+            restore(self._held, changed, self._sources(), self._broken)
+            self._driver.synchronize()
+        return len(changed)
+
+    def _broken(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of those of `tensors` that are not as they were."""
+        if self._seal is None:
+            return []
+        with self._driver.private_memory():
+            return self._seal.broken(tensors)
 
     def _sources(self) -> list[Source]:
         """Return where unchanged weights are found, the quickest first."""

@@ -271,7 +271,7 @@ _SDP = ("flash", "mem_efficient", "math", "cudnn")
 
 
 def _backends() -> list[Any]:
-    found = [getattr(owner, name) for owner, names in _FLAGS for name in names]
+    found = [getattr(owner, name, None) for owner, names in _FLAGS for name in names]
     found += [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _SDP]
     found += [torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()]
     return found
@@ -282,7 +282,7 @@ def _set_backends(before: list[Any]) -> None:
     for owner, names in _FLAGS:
         for name in names:
             value = next(values)
-            if getattr(owner, name) != value:
+            if getattr(owner, name, None) != value:
                 setattr(owner, name, value)
     for name in _SDP:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(next(values))

@@ -125,12 +125,12 @@ class Reset:
 
     def _restore_settings(self) -> None:
         for setting, before in self._settings:
-            if setting.get() == before:
+            if _is(setting, before):
                 continue
             if setting.put is not None:
                 with contextlib.suppress(Exception):
                     setting.put(before)
-            if setting.put is None or setting.get() != before:
+            if setting.put is None or not _is(setting, before):
                 raise SpentError(f"{setting.name} cannot be put back")
         # As in a new process, which `random` sees to at each fork.
         random.seed()
@@ -182,6 +182,14 @@ class Reset:
         # A driver maps what it likes; there is no limit of it to be kept for the next request.
         if self._driver is None and self.proc_files.data_bytes() > self._data + _KEPT_BYTES:
             raise SpentError("memory was not given back")
+
+
+def _is(setting: Setting, before: Any) -> bool:
+    """Return True if a setting is as it was; one that can no longer be read is not."""
+    try:
+        return bool(setting.get() == before)
+    except Exception:
+        return False
 
 
 class Model:

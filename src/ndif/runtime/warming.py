@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 _TOKENS = 16
-_WANTS_MORE = (TypeError, ValueError, AttributeError, LookupError, AssertionError)
-"""Errors of a forward pass that was given too little."""
+_WANTS_MORE = (TypeError, ValueError, AttributeError, LookupError, AssertionError, RuntimeError)
+"""Errors of a forward pass that was given too little. Those of a device show when it is waited for."""
 _WORTH_SHARING = 1 << 18
 """Numbers that torch splits among its threads."""
 
@@ -31,8 +31,12 @@ def warm_up_on_device(model: Any) -> None:
     Raises:
         Exception: any but those of a model that wants more than tokens: the device then lacks something.
     """
-    with contextlib.suppress(*_WANTS_MORE):
+    try:
         _run_tokens(model)
+    except torch.OutOfMemoryError:
+        raise
+    except _WANTS_MORE:
+        return
 
 
 def _run_tokens(model: Any) -> None:

@@ -50,6 +50,9 @@ class Nnsight08:
         if arguments.get("device_map", "auto") != "auto":
             # Told of the map alone, the pipeline moves the model to the first GPU.
             arguments["device"] = arguments["device_map"]
+        elif spec.device == "cpu":
+            # Told of no device, it takes the first GPU where CUDA has started.
+            arguments["device"] = "cpu"
         self.model = TransformersModel(
             spec.checkpoint, revision=spec.revision, task=spec.task, dispatch=True, **arguments
         )
