@@ -83,7 +83,7 @@ class Custody:
         return header, bytes(body)
 
     def cache(self) -> None:
-        """Have the weights in the CPU's memory, and no owner. No runner may be there any more.
+        """Move the weights to the CPU's memory and end the owner. No runner may be there any more.
 
         Raises:
             RuntimeError: if the owner cannot.

@@ -41,7 +41,7 @@ class Driver(Protocol):
         ...
 
     def select(self, spec: ModelSpec) -> ModelSpec:
-        """Have this process and its forks see the devices of `spec` alone, numbered from 0.
+        """Restrict this process and its forks to the devices of `spec`, numbered from 0.
 
         Returns:
             The same model, its devices by their new numbers.
@@ -82,7 +82,7 @@ class Driver(Protocol):
         ...
 
     def check(self, deadline_s: float) -> None:
-        """Have every device do a little work.
+        """Give every device a little work and wait for it.
 
         Raises:
             DeviceError: if one cannot, or does not within the deadline.
@@ -114,7 +114,7 @@ class Driver(Protocol):
         ...
 
     def set_random_states(self, states: Sequence[torch.Tensor]) -> None:
-        """Have the devices' random generators in states that `random_states` returned."""
+        """Set the devices' random generators to states that `random_states` returned."""
         ...
 
     def reset_peak(self) -> None:

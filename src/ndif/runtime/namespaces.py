@@ -158,7 +158,7 @@ class Namespaces:
         return name in self._modules
 
     def restore_module(self, name: str) -> None:
-        """Have the entry of `sys.modules` that there was, or none."""
+        """Restore the earlier entry of `sys.modules`, or remove it if there was none."""
         if name in self._modules:
             sys.modules[name] = self._modules[name]
         else:
@@ -200,7 +200,7 @@ class Change:
         ]
 
     def restore(self) -> None:
-        """Have it as it was.
+        """Restore the namespace or container.
 
         Raises:
             TypeError: if it cannot be, as in a class of the interpreter's own.

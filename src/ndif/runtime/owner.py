@@ -78,7 +78,7 @@ def own_again(
     *,
     keep: bool,
 ) -> None:
-    """Have weights on devices again that an owner `before` left in the memory behind `fd`.
+    """Load weights onto devices that an owner `before` left in the memory behind `fd`.
 
     It is another process than that one, because what CUDA itself takes of a GPU it gives back with the
     process alone; and so does memory that was exported.

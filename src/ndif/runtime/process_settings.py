@@ -307,7 +307,7 @@ class _TorchRandom:
     __hash__ = None  # type: ignore[assignment]
 
     def restore(self) -> None:
-        """Have the generators as they were."""
+        """Restore the states of the generators."""
         cpu, *devices = self._states
         torch.set_rng_state(cpu)
         if self._driver is not None:

@@ -213,7 +213,7 @@ class Model:
         ]
 
     def restore(self) -> None:
-        """Have all as it was.
+        """Restore the module tree and the objects around it.
 
         Raises:
             SpentError: if a tensor is another, or the tokenizer.
@@ -260,7 +260,7 @@ class Tokenizer:
         ]
 
     def restore(self) -> None:
-        """Have it as it was.
+        """Restore the tokenizer.
 
         Raises:
             SpentError: if it knows other tokens, or reads text otherwise.
@@ -403,7 +403,7 @@ _MOST_DESCRIPTORS = 256
 
 
 def _start_threads(model: Any) -> None:
-    """Have those threads of libraries that honest requests start, and that stay."""
+    """Start those threads of libraries that honest requests start, and that stay."""
     with torch.enable_grad():
         torch.ones(1, requires_grad=True).sum().backward()
     with contextlib.suppress(Exception):
