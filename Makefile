@@ -4,7 +4,7 @@ PYTHON ?= python3
 INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 BIN := .venv/bin
 
-.PHONY: demo test check format bench gpu gpu-kit clean
+.PHONY: demo test test-fast check format bench gpu gpu-kit clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -12,6 +12,16 @@ demo: .venv/demo
 
 test: .venv/dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+# While working: what starts neither a model process nor a cluster.
+FAST := config control launch placement queue schedule schema simulation stores sandbox/protector gateway \
+	cluster cli/test_commands.py cli/test_light.py cli/test_every_command.py test_imports.py test_prose.py
+SLOW := sandbox/protector/test_generations.py gateway/test_bad_input.py gateway/test_hf_mirror.py \
+	cluster/ray stores/objects/test_s3.py
+
+test-fast: .venv/dev
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=tests/,$(SLOW)) \
+		$(addprefix tests/,$(FAST)) $(PYTEST)
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -1,1 +1,1 @@
-"""What the claims about speed and size rest on: `make bench`."""
+"""Measurements of speed and memory, each with a limit: `make bench`."""

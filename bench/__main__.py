@@ -17,8 +17,8 @@ from rich.console import Console
 
 from bench.cluster import cluster
 from bench.control import control
+from bench.fair_queue import fair_queue
 from bench.figures import MB, Figure, table
-from bench.line import line
 from bench.placement import placement
 from bench.processes import (
     CACHE,
@@ -34,13 +34,13 @@ from bench.replicas import replicas
 from bench.sandbox import per_user, sandbox
 from bench.simulate import simulate
 from bench.warm import warm
-from prepare_model import prepare  # an example, which `bench.processes` has made importable
+from prepare_model import prepare  # an example; `bench.processes` puts its folder on the path
 
 
 def loop_seconds() -> float:
-    """How long this machine takes for a loop of five million steps, the median of seven.
+    """Return the seconds of a loop of five million steps, the median of seven.
 
-    Two runs can be compared only where this is the same: a shared machine's speed changes.
+    Two runs are comparable only if this is the same: a shared machine's speed changes.
     """
     took = []
     for _ in range(7):
@@ -53,7 +53,7 @@ def loop_seconds() -> float:
 
 
 def help_seconds() -> float:
-    """How long `ndif --help` takes, the median of seven."""
+    """Return the seconds that `ndif --help` takes, the median of seven."""
     took = []
     for _ in range(7):
         began = time.perf_counter()
@@ -63,7 +63,7 @@ def help_seconds() -> float:
 
 
 def measure() -> tuple[list[Figure], dict[str, object]]:
-    """Every figure, and the raw numbers behind them."""
+    """Measure every figure; return them and the raw numbers behind them."""
     folder = prepare(CACHE / "smollm2-135m")
     environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
     if not (CACHE / "runtimes" / "0.7").is_dir():
@@ -106,15 +106,17 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
                 figures.append(Figure(name, ratio, 0.6, "x", at_most=False, how=how))
             if generation != "0.8":
                 held = held_weights(pid, (folder / "model.safetensors").stat().st_size)
-                how = "by the processes of two generations; once is what they share"
+                how = "in the processes of two generations, which should share one"
                 figures.append(Figure("copies of the weights", held, 1.1, "x", how=how))
             name = f"copies of a 256 MB result in one process, {generation}"
-            how = "most anonymous memory that a process gained; the values themselves are one"
+            how = (
+                "largest growth of a process's anonymous memory; the values themselves are one copy"
+            )
             figures.append(Figure(name, growth / (256 * MB), 2.0, "x", how=how))
     figures += sandbox(folder, environment)
     figures += per_user(folder, environment)
     figures += replicas(folder, environment)
-    figures += line()
+    figures += fair_queue()
     figures += placement()
     figures += warm(folder, environment)
     figures += control()
@@ -124,7 +126,7 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
 
 
 def main() -> None:
-    """Measure, show, write; fail where a limit does not hold."""
+    """Measure, print a table and write JSON; exit 1 if a limit does not hold."""
     figures, raw = measure()
     shown = table("ndif", figures)
     shown.caption = f"a loop of five million steps takes {loop_seconds():.2f} s on this machine now"

@@ -1,4 +1,4 @@
-"""One generation's client, timed: the same blocks in this process, on the server, on the instant server.
+"""A timed client of one generation: blocks in this process, on the server and on the instant server.
 
 Usage: client.py NAME FOLDER SERVER INSTANT READY; prints one JSON object.
 """
@@ -45,7 +45,7 @@ CONFIG.APP.REMOTE_LOGGING = False
 
 
 def small(model: Any, remote: bool) -> None:
-    """One layer and the last logits."""
+    """Read one layer and the last logits."""
     with model.trace(PROMPT, remote=remote):
         hidden = model.model.layers[5].output.save()
         logits = model.lm_head.output[:, -1].save()
@@ -54,7 +54,7 @@ def small(model: Any, remote: bool) -> None:
 
 
 def large(model: Any, remote: bool, size: int) -> None:
-    """`size` bytes of bfloat16 that are as compressible as a model's numbers are."""
+    """Return `size` bytes of bfloat16 that compress like a model's numbers."""
     count = size // 2
     with model.trace(PROMPT, remote=remote):
         weight = model.lm_head.weight.detach().flatten()
@@ -66,20 +66,20 @@ def large(model: Any, remote: bool, size: int) -> None:
 
 
 def timed(run: Callable[[], None]) -> float:
-    """Seconds of one run."""
+    """Return the seconds of one run."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
 def at(host: str, run: Callable[[], None]) -> float:
-    """Seconds of one run against `host`."""
+    """Return the seconds of one run against `host`."""
     CONFIG.API.HOST = host
     return timed(run)
 
 
 def keep(name: str, run: Callable[[], None]) -> int:
-    """Run once against the server and keep the result as it came, for the instant server; its size."""
+    """Run once against the server, store the raw result for the instant server, and return its size."""
     kept: list[bytes] = []
     if OLDER:
         plain_unpickle, plain_load = ResponseModel.unpickle, RemoteBackend._decompress_and_load
@@ -116,7 +116,7 @@ def keep(name: str, run: Callable[[], None]) -> int:
 
 
 def _embedded(frame: bytes) -> bytes:
-    """The result inside a frame: what its pickle gives to `_load_from_bytes`."""
+    """Return the result inside a frame: the bytes that its pickle passes to `_load_from_bytes`."""
     import pickletools
 
     start = 0
@@ -128,7 +128,7 @@ def _embedded(frame: bytes) -> bytes:
 
 
 def main() -> None:
-    """Measure everything in turns, so that a slow minute of the machine is everybody's."""
+    """Measure in alternating rounds, so that a slow minute of the machine affects all alike."""
     report: dict[str, Any] = {"nnsight": nnsight.__version__}
     keep("small", lambda: small(remote_model, True))
     times: dict[str, list[float]] = {"local": [], "server": [], "instant": []}
@@ -142,7 +142,7 @@ def main() -> None:
             for where, took in row.items():
                 times[where].append(took)
     report["small"] = {where: statistics.median(took) for where, took in times.items()}
-    # Of each round by itself: what slows the machine for a second slows all three.
+    # Differences of each round: a disturbance of a second slows all three.
     report["share"] = statistics.median(
         server - local - instant for local, server, instant in zip(*times.values(), strict=True)
     )

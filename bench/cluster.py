@@ -1,4 +1,4 @@
-"""What many machines cost and what they bring. See `bench.services`."""
+"""The cost and the throughput of a server of many machines; see `bench.services`."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ _PATIENCE_S = 120.0
 
 
 def cluster(folder: Path, environment: dict[str, str]) -> list[Figure]:
-    """All of it."""
+    """Measure everything about a server of many machines."""
     return [added(folder, environment), *uvloop.run(_without_a_model(environment))]
 
 
 def added(folder: Path, environment: dict[str, str]) -> Figure:
-    """What a small trace takes longer than on one machine."""
+    """Measure the time that a small trace takes longer than on one machine."""
     named = f"{NAME}={folder}"
     with (
-        # Clients need a model's config, and here they have it from this one.
+        # Clients read the model's configuration from this server's hub.
         server(folder, environment) as (hub, _, _),
         services(environment) as (settings, _),
         tempfile.TemporaryDirectory() as alone,
         started(named, {**environment, "NDIF_SESSION_ROOT": alone}) as one,
         started(named, settings) as many,
     ):
-        out = client("added.py", "0.8", hub, one, many)
+        out = client("two_servers.py", "0.8", hub, many, one, "one layer")
     found = json.loads(out.stdout.splitlines()[-1])
     return Figure(
         "many machines - one, one layer",
         found["added"] * 1e3,
         15,
         "ms",
-        how=f"p50 {found['many'] * 1e3:.1f} beside {found['one'] * 1e3:.1f} ms",
+        how=f"p50 {found['one layer'][0] * 1e3:.1f}, one machine {found['one layer'][1] * 1e3:.1f} ms",
     )
 
 
@@ -84,65 +84,65 @@ async def _throughput(users: list[User], ray_address: str) -> Figure:
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await calling.communicate()
+    printed, _ = await calling.communicate()
     return Figure(
         "many machines: sustained",
         statistics.median(rates),
         300,
         "requests/s",
         at_most=False,
-        how=f"{_USERS} users, two replicas that do nothing, two gateways; {min(rates):.0f} to "
-        f"{max(rates):.0f} in {_ROUNDS} rounds; Ray alone carries {float(said):.0f} such calls/s",
+        how=f"{_USERS} users, two no-op replicas, two gateways; {min(rates):.0f} to "
+        f"{max(rates):.0f} in {_ROUNDS} rounds; Ray alone does {float(printed):.0f} such calls/s",
     )
 
 
 async def _elsewhere(users: list[User], folder: Path) -> Figure:
-    """From the end of a replica's process until its job runs in another."""
+    """Measure the time from the end of a replica's process until its job runs in another replica."""
     took = []
     for _ in range(_KILLS):
         await _both(users, folder)
-        lost, told = users[0], folder / "lost"
-        await lost.send(_busy(told))
-        first = await _runs(told)
+        user, file = users[0], folder / "lost"
+        await user.send(_busy(file))
+        first = await _runs(file)
         began = time.perf_counter()
         psutil.Process(first).parent().kill()
-        await _until(lambda told=told, first=first: _named(told) not in (None, first))
+        await _until(lambda file=file, first=first: _written_pid(file) not in (None, first))
         took.append(time.perf_counter() - began)
-        told.unlink()
-        await lost.result()
+        file.unlink()
+        await user.result()
     return Figure(
         "replica lost: its job runs elsewhere",
         max(took),
         5,
         "s",
-        how=f"the slowest of {_KILLS}, the quickest {min(took):.2f} s; another is ready",
+        how=f"slowest of {_KILLS}, fastest {min(took):.2f} s; another replica is ready",
     )
 
 
 async def _take_over(user: User, hosts: list[NoopHost]) -> Figure:
-    """From the end of whoever leads until a request that was sent at once has its result."""
+    """Measure the time from the end of the leader until a request sent at once has its result."""
     took = []
     for _ in range(_KILLS):
-        host = next(host for host in hosts if host.leads)
-        stood_by = host.stood_by
+        host = next(host for host in hosts if host.is_leading)
+        standbys = host.standby_count
         leader = host.leader
         began = time.perf_counter()
         leader.kill()
         await _accepted(user)
         await user.result()
         took.append(time.perf_counter() - began)
-        await _until(lambda host=host, stood_by=stood_by: host.stood_by > stood_by)
+        await _until(lambda host=host, standbys=standbys: host.standby_count > standbys)
     return Figure(
         "a standby takes over",
         max(took),
         10,
         "s",
-        how=f"the slowest of {_KILLS}, the quickest {min(took):.2f} s: until a request is answered",
+        how=f"slowest of {_KILLS}, fastest {min(took):.2f} s: until a request is answered",
     )
 
 
 async def _accepted(user: User) -> None:
-    """Send a request, as often as that takes."""
+    """Send a request, again until it is accepted."""
     while True:
         try:
             return await user.send()
@@ -151,9 +151,9 @@ async def _accepted(user: User) -> None:
 
 
 async def _memory(hosts: list[NoopHost], waiting: Callable[[], int]) -> Figure:
-    """Of whoever leads, while many requests wait."""
-    host = next(host for host in hosts if host.leads)
-    # Those who have heard nothing for a while are taken for gone.
+    """Measure the leader's memory while many requests wait."""
+    host = next(host for host in hosts if host.is_leading)
+    # New users: the server drops clients that have received nothing for a while.
     senders = [User(host.port) for _ in range(_USERS)]
     for sender in senders:
         await sender.connect()
@@ -172,12 +172,12 @@ async def _memory(hosts: list[NoopHost], waiting: Callable[[], int]) -> Figure:
         full / MB,
         200,
         "MB",
-        how=f"{idle / MB:.0f} MB before; they were taken at {_QUEUED / sent_s:.0f}/s",
+        how=f"{idle / MB:.0f} MB before; accepted at {_QUEUED / sent_s:.0f} requests/s",
     )
 
 
 async def _both(users: list[User], folder: Path) -> None:
-    """Return once two jobs can run at a time."""
+    """Wait until two jobs run at a time."""
     held = [folder / "both-0", folder / "both-1"]
     for user, file in zip(users, held, strict=False):
         await user.send(_busy(file))
@@ -188,19 +188,19 @@ async def _both(users: list[User], folder: Path) -> None:
         await user.result()
 
 
-def _busy(told: Path) -> bytes:
-    """A job that lasts until its file is gone."""
-    return json.dumps({"tell": str(told)}).encode()
+def _busy(file: Path) -> bytes:
+    """Return a job that writes its process id to a file and runs until the file is deleted."""
+    return json.dumps({"tell": str(file)}).encode()
 
 
-async def _runs(told: Path) -> int:
-    """The process in which a job runs, once it does."""
-    await _until(lambda: _named(told) is not None)
-    return _named(told) or 0
+async def _runs(file: Path) -> int:
+    """Wait until a job runs; return its process id."""
+    await _until(lambda: _written_pid(file) is not None)
+    return _written_pid(file) or 0
 
 
-def _named(told: Path) -> int | None:
-    return int(told.read_text() or 0) or None if told.exists() else None
+def _written_pid(file: Path) -> int | None:
+    return int(file.read_text() or 0) or None if file.exists() else None
 
 
 async def _until(is_so: Callable[[], bool]) -> None:

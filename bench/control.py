@@ -1,4 +1,4 @@
-"""What the control plane takes of a request: gateway, queue and host, before a model that does nothing."""
+"""The cost of the control plane: gateway, queue and host, with a model that does nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RATE_S = 20.0
 
 
 async def sustained(users: list[User]) -> float:
-    """Requests a second when each user sends the next once the last is done."""
+    """Return the requests a second when each user sends one request after the other."""
     ends = time.perf_counter() + _ROUND_S
     done = 0
 
@@ -42,7 +42,7 @@ async def sustained(users: list[User]) -> float:
 
 
 async def at_rate(users: list[User]) -> list[float]:
-    """Seconds that each request took, when they come at random times at a fixed rate."""
+    """Return the sorted seconds of each request, which arrive at random times at a fixed rate."""
     dice = random.Random(0)
     idle: asyncio.Queue[User] = asyncio.Queue()
     for user in users:
@@ -95,7 +95,7 @@ async def _measure() -> tuple[list[float], list[float]]:
 
 
 def control() -> list[Figure]:
-    """Throughput, and the latency at a rate."""
+    """Measure the throughput, and the latency at a fixed rate."""
     rates, took = uvloop.run(_measure())
     p50, p99 = (took[int(len(took) * part)] * 1e3 for part in (0.5, 0.99))
     return [

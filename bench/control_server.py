@@ -1,4 +1,4 @@
-"""The real server before model processes that do nothing: `control_server FOLDER`; prints its port."""
+"""The real server with no-op model processes: `python -m bench.control_server FOLDER` prints its port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uvicorn
 import uvloop
 
 from bench.noop import NoopRuntimes
-from ndif.config import Settings
+from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.embedded import Server
 

@@ -1,4 +1,4 @@
-"""What the order of the line costs: 10,000 requests of 500 users wait for one model."""
+"""The cost of fair queueing: 10,000 requests of 500 users wait for one model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from bench.figures import Figure
-from ndif.queue.line import Entry, Line
+from ndif.queue.fair_queue import Entry, FairQueue
 
 _WAITING = 10_000
 _USERS = 500
@@ -17,17 +17,17 @@ _ROUNDS = 20
 _PAIRS = 1_000
 
 
-def line() -> list[Figure]:
-    """One entry that comes and one that goes; then where everybody stands."""
+def fair_queue() -> list[Figure]:
+    """Measure an add and take of one entry, and the positions of all."""
     entries = _entries()
-    full: Line[None] = Line()
+    full: FairQueue[None] = FairQueue()
     for entry in itertools.islice(entries, _WAITING):
         full.add(entry)
     pairs = []
     for _ in range(_ROUNDS):
-        coming = list(itertools.islice(entries, _PAIRS))
+        new = list(itertools.islice(entries, _PAIRS))
         began = time.perf_counter()
-        for entry in coming:
+        for entry in new:
             full.add(entry)
             full.take()
         pairs.append((time.perf_counter() - began) / _PAIRS)
@@ -38,8 +38,8 @@ def line() -> list[Figure]:
         walks.append(time.perf_counter() - began)
     how = f"median of {_ROUNDS}, {_WAITING:,} waiting from {_USERS} users"
     return [
-        Figure("line: one comes, one goes", statistics.median(pairs) * 1e6, 50, "us", how=how),
-        Figure("line: all positions", statistics.median(walks) * 1e3, 60, "ms", how=how),
+        Figure("queue: add and take one", statistics.median(pairs) * 1e6, 50, "us", how=how),
+        Figure("queue: all positions", statistics.median(walks) * 1e3, 60, "ms", how=how),
     ]
 
 
@@ -49,7 +49,7 @@ def _entries() -> Iterator[Entry[None]]:
         yield Entry(
             id=f"request-{number}",
             user=f"user-{dice.randrange(_USERS)}",
-            what=None,
+            item=None,
             arrived=float(number),
             weight=dice.choice([1.0, 1.0, 2.0, 4.0]),
             priority=dice.random() < 0.05,

@@ -18,14 +18,14 @@ class Figure:
     name: str
     value: float
     limit: float | None
-    """None where the figure has only a peer, which `how` names."""
+    """None if the figure has no limit, only a peer that `how` names."""
     unit: str
     at_most: bool = True
     how: str = ""
 
     @property
     def holds(self) -> bool:
-        """Whether the value is within the limit."""
+        """Return True if the value is within the limit."""
         if self.limit is None:
             return True
         return self.value <= self.limit if self.at_most else self.value >= self.limit
@@ -40,7 +40,7 @@ class Figure:
 
 
 def table(title: str, figures: Iterable[Figure]) -> Table:
-    """Return figures beside their limits."""
+    """Return a table of figures and their limits."""
     shown = Table(title=title)
     for heading in ("figure", "measured", "limit", "", "how"):
         shown.add_column(heading, overflow="fold")

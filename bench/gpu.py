@@ -1,7 +1,7 @@
-"""The GPU path, measured: each figure beside a limit, or beside a peer of the same run.
+"""Measurements of the GPU path, each with a limit or a peer of the same run.
 
 Usage: python -m bench.gpu [--device cpu] [--json PATH] [--seconds N]. On the CPU the same code runs with
-tiny sizes, and its figures say nothing of a card. What is measured is written after each step.
+tiny sizes, and its figures say nothing about a GPU. Figures are written after each step.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ import torch
 from nnsight import TransformersModel
 from rich.console import Console
 from tests.gpu.blocks import generating
-from tests.gpu.places import GIB, where
+from tests.gpu.devices import GIB, where
 from tests.gpu.probe import absence
 from tests.gpu.recording import write_json
 from tests.runtime.replica import PROMPT, Sent, Served, a_replica, reading
 from tests.tiny_models import make_empty_llama, make_gpt2
 
 from bench.figures import MB, Figure, table
-from ndif.config import Settings
-from ndif.runtime.seal import Seal
+from ndif.config.settings import Settings
+from ndif.runtime.weights.checksum import WeightChecksum
 from ndif.schema.status import Status
 from ndif.stores.objects.files import FileStore
 
 ROOT = Path(__file__).parent.parent
 STEP_S = 75.0
-"""Seconds after which a step is given up, and the next one begins."""
+"""Seconds after which a step is abandoned, and the next one begins."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The amounts that are measured."""
 
     tensors: int
     rounds: int
     pause_s: float
-    """As long as a runner takes to be replaced."""
-    seal_bytes: int
+    """Seconds in which the server replaces a runner."""
+    checksum_bytes: int
     width: int
     result_bytes: int
     tokens: int
@@ -62,13 +62,13 @@ TINY = Sizes(4, 1, 0.0, 1 << 20, 64, MB, 4, 1)
 
 
 def synchronize() -> None:
-    """Wait for the card."""
+    """Wait for the GPU."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Return how long `run` takes, with what it leaves to the card."""
+    """Return the seconds that `run` takes, including the work that it queues on the GPU."""
     synchronize()
     began = time.perf_counter()
     run()
@@ -77,7 +77,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 async def seconds_of(run: Awaitable[object]) -> float:
-    """Return how long it takes until `run` is done."""
+    """Return the seconds until `run` is done."""
     began = time.perf_counter()
     await run
     return time.perf_counter() - began
@@ -85,13 +85,13 @@ async def seconds_of(run: Awaitable[object]) -> float:
 
 @dataclass
 class Bench:
-    """What the steps share: the model, here and as clients have it, and replicas that are up."""
+    """The state that steps share: the model, in this process and as a client's, and running replicas."""
 
     device: str
     sizes: Sizes
     folder: Path
     ready_s: dict[bool, float] = field(default_factory=dict)
-    """How long a replica took to be ready, trusted and sandboxed."""
+    """Seconds from start to ready, by whether the replica is trusted."""
     _served: dict[bool, Served] = field(default_factory=dict)
     _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -111,17 +111,17 @@ class Bench:
         """Return a replica that is not started."""
         scratch = Path(tempfile.mkdtemp(dir=self.folder))
         runtime, given = where(self.device, scratch, memory)
-        strangers = Settings(session_root=scratch, **settings)
+        untrusted = Settings(session_root=scratch, **settings)
         objects = FileStore(scratch / "objects", ttl_s=3600)
-        return a_replica(checkpoint, runtime, None if trusted else strangers, objects, **given)
+        return a_replica(checkpoint, runtime, None if trusted else untrusted, objects, **given)
 
     async def up(self, served: Served) -> float:
-        """Start a replica that lasts as long as this; return the seconds until it is ready."""
+        """Start a replica, which `close` ends; return the seconds until it is ready."""
         self._stack.push_async_callback(served.actor.stop)
         return await seconds_of(served.start())
 
     async def served(self, *, trusted: bool) -> Served:
-        """Return the replica of the tiny model, started when it is first asked for."""
+        """Return the replica of the tiny model; the first call starts it."""
         if trusted not in self._served:
             served = self.replica(self.tiny, trusted=trusted)
             self.ready_s[trusted] = await self.up(served)
@@ -132,7 +132,7 @@ class Bench:
         """Run a block on the replica of the tiny model.
 
         Raises:
-            RuntimeError: if it fails.
+            RuntimeError: If the block fails.
         """
         await run(await self.served(trusted=trusted), payload, trusted=trusted)
 
@@ -145,7 +145,7 @@ async def run(served: Served, payload: bytes, *, trusted: bool, key: str = "") -
     """Run a block.
 
     Raises:
-        RuntimeError: if it fails.
+        RuntimeError: If the block fails.
     """
     response = await served.run(payload, trusted=trusted, key=key)
     if response.status is not Status.COMPLETED:
@@ -156,7 +156,7 @@ async def run(served: Served, payload: bytes, *, trusted: bool, key: str = "") -
 
 
 async def sharing(bench: Bench) -> list[Figure]:
-    """CUDA's start, what its context takes, and how long tensors of another process take to map."""
+    """Measure CUDA's start, its context's memory, and the mapping of another process's tensors."""
     path = bench.folder / "sharing.json"
     command = [sys.executable, "-m", "tests.gpu.probe", "--json", str(path), "--only", "nothing"]
     command += ["--tensors", str(bench.sizes.tensors)]
@@ -184,7 +184,7 @@ async def sharing(bench: Bench) -> list[Figure]:
 
 
 async def starts(bench: Bench) -> list[Figure]:
-    """Start to ready."""
+    """Measure the time from start to ready."""
     alone = seconds(bench.local)
     for trusted in (True, False):
         await bench.served(trusted=trusted)
@@ -203,13 +203,13 @@ async def starts(bench: Bench) -> list[Figure]:
 async def beside_local(
     bench: Bench, name: str, payload: bytes, here: Callable[[], object], limit_ms: float | None
 ) -> list[Figure]:
-    """Return one block's time trusted and sandboxed, beside the same in this process."""
+    """Return the time of a block trusted and sandboxed, and in this process."""
     times: dict[str, list[float]] = {"here": [], "trusted": [], "sandboxed": []}
     here()
     for _ in range(bench.sizes.rounds):
         times["here"].append(seconds(here))
         for trusted, kind in ((True, "trusted"), (False, "sandboxed")):
-            # In turns, so that a slow minute is everybody's; after a pause, so that a runner waits.
+            # Alternating, so that a slow minute affects all alike; after a pause, so that a runner waits.
             await asyncio.sleep(bench.sizes.pause_s)
             times[kind].append(await seconds_of(bench.run(payload, trusted=trusted)))
     ms = {kind: statistics.median(took) * 1e3 for kind, took in times.items()}
@@ -223,7 +223,7 @@ async def beside_local(
 
 
 async def small_trace(bench: Bench) -> list[Figure]:
-    """A trace of five tokens."""
+    """Measure a trace of five tokens."""
     model = bench.local()
 
     def here() -> None:
@@ -235,7 +235,7 @@ async def small_trace(bench: Bench) -> list[Figure]:
 
 
 async def generation(bench: Bench) -> list[Figure]:
-    """A generation of many tokens."""
+    """Measure a generation of many tokens."""
     model, tokens = bench.local(), bench.sizes.tokens
 
     def here() -> None:
@@ -248,7 +248,7 @@ async def generation(bench: Bench) -> list[Figure]:
 
 
 async def second_request(bench: Bench) -> list[Figure]:
-    """A user's second request, sent at once after the first."""
+    """Measure a user's second request, sent at once after the first."""
     payload = reading(bench.client)
     # Without a key, each request has a process of its own.
     replicas = {"": await bench.served(trusted=False)}
@@ -267,30 +267,30 @@ async def second_request(bench: Bench) -> list[Figure]:
     return [Figure("a user's next request, at once", took[-1], None, "ms", how=how)]
 
 
-async def seal(bench: Bench) -> list[Figure]:
-    """The checksum of the weights."""
-    size = bench.sizes.seal_bytes
+async def checksum(bench: Bench) -> list[Figure]:
+    """Measure the checksum of the weights."""
+    size = bench.sizes.checksum_bytes
     tensors = {
         str(n): torch.randn(size // 32, dtype=torch.float32, device=bench.device) for n in range(8)
     }
     words = [tensor.view(torch.int32) for tensor in tensors.values()]
-    made = seconds(lambda: Seal.of(tensors))
-    sealed = Seal.of(tensors)
+    made = seconds(lambda: WeightChecksum.of(tensors))
+    expected = WeightChecksum.of(tensors)
     changed: list[str] = []
-    verified = seconds(lambda: changed.extend(sealed.broken(tensors)))
+    verified = seconds(lambda: changed.extend(expected.find_changed(tensors)))
     if changed:
-        raise RuntimeError(f"the seal says that {changed} changed, and nothing has")
+        raise RuntimeError(f"the checksum reports changes of {changed}, and nothing has changed")
     read = min(seconds(lambda: [int(w.sum()) for w in words]) for _ in range(3))
     per_gb = 1e9 / size
     how = f"reading the same bytes once: {read * per_gb:.4f} s"
     return [
-        Figure("seal a GB", made * per_gb, None, "s", how=how),
+        Figure("checksum a GB", made * per_gb, None, "s", how=how),
         Figure("verify a GB", verified * per_gb, None, "s", how=how),
     ]
 
 
 async def warm(bench: Bench) -> list[Figure]:
-    """A model of 2 GB to the CPU's memory and back."""
+    """Measure a model of 2 GB on its way to the CPU's memory and back."""
     size = make_empty_llama(bench.folder / "large", bench.sizes.width)
     served = bench.replica(bench.folder / "large", trusted=True, memory=2 * size + GIB)
     cold = await bench.up(served)
@@ -327,7 +327,7 @@ def holding(client: TransformersModel, size: int) -> bytes:
 
 
 async def result(bench: Bench) -> list[Figure]:
-    """A large result from the device."""
+    """Measure a large result from the device."""
     size = bench.sizes.result_bytes
     payload = holding(bench.client, size)
     values = torch.ones(size // 2, dtype=torch.bfloat16, device=bench.device)
@@ -341,7 +341,7 @@ async def result(bench: Bench) -> list[Figure]:
 
 
 async def many_replicas(bench: Bench) -> list[Figure]:
-    """Many tiny replicas on one card."""
+    """Measure many tiny replicas on one GPU."""
     count, payload = bench.sizes.replicas, reading(bench.client)
     before = torch.cuda.mem_get_info()[0] if bench.device != "cpu" else 0
     replicas = [bench.replica(bench.tiny, trusted=True, memory=GIB) for _ in range(count)]
@@ -355,7 +355,7 @@ async def many_replicas(bench: Bench) -> list[Figure]:
             f"{count} replicas to ready", took, None, "s", how=f"one: {bench.ready_s[True]:.1f} s"
         ),
         Figure(
-            "a tiny replica takes", taken, None, "MiB", how="its contexts: an owner, two runners"
+            "a tiny replica takes", taken, None, "MiB", how="contexts of an owner and two runners"
         ),
     ]
 
@@ -365,7 +365,7 @@ STEPS: tuple[Callable[[Bench], Awaitable[list[Figure]]], ...] = (
     starts,
     small_trace,
     second_request,
-    seal,
+    checksum,
     warm,
     result,
     generation,
@@ -376,17 +376,17 @@ STEPS: tuple[Callable[[Bench], Awaitable[list[Figure]]], ...] = (
 async def measure(
     bench: Bench, ends: float, seen: Callable[[list[Figure], dict[str, str]], None]
 ) -> tuple[list[Figure], dict[str, str]]:
-    """Run every step that there is time for; `seen` gets the figures and problems after each."""
+    """Run the steps until the time is over; `seen` gets the figures and problems after each."""
     figures: list[Figure] = []
     problems: dict[str, str] = {}
     for step in STEPS:
         left_s = min(STEP_S, ends - time.monotonic())
         try:
             if left_s <= 0:
-                problems[step.__name__] = "no time was left for it"
+                problems[step.__name__] = "no time was left for this step"
             else:
                 measured = await asyncio.wait_for(step(bench), left_s)
-                # Limits are a card's.
+                # Limits apply to a GPU.
                 figures += (
                     [replace(f, limit=None) for f in measured]
                     if bench.device == "cpu"
@@ -400,8 +400,8 @@ async def measure(
     return figures, problems
 
 
-def told(figures: list[Figure], problems: dict[str, str]) -> dict[str, Any]:
-    """Return what was measured as JSON has it; a row of its table is a name, a value and a detail."""
+def as_json(figures: list[Figure], problems: dict[str, str]) -> dict[str, Any]:
+    """Return a JSON-serialisable dict; a row of its table is a name, a value and a detail."""
     rows = [
         (
             name,
@@ -418,7 +418,7 @@ def told(figures: list[Figure], problems: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, write; exit 1 where a step fails or a limit does not hold."""
+    """Measure, print a table and write JSON; exit 1 if a step fails or a limit does not hold."""
     parser = argparse.ArgumentParser(description="Measure the GPU path.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
@@ -428,7 +428,7 @@ def main() -> None:
 
     def write(figures: list[Figure], problems: dict[str, str]) -> None:
         if arguments.json:
-            write_json(arguments.json, told(figures, problems))
+            write_json(arguments.json, as_json(figures, problems))
 
     if arguments.device == "cuda" and (absent := absence()):
         if arguments.json:

@@ -1,6 +1,7 @@
-"""The floor: a server that answers every request at once with a result made before.
+"""The instant server: it answers every request at once with a stored result.
 
-What a client spends against it is the client's own; a real server's share is what it adds.
+A client's time against it is the client's own share; the rest of its time against a real server is the
+server's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ndif.schema import torch_format
+from ndif.schema import wires
 
 READY = Path(sys.argv[1])
 
@@ -31,7 +32,7 @@ class _File(FileResponse):
 
 
 class Instant:
-    """Both wires; the result is whatever file `/use/{name}` named last."""
+    """A server of both wires; its result is the file that `/use/{name}` selected last."""
 
     def __init__(self) -> None:
         self._sockets: dict[str, WebSocket] = {}
@@ -72,7 +73,7 @@ class Instant:
     def _frame(self, http: Request, identity: str) -> dict[str, Any]:
         fields = self._fields(identity)
         if self._content:
-            frame = torch_format.dumps_with(fields, "data", self._content, load=False)
+            frame = wires.torch_bytes_with(fields, "data", self._content, load=False)
             return {"type": "websocket.send", "bytes": frame}
         fields["data"] = f"{http.base_url}results/{self._name}"
         return {"type": "websocket.send", "text": json.dumps(fields)}
@@ -80,10 +81,10 @@ class Instant:
     def _frame_older(self, http: Request, identity: str) -> bytes:
         fields = self._fields(identity)
         if self._content:
-            return torch_format.dumps_with(fields, "data", self._content, load=True)
+            return wires.torch_bytes_with(fields, "data", self._content, load=True)
         url = f"{http.base_url}results/{self._name}"
         size = (READY / self._name).stat().st_size
-        return torch_format.dumps({**fields, "data": (url, size)})
+        return wires.torch_bytes({**fields, "data": (url, size)})
 
     async def result(self, http: Request) -> Response:
         return _File(READY / http.path_params["name"])
@@ -101,7 +102,7 @@ class Instant:
 
 
 def main() -> None:
-    """Serve until ended, after printing the address."""
+    """Print the address and serve until killed."""
     listening = socket.create_server(("127.0.0.1", 0))
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     config = uvicorn.Config(Instant().app, log_level="warning", ws_per_message_deflate=False)

@@ -1,7 +1,7 @@
 """A client that sends several jobs at once and waits for all of them.
 
-Usage: jobs.py NAME URL...; prints one JSON object: of each address the seconds until the last had ended,
-medians of rounds in turns.
+Usage: jobs.py NAME URL...; prints one JSON list: each address's seconds until the last job ended, the
+medians of alternating rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ model = TransformersModel(NAME, task="text-generation")
 
 
 def seconds(address: str) -> float:
-    """How long the jobs take altogether."""
+    """Return the seconds until all jobs have ended."""
     CONFIG.API.HOST = address
     began = time.perf_counter()
     jobs = []
@@ -32,7 +32,7 @@ def seconds(address: str) -> float:
         with model.generate(PROMPT, max_new_tokens=TOKENS, remote=True, blocking=False) as tracer:
             tracer.result.save()
         jobs.append(tracer.backend)
-    # One at a time, and seldom: a client makes a TLS context for each poll, 25 ms of a core.
+    # One job at a time, with pauses: a client makes a TLS context for each poll, 25 ms of a core.
     for job in jobs:
         while job() is None:
             time.sleep(_PAUSE_S)
@@ -40,7 +40,7 @@ def seconds(address: str) -> float:
 
 
 def main() -> None:
-    """Measure each address in turns, once for nothing first."""
+    """Measure each address in alternating rounds, after one that does not count."""
     for address in ADDRESSES:
         seconds(address)
     rounds = [[seconds(address) for address in ADDRESSES] for _ in range(ROUNDS)]

@@ -1,6 +1,7 @@
-"""A client with an API key, whose jobs go to several servers in turns, one right after the other.
+"""A client with an API key that sends series of jobs to several servers in alternating rounds.
 
-Usage: keyed.py NAME KEY URL...; prints one JSON list: jobs a second of each address, medians of the rounds.
+Usage: keyed.py NAME KEY URL...; prints one JSON list: each address's jobs a second, the medians of the
+rounds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 NAME, KEY, *ADDRESSES = sys.argv[1:]
 os.environ["NDIF_API_KEY"] = KEY
 
-from nnsight import TransformersModel  # noqa: E402 - the key is read when it is imported
+from nnsight import TransformersModel  # noqa: E402 - nnsight reads the key at import
 from nnsight.schema.config import CONFIG  # noqa: E402
 
 PROMPT = "The Eiffel Tower is in the city of"
@@ -25,7 +26,7 @@ model = TransformersModel(NAME, task="text-generation")
 
 
 def rate(address: str) -> float:
-    """Run a series of jobs against `address`; return how many it answers in a second."""
+    """Run a series of jobs against `address`; return the jobs a second."""
     CONFIG.API.HOST = address
     began = time.perf_counter()
     for _ in range(JOBS):
@@ -36,7 +37,7 @@ def rate(address: str) -> float:
 
 
 def main() -> None:
-    """Measure each address in turns, once for nothing first."""
+    """Measure each address in alternating rounds, after one that does not count."""
     for address in ADDRESSES:
         rate(address)
     rounds = [[rate(address) for address in ADDRESSES] for _ in range(ROUNDS)]

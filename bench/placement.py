@@ -8,14 +8,12 @@ import time
 from dataclasses import replace
 
 from bench.figures import Figure
-from ndif.cluster.cluster import Cluster
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import DeploymentLevel
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources
-from ndif.cluster.rules import DEFAULT_RULES
-from ndif.cluster.wanted import Device, Wanted
-from ndif.cluster.why import why_not
+from ndif.placement.cluster import Cluster
+from ndif.placement.demand import DEFAULT_RULES, Demand, Device
+from ndif.placement.explanation import explain_refusal
+from ndif.placement.node import Node
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.resources import Resources
 
 _GIB = 1024**3
 _NODES = 1000
@@ -40,10 +38,10 @@ def _figure(what: str, gpus: list[int], size_gib: int, *, kept: bool = False) ->
     cluster = _cluster(gpus, rng, kept=kept)
     took = []
     for index in range(_DECISIONS):
-        wanted = Wanted(f"new-{index}", size_gib * _GIB, device=Device.GPU)
+        demand = Demand(f"new-{index}", size_gib * _GIB, device=Device.GPU)
         began = time.perf_counter()
-        decision = cluster.deploy([wanted], _NOW, rng, DEFAULT_RULES)
-        said = [why_not(refusal) for refusal in decision.refused]
+        decision = cluster.deploy([demand], _NOW, rng, DEFAULT_RULES)
+        said = [explain_refusal(refusal) for refusal in decision.refused]
         took.append((time.perf_counter() - began) * 1e3)
         if bool(said) != kept or bool(decision.evictions) != (what == "must evict"):
             raise RuntimeError(f"Not what was to be measured: {what}.")
@@ -66,7 +64,7 @@ def _cluster(gpus: list[int], rng: random.Random, *, kept: bool) -> Cluster:
         first = 0
         for position, count in enumerate(gpus):
             name = f"{index}-{position}"
-            deployment = Deployment(
+            replica = PlacedReplica(
                 model_key=f"model-{rng.randrange(_NODES)}",
                 replica_id=name,
                 node_id=node.id,
@@ -76,8 +74,8 @@ def _cluster(gpus: list[int], rng: random.Random, *, kept: bool) -> Cluster:
                 gpu_mem_bytes_by_id=dict.fromkeys(range(first, first + count), _GPUS[0]),
             )
             if kept and index % 2 and position == 0:
-                deployment = replace(deployment, dedicated=True)
-            node = node.with_replica(deployment)
+                replica = replace(replica, dedicated=True)
+            node = node.with_replica(replica)
             first += count
         nodes.append(node)
     return Cluster.of(*nodes)

@@ -1,4 +1,4 @@
-"""What is measured, as processes: started, watched, ended."""
+"""Servers and clients as processes, and measurements of their memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAMPLE_S = 0.005
 def server(
     folder: Path, environment: dict[str, str], *options: str
 ) -> Iterator[tuple[str, int, str]]:
-    """`ndif local start` on the demo model: its address, process id and what it said."""
+    """Run `ndif local start` on the demo model; the value is its address, process id and output."""
     process = subprocess.Popen(
         [NDIF, "local", "start", str(folder), "--name", NAME, *options],
         env={**environment, "COLUMNS": "200", "NO_COLOR": "1"},
@@ -50,7 +50,7 @@ def server(
 
 @contextlib.contextmanager
 def instant(ready: Path) -> Iterator[str]:
-    """The instant server's address."""
+    """Run the instant server; the value is its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.instant", str(ready)],
         cwd=ROOT,
@@ -66,7 +66,7 @@ def instant(ready: Path) -> Iterator[str]:
 
 
 class Watch:
-    """The most anonymous memory that each of a server's processes held, above where it began."""
+    """The peak of the anonymous memory of each of a server's processes, above its start."""
 
     def __init__(self, pid: int) -> None:
         self.start = {p: anonymous(p) for p in descendants(pid)}
@@ -83,14 +83,14 @@ class Watch:
                 self.peak[process] = max(self.peak.get(process, 0), now)
 
     def stop(self) -> int:
-        """The largest growth of any process, in bytes."""
+        """Stop sampling; return the largest growth of any process, in bytes."""
         self._done.set()
         self._thread.join()
         return max(self.peak[p] - self.start[p] for p in self.peak)
 
 
 def descendants(pid: int) -> list[int]:
-    """`pid` and every process below it."""
+    """Return `pid` and the ids of all its descendants."""
     found = [pid]
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
@@ -99,7 +99,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def anonymous(pid: int) -> int:
-    """Bytes of memory that belong to no file."""
+    """Return the bytes of a process's anonymous memory."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(("RssAnon:",)):
@@ -108,13 +108,13 @@ def anonymous(pid: int) -> int:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory in all."""
+    """Return the bytes of a process's resident memory."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024  # type: ignore[index]
 
 
 def held_weights(pid: int, size: int) -> float:
-    """How often a tree of processes holds `size` bytes of weights: once, and what any has for itself."""
+    """Return the copies of `size` bytes of weights in a process tree: shared, and the largest private."""
     memories, own = set(), 0
     for process in descendants(pid):
         mine, inside = 0, False
@@ -132,7 +132,7 @@ def held_weights(pid: int, size: int) -> float:
 
 
 def proportional(pid: int) -> int:
-    """Bytes of memory, what several share counted in parts (PSS), of a process and all below it."""
+    """Return the proportional set size (PSS), in bytes, of a process and its descendants."""
     total = 0
     for process in descendants(pid):
         with contextlib.suppress(OSError):
@@ -144,7 +144,7 @@ def proportional(pid: int) -> int:
 def client(
     script: str, generation: str, url: str, *arguments: str, runs: str = NAME
 ) -> subprocess.CompletedProcess[str]:
-    """A script of this folder as a client of one generation that knows nothing but the server."""
+    """Run a script of this folder as a client of one generation, configured with the server alone."""
     overlay = {} if generation == "0.8" else {"PYTHONPATH": str(CACHE / "runtimes" / generation)}
     environment = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""What a second replica brings, each with one thread."""
+"""The throughput of a second replica, each with one thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.processes import client, server
 
 
 def replicas(folder: Path, environment: dict[str, str]) -> list[Figure]:
-    """Jobs a second of two replicas beside those of one."""
+    """Measure the time of several jobs on one replica and on two."""
     threads = ("--threads", "1")
     with (
         server(folder, environment, *threads) as (one, _, _),
@@ -25,6 +25,6 @@ def replicas(folder: Path, environment: dict[str, str]) -> list[Figure]:
             1.8,
             "x",
             at_most=False,
-            how=f"six jobs of 48 tokens, sent at once: {together:.1f} s beside {alone:.1f} s",
+            how=f"six jobs of 48 tokens, sent at once: {together:.1f} s, on one replica {alone:.1f} s",
         )
     ]

@@ -1,4 +1,4 @@
-"""What the sandbox costs: the same model, served to those it trusts and to those it does not."""
+"""The cost of the sandbox: one model, served trusted and sandboxed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ _SETTLED_S = 3.0
 
 
 def sandbox(folder: Path, environment: dict[str, str]) -> list[Figure]:
-    """Latency, ratio, throughput and memory, trusted and sandboxed in turns."""
+    """Measure latency, throughput and memory, trusted and sandboxed in alternating rounds."""
     with (
         server(folder, environment) as (trusted, _, _),
         server(folder, environment, "--sandbox") as (sandboxed, _, _),
     ):
-        out = client("strangers.py", "0.8", trusted, trusted, sandboxed)
+        measurements = ("one layer", "all layers", "jobs")
+        out = client("two_servers.py", "0.8", trusted, sandboxed, trusted, *measurements)
         report = json.loads(out.stdout.splitlines()[-1])
-    # Alone: a page that another server has mapped, too, counts by parts here and there.
+    # On its own: a page that another server maps too would count in part.
     with server(folder, environment, "--sandbox") as (_, pid, _):
         added = waiting_runner(pid)
 
     def pair(name: str, unit: str, scale: float) -> str:
-        there, here = report[name]
-        return f"sandboxed {there * scale:.1f}, trusted {here * scale:.1f} {unit}"
+        sandboxed, trusted = report[name]
+        return f"sandboxed {sandboxed * scale:.1f}, trusted {trusted * scale:.1f} {unit}"
 
     many, rate = report["all layers"], report["jobs"]
     return [
@@ -70,7 +71,7 @@ _KEY = "a-key-of-the-benchmark"
 
 
 def per_user(folder: Path, environment: dict[str, str]) -> list[Figure]:
-    """Jobs a second of one key on three servers in turns: trusted, one runner a user, one a request."""
+    """Measure one key's jobs a second, trusted, with one runner a user and with one a request."""
     with contextlib.ExitStack() as servers:
         urls = [
             servers.enter_context(keyed(folder, environment, *way))
@@ -92,7 +93,7 @@ def per_user(folder: Path, environment: dict[str, str]) -> list[Figure]:
 
 @contextlib.contextmanager
 def keyed(folder: Path, environment: dict[str, str], tags: str, scope: str) -> Iterator[str]:
-    """`ndif start` with one key on the demo model: its address."""
+    """Run `ndif start` with one key on the demo model; the value is its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -112,7 +113,7 @@ def keyed(folder: Path, environment: dict[str, str], tags: str, scope: str) -> I
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            # Its files are there once it is loaded.
+            # The hub serves a model's files once the model is loaded.
             wait_for(f"{url}/hub/api/models/{NAME}")
             yield url
         finally:
@@ -121,10 +122,10 @@ def keyed(folder: Path, environment: dict[str, str], tags: str, scope: str) -> I
 
 
 def waiting_runner(pid: int) -> int:
-    """Bytes that a server's processes hold less when one runner that waits is gone."""
+    """Return the bytes that a server's processes release when one waiting runner ends."""
     time.sleep(_SETTLED_S)
     before = proportional(pid)
-    # The youngest: runners are forked last, and nothing is forked for one that is gone until it is missed.
+    # The youngest process is a runner; the server replaces a lost runner only when it needs one.
     youngest = max(descendants(pid), key=started)
     os.kill(youngest, signal.SIGKILL)
     while alive(youngest):
@@ -133,12 +134,12 @@ def waiting_runner(pid: int) -> int:
 
 
 def started(pid: int) -> int:
-    """When a process was forked, in ticks since boot."""
+    """Return the start time of a process, in ticks since boot."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there."""
+    """Return True if a process exists."""
     with contextlib.suppress(OSError):
         os.kill(pid, 0)
         return True

@@ -1,4 +1,4 @@
-"""Redis, S3 and two nodes of Ray on this machine, all of them real, and hosts before them."""
+"""Real Redis, S3 and two Ray nodes on this machine, and server hosts that use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 from tests.clients.harness import StartedServer, until
-from tests.cluster.rays import ray_cluster
+from tests.cluster.ray.rays import ray_cluster
 from tests.services.redis import RedisServer
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
@@ -22,16 +22,16 @@ from bench.processes import ROOT
 
 @contextlib.contextmanager
 def services(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], RedisServer]]:
-    """All that a server of many machines needs: the environment that names it, and its broker."""
-    with contextlib.ExitStack() as all_of_it:
+    """Start the services of a server of many machines; return its environment and its broker."""
+    with contextlib.ExitStack() as stack:
         folders = (
-            Path(all_of_it.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             for _ in range(3)
         )
-        redis = all_of_it.enter_context(RedisServer(next(folders)))
+        redis = stack.enter_context(RedisServer(next(folders)))
         s3_folder = next(folders)
         s3_folder.chmod(0o755)  # its processes are another user's
-        s3 = all_of_it.enter_context(SwiftServer(s3_folder))
+        s3 = stack.enter_context(SwiftServer(s3_folder))
         settings = {
             "NDIF_SESSION_ROOT": str(next(folders)),
             "NDIF_BROKER_URL": redis.url,
@@ -41,18 +41,18 @@ def services(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], Redi
             "NDIF_OBJECT_STORE_BUCKET": "bench",
             "NDIF_API_WORKERS": "2",
         }
-        ray = all_of_it.enter_context(ray_cluster({**environment, **settings}, "one", "two"))
+        ray = stack.enter_context(ray_cluster({**environment, **settings}, "one", "two"))
         yield {**environment, **settings, "NDIF_RAY_ADDRESS": ray.address}, redis
 
 
 def claimed(redis: RedisServer) -> int:
-    """The requests that a dispatcher has taken, and that have not ended."""
+    """Return the number of requests that a dispatcher has claimed and that have not ended."""
     return int(redis.command("xpending", "queue", "dispatchers").split()[0])
 
 
 @contextlib.contextmanager
 def started(checkpoint: str, environment: dict[str, str]) -> Iterator[str]:
-    """`ndif start` with a model, once that is loaded: its address."""
+    """Run `ndif start` with a model; the value is its address, once the model is loaded."""
     host = StartedServer(checkpoint, environment=environment)
     try:
         host.ready()
@@ -64,7 +64,7 @@ def started(checkpoint: str, environment: dict[str, str]) -> Iterator[str]:
 
 @dataclass
 class NoopHost:
-    """A host before models that take no time."""
+    """A server host whose models do nothing."""
 
     pid: int
     port: int
@@ -72,7 +72,7 @@ class NoopHost:
 
     @property
     def leader(self) -> psutil.Process:
-        """Its process that leads, or stands by."""
+        """Return the process that leads or stands by."""
         for process in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.Error):
                 if "bench.noop.lead" in process.cmdline():
@@ -80,23 +80,23 @@ class NoopHost:
         raise ProcessLookupError
 
     @property
-    def leads(self) -> bool:
-        """Whether that leads."""
-        return "Leading" in self._said.rpartition("Standing by")[2]
+    def is_leading(self) -> bool:
+        """Return True if the process leads."""
+        return "Leading" in self._log.rpartition("Standing by")[2]
 
     @property
-    def stood_by(self) -> int:
-        """How often it has."""
-        return self._said.count("Standing by")
+    def standby_count(self) -> int:
+        """Return how many times a process of this host has begun to stand by."""
+        return self._log.count("Standing by")
 
     @property
-    def _said(self) -> str:
+    def _log(self) -> str:
         return (self.folder / "dispatcher.log").read_text()
 
 
 @contextlib.asynccontextmanager
 async def noop_host(settings: dict[str, str]) -> AsyncIterator[NoopHost]:
-    """One, with two gateways."""
+    """Start a host with two gateways."""
     with tempfile.TemporaryDirectory() as folder:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.noop.host", folder),

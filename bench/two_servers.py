@@ -1,6 +1,8 @@
-"""A client of two servers of one model, in turns: one that trusts it, and one that does not.
+"""A client that compares two servers of one model, in alternating rounds.
 
-Usage: strangers.py NAME TRUSTED SANDBOXED; prints one JSON object: each pair is sandboxed, trusted.
+Usage: two_servers.py NAME MEASURED BASELINE MEASUREMENT...; prints one JSON object. Each pair is the median
+of the measured server and that of the baseline: "one layer" and "all layers" in seconds, "jobs" in jobs a
+second. "added" is the median of the rounds' differences for one layer.
 """
 
 from __future__ import annotations
@@ -10,15 +12,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nnsight import TransformersModel
 from nnsight.schema.config import CONFIG
 
-NAME, TRUSTED, SANDBOXED = sys.argv[1:]
+NAME, MEASURED, BASELINE, *MEASUREMENTS = sys.argv[1:]
 PROMPT = "The Eiffel Tower is in the city of"
 ROUNDS, SERIES, JOBS = 40, 8, 10
 _PAUSE_S = 0.15
-"""As long as a person needs at least; a runner that has run is replaced meanwhile."""
+"""Pause between requests, in which the server replaces the runner that served."""
 
 CONFIG.APP.REMOTE_LOGGING = False
 model = TransformersModel(NAME, task="text-generation")
@@ -43,7 +46,7 @@ def all_layers() -> None:
 
 
 def seconds(host: str, run: Callable[[], None]) -> float:
-    """How long `run` takes against `host`."""
+    """Return the seconds that `run` takes against `host`."""
     CONFIG.API.HOST = host
     began = time.perf_counter()
     run()
@@ -51,11 +54,11 @@ def seconds(host: str, run: Callable[[], None]) -> float:
 
 
 def in_turns(run: Callable[[], None]) -> list[tuple[float, float]]:
-    """Rounds of sandboxed and trusted, after a few that do not count."""
+    """Return the seconds of each round on both servers, without the first five."""
     rounds = []
     for number in range(ROUNDS + 5):
         row = []
-        for host in (SANDBOXED, TRUSTED):
+        for host in (MEASURED, BASELINE):
             row.append(seconds(host, run))
             time.sleep(_PAUSE_S)
         if number >= 5:
@@ -64,29 +67,32 @@ def in_turns(run: Callable[[], None]) -> list[tuple[float, float]]:
 
 
 def series() -> None:
-    """Jobs, one right after the other."""
+    """Run jobs, each right after the one before."""
     for _ in range(JOBS):
         one_layer()
 
 
 def medians(rounds: list[tuple[float, float]]) -> tuple[float, float]:
-    """Of each side."""
+    """Return the median of each server."""
     return statistics.median(r[0] for r in rounds), statistics.median(r[1] for r in rounds)
 
 
 def main() -> None:
-    """Measure everything."""
-    one, many = in_turns(one_layer), in_turns(all_layers)
-    pairs = [
-        (JOBS / seconds(SANDBOXED, series), JOBS / seconds(TRUSTED, series)) for _ in range(SERIES)
-    ]
-    report = {
-        "one layer": medians(one),
-        # Of each round by itself: what slows the machine for a second slows both.
-        "added": statistics.median(sandboxed - trusted for sandboxed, trusted in one),
-        "all layers": medians(many),
-        "jobs": medians(pairs),
-    }
+    """Print what was asked for."""
+    report: dict[str, Any] = {}
+    if "one layer" in MEASUREMENTS:
+        rounds = in_turns(one_layer)
+        report["one layer"] = medians(rounds)
+        # Differences of each round: a disturbance of a second slows both servers.
+        report["added"] = statistics.median(measured - baseline for measured, baseline in rounds)
+    if "all layers" in MEASUREMENTS:
+        report["all layers"] = medians(in_turns(all_layers))
+    if "jobs" in MEASUREMENTS:
+        rates = [
+            (JOBS / seconds(MEASURED, series), JOBS / seconds(BASELINE, series))
+            for _ in range(SERIES)
+        ]
+        report["jobs"] = medians(rates)
     print(json.dumps(report))
 
 

@@ -1,4 +1,4 @@
-"""A client that costs next to nothing, so that what is measured is the server."""
+"""A client that takes little CPU itself, so that measurements are the server's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TEXT, _BINARY, _PING, _PONG = 1, 2, 9, 10
 """Kinds of WebSocket frames (RFC 6455, section 5.2)."""
 _NO_MASK = bytes(4)
 _KEPT_ALIVE_S = 3.0
-"""A gateway closes a connection on which nobody has asked for longer."""
+"""Seconds after which the gateway closes an idle connection."""
 
 
 @functools.lru_cache(maxsize=64)
 def post(port: int, session: str, payload: bytes) -> bytes:
-    """A request as nnsight 0.8 sends it."""
+    """Return a request as nnsight 0.8 sends it."""
     data = json.dumps({"model_key": KEY, "session_id": session, "compress": False, "env": {}})
     parts = b"".join(
         b"--%s\r\nContent-Disposition: form-data; name=%s\r\n\r\n%s\r\n"
@@ -44,10 +44,10 @@ def post(port: int, session: str, payload: bytes) -> bytes:
 
 
 async def answered(reader: asyncio.StreamReader) -> bytes:
-    """The body of the next answer.
+    """Return the body of the next answer.
 
     Raises:
-        RuntimeError: if it is no success.
+        RuntimeError: If its status is not 200.
     """
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
@@ -62,14 +62,14 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 
 
 class User:
-    """One client: a WebSocket on which it hears, and a connection on which it asks."""
+    """One client: a WebSocket for responses, and a connection for requests."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     async def connect(self) -> None:
-        """Open both."""
-        self._heard, self._channel = await asyncio.open_connection("127.0.0.1", self._port)
+        """Open both connections."""
+        self._responses, self._channel = await asyncio.open_connection("127.0.0.1", self._port)
         key = base64.b64encode(os.urandom(16)).decode()
         self._channel.write(
             (
@@ -77,60 +77,60 @@ class User:
                 f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
             ).encode()
         )
-        await self._heard.readuntil(b"\r\n\r\n")
+        await self._responses.readuntil(b"\r\n\r\n")
         _, first = await self._frame()
         self._session = json.loads(first)["session_id"]
         await self._reconnect()
 
     async def _reconnect(self) -> None:
-        self._answers, self._asks = await asyncio.open_connection("127.0.0.1", self._port)
+        self._answers, self._requests = await asyncio.open_connection("127.0.0.1", self._port)
         self._used = time.monotonic()
 
     async def _frame(self) -> tuple[int, bytes]:
-        first, second = await self._heard.readexactly(2)
+        first, second = await self._responses.readexactly(2)
         length = second & 0x7F
         if length == 126:
-            (length,) = struct.unpack("!H", await self._heard.readexactly(2))
-        return first & 0xF, await self._heard.readexactly(length)
+            (length,) = struct.unpack("!H", await self._responses.readexactly(2))
+        return first & 0xF, await self._responses.readexactly(length)
 
     async def run(self, payload: bytes = SMALL) -> None:
-        """One request, until its result is here."""
+        """Send one request and wait for its result."""
         await self.send(payload)
         await self.result()
 
     async def send(self, payload: bytes = SMALL) -> None:
-        """Send one request; it has been accepted.
+        """Send one request and wait until it is accepted.
 
         Raises:
-            RuntimeError: if it is refused.
+            RuntimeError: If it is refused.
         """
         if time.monotonic() - self._used > _KEPT_ALIVE_S:
-            self._asks.close()
+            self._requests.close()
             await self._reconnect()
         self._used = time.monotonic()
-        self._asks.write(post(self._port, self._session, payload))
+        self._requests.write(post(self._port, self._session, payload))
         await answered(self._answers)
 
     def _answer_ping(self, kind: int, content: bytes) -> bool:
-        """Whether it was one."""
+        """Answer a ping frame; return True if the frame was one."""
         if kind == _PING:
             self._channel.write(bytes((0x80 | _PONG, 0x80 | len(content), *_NO_MASK)) + content)
         return kind == _PING
 
     async def send_many(self, count: int) -> None:
-        """Send requests, one after the other, whose results nobody waits for."""
-        hearing = asyncio.ensure_future(self._hear())
+        """Send requests one after the other, without waiting for results."""
+        receiving = asyncio.ensure_future(self._receive())
         for _ in range(count):
             await self.send()
-        hearing.cancel()
+        receiving.cancel()
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         while True:
             kind, content = await self._frame()
             self._answer_ping(kind, content)
 
     async def result(self) -> None:
-        """Return once the result is here."""
+        """Wait for the result."""
         while True:
             kind, content = await self._frame()
             if kind == _BINARY:

@@ -1,4 +1,4 @@
-"""How long a model takes to come back that was sent from its device, beside its load from disk."""
+"""The time from WARM to HOT, compared to a load from disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.figures import Figure
 from bench.processes import NDIF
-from prepare_model import NAME  # an example, which `bench.processes` has made importable
+from prepare_model import NAME  # an example; `bench.processes` puts its folder on the path
 
 _ROUNDS = 5
 _PATIENCE_S = 120
@@ -26,7 +26,7 @@ _SETTLED_S = 1.0
 
 
 def warm(folder: Path, environment: Mapping[str, str]) -> list[Figure]:
-    """WARM to HOT beside COLD to HOT, on the CPU."""
+    """Measure WARM to HOT and COLD to HOT, on the CPU."""
     with _operator(environment) as ask:
         deployment = {"repo_id": NAME, "checkpoint": str(folder), "device": "cpu"}
         cold, returns = [], []
@@ -38,7 +38,7 @@ def warm(folder: Path, environment: Mapping[str, str]) -> list[Figure]:
                 returns.append(_deploy(ask, deployment))
             ask("/admin/evict", {"model": NAME, "cold": True})
             time.sleep(_SETTLED_S)
-    # The second load has its size measured already, and its files in the page cache.
+    # The second load knows its size already, and finds its files in the page cache.
     load_s, return_s = min(cold), statistics.median(returns)
     return [
         Figure(
@@ -52,18 +52,18 @@ def warm(folder: Path, environment: Mapping[str, str]) -> list[Figure]:
 
 
 def _deploy(ask: Any, deployment: Mapping[str, str]) -> float:
-    """Seconds until a deployment serves."""
+    """Return the seconds until a deployment serves."""
     began = time.perf_counter()
-    told = ask("/admin/deploy", {"deployments": [deployment], "wait": True})
+    answer = ask("/admin/deploy", {"deployments": [deployment], "wait": True})
     took = time.perf_counter() - began
-    if problem := told["models"][0]["problem"]:
+    if problem := answer["models"][0]["problem"]:
         raise RuntimeError(problem)
     return took
 
 
 @contextlib.contextmanager
 def _operator(environment: Mapping[str, str]) -> Iterator[Any]:
-    """A running `ndif start`, and how to ask it for something."""
+    """Run `ndif start`; the value sends a request to its operator API."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

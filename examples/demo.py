@@ -1,4 +1,4 @@
-"""The whole thing on one machine: prepare a model, serve it, run real clients against it, stop."""
+"""A demo on one machine: prepare a model, serve it, run two client versions against it, stop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
     try:
         url = f"http://127.0.0.1:{port}"
         wait_for(url, server)
-        # The client knows nothing but the server: its hub is ours, its cache a scratch folder.
+        # The client uses only the server: the server's hub, and a cache folder of its own.
         client = {
             **os.environ,
             "NDIF_HOST": url,
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a free port."""
     import socket
 
     with socket.socket() as probe:
@@ -63,7 +63,7 @@ def free_port() -> int:
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Return once the model is loaded."""
+    """Wait until the model is loaded."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if server.poll() is not None:

@@ -1,4 +1,4 @@
-"""What each layer already believes: a logit lens, then an ablation, on a model that lives elsewhere.
+"""A logit lens and an ablation on a remote model.
 
 Run it against a server: NDIF_HOST=http://HOST:PORT [HF_ENDPOINT=http://HOST:PORT/hub].
 """
@@ -23,7 +23,7 @@ REPEATS = 5
 
 
 def logit_lens(model: TransformersModel, remote: bool) -> list[tuple[int, float]]:
-    """The token that each layer's output would give, and its probability."""
+    """Return the top token of each layer's output, and its probability."""
     with model.trace(PROMPT, remote=remote):
         lens = [].save()
         for layer in model.model.layers:
@@ -34,7 +34,7 @@ def logit_lens(model: TransformersModel, remote: bool) -> list[tuple[int, float]
 
 
 def ablate(model: TransformersModel, remote: bool) -> torch.Tensor:
-    """The last logits when one layer's MLP adds nothing."""
+    """Return the last logits with one layer's MLP output set to zero."""
     with model.trace(PROMPT, remote=remote):
         model.model.layers[ABLATED].mlp.output[:] = 0
         logits = model.lm_head.output[0, -1].save()
@@ -42,7 +42,7 @@ def ablate(model: TransformersModel, remote: bool) -> torch.Tensor:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """How long `run` takes, the median of a few."""
+    """Return the seconds that `run` takes, the median of five."""
     took = []
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -52,21 +52,23 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Run both traces remotely, then beside the same model in this process."""
+    """Run both traces remotely and, with --local, on the same model in this process."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="what the server calls the model")
-    parser.add_argument("--local", help="the model's folder, to run the same traces here as well")
+    parser.add_argument("name", help="the model's name on the server")
+    parser.add_argument(
+        "--local", help="the model's folder, to run the same traces in this process too"
+    )
     arguments = parser.parse_args()
     console = Console()
     CONFIG.APP.REMOTE_LOGGING = False
     transformers.utils.logging.disable_progress_bar()
 
-    # No weights here: the architecture and the tokenizer are enough to write traces.
+    # Without weights: the architecture and the tokenizer are enough to write traces.
     model = TransformersModel(arguments.name, task="text-generation")
     decode = model.tokenizer.decode
 
     lens = logit_lens(model, remote=True)
-    console.print(f"\nWhat comes after {PROMPT!r}, by layer:")
+    console.print(f"\nTop token after {PROMPT!r}, by layer:")
     table = Table()
     for heading in ("layer", "top token", "probability"):
         table.add_column(heading, justify="left" if heading == "top token" else "right")
@@ -76,8 +78,8 @@ def main() -> None:
 
     ablated = ablate(model, remote=True)
     console.print(
-        f"With the MLP of layer {ABLATED} ablated it says {decode(ablated.argmax())!r}; "
-        f"as it is, it says {decode(lens[-1][0])!r}."
+        f"With the MLP of layer {ABLATED} ablated, the model predicts {decode(ablated.argmax())!r};\n"
+        f"unchanged, it predicts {decode(lens[-1][0])!r}."
     )
 
     traces = {"logit lens": logit_lens, "ablation": ablate}
@@ -92,7 +94,7 @@ def main() -> None:
         beside = f", {local[name] * 1e3:.0f} ms in this process" if arguments.local else ""
         console.print(f"{name}: {took * 1e3:.0f} ms remote{beside} (median of {REPEATS})")
     if decode(lens[-1][0]) != " Paris":
-        raise SystemExit("The last layer should say ' Paris'.")
+        raise SystemExit("The last layer should predict ' Paris'.")
 
 
 if __name__ == "__main__":

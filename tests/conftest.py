@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from ndif.gateway.hub import Hub, HubModel
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.clients.harness import NDIF, Client, LocalServer
 from tests.host.machines import Machine, pretend_driver
 from tests.serving import serving
@@ -43,10 +43,10 @@ def tiny_adapter(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def hub_url(tiny_gpt2: Path, tiny_adapter: Path) -> Iterator[str]:
     """A hub on loopback that gives the tiny models away, weights and all."""
-    hub = Hub(share_weights=True)
-    hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
-    hub.serve(HubModel(WIDE, tiny_gpt2, None, "text-generation"))
-    hub.serve(HubModel(ADAPTER, tiny_adapter, None, None))
+    hub = HfMirror(share_weights=True)
+    hub.serve(MirroredModel(NAME, tiny_gpt2, None, "text-generation"))
+    hub.serve(MirroredModel(WIDE, tiny_gpt2, None, "text-generation"))
+    hub.serve(MirroredModel(ADAPTER, tiny_adapter, None, None))
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         yield f"{url}/hub"
 

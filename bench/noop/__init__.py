@@ -1,4 +1,4 @@
-"""A runtime that loads nothing and runs nothing, to measure what a server does around its models."""
+"""A runtime that loads and runs nothing, to measure a server without its models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROGRAM = Path(__file__).with_name("process.py")
 
 
 def noop_runtime(folder: Path, generation: str = "0.8", size_bytes: int = 1 << 30) -> Runtime:
-    """A runtime whose interpreter is written to `folder`; its models take `size_bytes` each."""
+    """Return a runtime whose interpreter is written to `folder`; its models take `size_bytes` each."""
     interpreter = folder / f"noop-{generation}-{size_bytes}"
     command = shlex.join([sys.executable, str(_PROGRAM), str(size_bytes)])
     interpreter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -21,12 +21,12 @@ def noop_runtime(folder: Path, generation: str = "0.8", size_bytes: int = 1 << 3
 
 
 class NoopRuntimes(Runtimes):
-    """One runtime, whose models take no time."""
+    """A set of one runtime, whose models do nothing."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._runtime = noop_runtime(folder)
 
     def installed(self) -> dict[str, Runtime]:
-        """See `Runtimes.installed`."""
+        """Return the one runtime."""
         return {self._runtime.generation: self._runtime}

@@ -1,6 +1,6 @@
-"""What Ray alone carries: `python -m bench.noop.calls ADDRESS` prints its calls a second.
+"""The throughput of Ray alone: `python -m bench.noop.calls ADDRESS` prints its calls a second.
 
-Two actors answer in a few words what they are asked in a few; each is asked again once it has answered.
+Two actors answer small calls; each gets the next call once it has answered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _QUESTION = bytes(700)
 
 
 class Echo:
-    """As small as an actor can be."""
+    """A minimal actor."""
 
     async def run(self, content: bytes) -> dict[str, object]:
         """Answer as a replica does."""
@@ -27,7 +27,7 @@ class Echo:
 
 
 async def rate(address: str) -> float:
-    """Calls a second."""
+    """Return the calls a second."""
     ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
     kind = ray.remote(Echo).options(num_cpus=0, max_concurrency=100)
     actors = [kind.remote() for _ in range(_ACTORS)]

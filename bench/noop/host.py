@@ -1,38 +1,50 @@
-"""A server of many processes before models that take no time: `python -m bench.noop.host FOLDER`.
+"""A server of many processes whose models do nothing: `python -m bench.noop.host FOLDER`.
 
-What it needs elsewhere say the variables of its environment. It prints its port once it answers.
+Environment variables name its services. It prints its port once it answers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from pathlib import Path
 
 import uvloop
 
-from ndif.gateway.serving import answers
+from ndif.net import STOP_SIGNALS, answers
 from ndif.schema.deployment import DeploymentConfig
-from ndif.server.part import Part
-from ndif.server.supervisor import Module, Supervisor
+from ndif.server.process_config import ProcessConfig
+from ndif.server.supervised import Supervisor
 
 HOST = "127.0.0.1"
 GATEWAYS = 2
 
 
 async def serve(folder: Path) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal."""
+    stopping = asyncio.Event()
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with socket.create_server((HOST, 0), backlog=128) as listening:
         port = listening.getsockname()[1]
-        config = DeploymentConfig("bench/nothing", str(folder), dedicated=True, replicas=2)
-        part = Part(listening.fileno(), folder, "a secret", "a token", True, [config])
-        leader = Module("dispatcher", "bench.noop.lead", folder / "dispatcher.log", gives_up=False)
-        gateways = [
-            Module(f"gateway {n}", "ndif.server.worker", folder / "gateways.log", gives_up=True)
-            for n in range(GATEWAYS)
-        ]
-        supervisor = Supervisor([leader, *gateways], part, folder)
-        await supervisor.run(lambda: answers(HOST, port), lambda: print(port, flush=True))
+        deployment = DeploymentConfig("bench/nothing", str(folder), dedicated=True, replicas=2)
+        config = ProcessConfig(
+            listening.fileno(), folder, "a secret", "a token", True, [deployment]
+        )
+        file = folder / "config.json"
+        config.write(file)
+        processes = config.processes(
+            file, GATEWAYS, folder / "gateways.log", folder / "dispatcher.log", "bench.noop.lead"
+        )
+        supervisor = Supervisor(stopping)
+        try:
+            await supervisor.start(processes, lambda: answers(HOST, port))
+            if not stopping.is_set():
+                print(port, flush=True)
+                await supervisor.wait()
+        finally:
+            await supervisor.stop()
 
 
 if __name__ == "__main__":

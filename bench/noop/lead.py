@@ -1,23 +1,23 @@
-"""`python -m ndif.server.lead`, but for the replicas that it has Ray start: their models take no time."""
+"""`python -m ndif.server.leader` with replicas whose models do nothing."""
 
 from __future__ import annotations
 
 from bench.noop import NoopRuntimes
 from bench.noop.replica import NoopReplica
-from ndif.host.replica import Replica
+from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
-from ndif.server.lead import Leader, main
+from ndif.server.leader import Leader, main
 
 
 class NoopLeader(Leader):
-    """See `Leader`."""
+    """A leader that starts no-op replicas."""
 
     def runtimes(self) -> Runtimes:
-        """See `Leader.runtimes`."""
+        """Return the no-op runtimes."""
         return NoopRuntimes(self.settings.session_root)
 
-    def replica(self) -> type[Replica]:
-        """See `Leader.replica`."""
+    def replica(self) -> type[RemoteActor]:
+        """Return the class of no-op replicas."""
         return NoopReplica
 
 

@@ -1,8 +1,8 @@
 """What a host starts in place of a model process: it answers every frame at once, and imports no torch.
 
 Usage: process.py BYTES -m MODULE ARGUMENTS..., as an interpreter is called, for the modules that a host
-starts: ndif.runtime, ndif.runtime.fetch and ndif.runtime.evaluate. A runner is a channel: it has no process
-to be killed, and ends when its host closes that.
+starts: ndif.runtime, ndif.runtime.weights.fetch and ndif.runtime.measure. A runner is a channel: it has no
+process to be killed, and ends when its host closes that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any
 import zstandard
 
 from ndif.runtime.frames import Channel, Header
-from ndif.runtime.zygote import end_with_parent
-from ndif.schema import torch_format
+from ndif.runtime.process.fork_server import OPTION, ForkServer, Programs
+from ndif.runtime.process.zygote import end_with_parent
+from ndif.schema import wires
 
-RESULT = torch_format.dumps({})
+RESULT = wires.torch_bytes({})
 COMPRESSED = zstandard.ZstdCompressor().compress(RESULT)
 _LOOK_S = 0.01
 META = {"execution_time": 0.0, "peak_memory": 0}
@@ -128,9 +129,11 @@ def fetch() -> None:
     print(json.dumps({"repo_id": None, "task": None}), flush=True)
 
 
-def evaluate(size: int) -> None:
+def evaluate(fd: int, size: int) -> None:
     """Every model is as large."""
-    for line in sys.stdin:
+    connection = socket.socket(fileno=fd)
+    answers = connection.makefile("w")
+    for line in connection.makefile("r"):
         question = json.loads(line)
         task = question["spec"]["task"] or "text-generation"
         answer = {
@@ -139,22 +142,25 @@ def evaluate(size: int) -> None:
             "parameters": size // 2,
             "task": task,
         }
-        print(json.dumps({**answer, "repo_id": None, "config": None}), flush=True)
+        print(json.dumps({**answer, "repo_id": None, "config": None}), file=answers, flush=True)
 
 
 def main() -> None:
     """Be what the interpreter was called for."""
     end_with_parent()
     size, _, module, *arguments = sys.argv[1:]
-    match module:
-        case "ndif.runtime":
-            Model(int(arguments[0]), int(size)).be()
-        case "ndif.runtime.fetch":
-            fetch()
-        case "ndif.runtime.evaluate":
-            evaluate(int(size))
-        case _:
-            raise SystemExit(f"there is no {module} here")
+    programs: Programs = {
+        "ndif.runtime": lambda fd: Model(fd, int(size)).be(),
+        "ndif.runtime.measure": lambda fd: evaluate(fd, int(size)),
+    }
+    if OPTION in arguments:
+        ForkServer(Channel(socket.socket(fileno=int(arguments[0]))), programs).serve()
+    elif module == "ndif.runtime.weights.fetch":
+        fetch()
+    elif module in programs:
+        programs[module](int(arguments[0]))
+    else:
+        raise SystemExit(f"there is no {module} here")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bench.noop import NoopRuntimes
-from ndif.config import Settings
+from ndif.config.settings import Settings
 from ndif.host.runtimes import Runtimes
-from ndif.server.node_replica import NodeReplica
+from ndif.server.node_actor import NodeActor
 
 
-class NoopReplica(NodeReplica):
+class NoopReplica(NodeActor):
     """A real one, but for what it starts."""
 
     def runtimes(self, settings: Settings) -> Runtimes:
-        """See `NodeReplica.runtimes`."""
+        """See `NodeActor.runtimes`."""
         return NoopRuntimes(settings.session_root)

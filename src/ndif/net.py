@@ -1,10 +1,11 @@
-"""What every size of the server does to be reached: a socket, an address, an end at the first signal."""
+"""Sockets, addresses and shutdown of an HTTP server, as every size of the server needs them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import signal
 import socket
@@ -12,23 +13,27 @@ from collections.abc import Awaitable, Callable
 
 import uvicorn
 
+from ndif.errors import NdifError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals on which every process of the server stops in good order."""
+
 _FIRST_PORT = 8289
 _LAST_PORT = 65535
-_LAST_WORDS_S = 0.2
-"""How long what was said last is on its way to clients."""
+_FAREWELL_S = 0.2
+"""Seconds that the last messages need to reach their clients."""
 _OR_ANY = "Choose another with --port, or leave it out to have a free one found."
 
 
-class StartError(Exception):
+class StartError(NdifError):
     """The server cannot start; the message says what to do."""
 
 
 class Http(uvicorn.Server):
-    """Ends on the first signal without passing it on: the rest of the shutdown is ours."""
+    """A uvicorn server that stops on the first signal, and leaves further shutdown to its caller."""
 
     def __init__(
         self,
@@ -36,57 +41,62 @@ class Http(uvicorn.Server):
         up: Callable[[], None] = lambda: None,
         farewell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`up` is called once it answers; `farewell` before any client's connection is closed."""
+        """Create a server.
+
+        Args:
+            config: See `uvicorn.Server`.
+            up: Called once the server answers.
+            farewell: Awaited before any client's connection is closed.
+        """
         super().__init__(config)
         self._up = up
         self._farewell = farewell
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`; what is to be done once it answers is done then."""
+        """See `uvicorn.Server`. Calls `up` afterwards."""
         await super().startup(sockets)
         if self.started:
             self._up()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`; before it, clients are told, unless whoever ends it is in a hurry."""
+        """See `uvicorn.Server`. Awaits `farewell` first, unless a second signal forces the end."""
         if self._farewell is not None:
-            told = asyncio.create_task(self._take_leave(self._farewell), name="farewell")
-            while not told.done() and not self.force_exit:
-                await asyncio.wait([told], timeout=_LAST_WORDS_S)
-            await end([told])
+            leaving = asyncio.create_task(self._take_leave(self._farewell), name="farewell")
+            while not leaving.done() and not self.force_exit:
+                await asyncio.wait([leaving], timeout=_FAREWELL_S)
+            await end([leaving])
         await super().shutdown(sockets)
 
     async def _take_leave(self, farewell: Callable[[], Awaitable[None]]) -> None:
         try:
             await farewell()
         except Exception:
-            logger.exception("clients could not be told that the server stops")
-        await asyncio.sleep(_LAST_WORDS_S)
+            logger.exception("clients were not told that the server stops")
+        await asyncio.sleep(_FAREWELL_S)
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         """See `uvicorn.Server`."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in signals:
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
-            for number in signals:
+            for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        """End, once what is being answered has been; a second call does not wait for that."""
+        """Stop after the requests in progress; on a second call, at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
-    """A listening socket: on `port`, or on the first free one from 8289 (specification, 001).
+    """Return a socket that listens on `port`, or on the first free one from 8289.
 
     Raises:
-        StartError: if the port is taken, which ends with `advice`, or the address is not ours.
+        StartError: if the port is taken, with `advice` at its end, or the host is not this machine's.
     """
     for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT):
         try:
@@ -97,7 +107,7 @@ def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
             if error.errno == errno.EADDRINUSE:
                 raise StartError(f"Port {port} is in use. {advice}") from error
             raise StartError(
-                # strerror, because a name that is not known has no errno of the system's.
+                # strerror, because an unknown name has no errno of the operating system.
                 f"Cannot listen on {host}:{candidate}: {error.strerror}."
             ) from error
     raise StartError(f"No port from {_FIRST_PORT} on is free.")
@@ -117,7 +127,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether a server of ours answers there."""
+    """Return True if a server of this program answers there."""
     import httpx
 
     try:
@@ -128,20 +138,28 @@ def answers(host: str, port: int) -> bool:
     return found.status_code == httpx.codes.OK
 
 
+def is_loopback(host: str) -> bool:
+    """Return True if a host name or address reaches this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 def is_everywhere(host: str) -> bool:
-    """Whether a server that listens on `host` is reached by every address of its machine."""
+    """Return True if `host` stands for every address of its machine."""
     return host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def local_url(host: str, port: int) -> str:
-    """Where a server that listens on `host` is reached on its own machine."""
+    """Return the URL at which a server that listens on `host` is reached on its own machine."""
     if is_everywhere(host):
         host = "::1" if ":" in host else "127.0.0.1"
     return f"http://{for_url(host)}:{port}"
 
 
 def for_url(host: str) -> str:
-    """A host as clients can name it in an address."""
+    """Return a host as clients can write it in a URL."""
     if is_everywhere(host):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

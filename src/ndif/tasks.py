@@ -1,4 +1,4 @@
-"""Tasks of the event loop: ended together, or given a time."""
+"""Tasks of the event loop: cancellation and deadlines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Collection
 from typing import Any, TypeVar
 
-# `asyncio.wait_for` may lose a cancellation until Python 3.12, and whoever ends a task then waits for ever.
+# `asyncio.wait_for` may lose a cancellation before Python 3.12, and the canceller then waits for ever.
 if sys.version_info >= (3, 11):
     from asyncio import timeout
 else:
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel them, and return when nothing of them runs."""
+    """Cancel tasks and wait until all have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:
-    """What `work` comes to; after so many seconds it is cancelled.
+    """Return the result of `work`, which is cancelled after so many seconds.
 
     Raises:
-        asyncio.TimeoutError: then.
+        asyncio.TimeoutError: if `work` was cancelled for its time.
     """
     async with timeout(seconds):
         return await work

@@ -1,32 +1,44 @@
-"""A server's operations without its models: what is deployed is a table, and every request a row."""
+"""A stand-in for a server's control plane, and the gateway over it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
-from ndif.config import Settings
-from ndif.gateway.admin import Admin
-from ndif.gateway.app import gateway
-from ndif.gateway.catalogue import OwnCatalogue
-from ndif.gateway.health import Health
-from ndif.gateway.hub import Hub
-from ndif.gateway.socket_io import SocketIo
-from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.deployment_entry import entry_of
-from ndif.schema.operation import OperationError
+from ndif.config.settings import Settings
+from ndif.control.operations import (
+    Answer,
+    Deploy,
+    Evict,
+    Export,
+    GetQueue,
+    GetStatus,
+    Kill,
+    Operation,
+    Restart,
+    Scale,
+    Stop,
+)
+from ndif.gateway.admin import AdminRoutes
+from ndif.gateway.app import create_app
+from ndif.gateway.catalogue import InProcessCatalogue
+from ndif.gateway.header_wire import SocketIoSubscriptions
+from ndif.gateway.health import HealthRoutes
+from ndif.gateway.hf_mirror import HfMirror
+from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.schema.deployment_file import to_entry
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 
 TOKEN = "opens-it"
 GIB = 1024**3
-ROOM = 3
-"""Replicas that fit."""
+MAX_REPLICAS = 3
+"""Replicas for which there is room."""
 
 
 @dataclass
@@ -38,7 +50,7 @@ class Deployed:
 
 
 class Table:
-    """`Operations` on a table."""
+    """A control plane whose deployments are rows of a table, without models."""
 
     def __init__(self) -> None:
         self.deployed: dict[str, Deployed] = {}
@@ -49,18 +61,42 @@ class Table:
         self.loading_s = 0.0
         self._replicas = iter(f"r{n}" for n in range(1, 1000))
 
-    async def deploy(
-        self, configs: Sequence[DeploymentConfig], generation: str | None, *, wait: bool, sync: bool
-    ) -> list[dict[str, Any]]:
-        self.waited_for.append(wait)
-        if generation == "9.9":
+    async def perform(self, operation: Operation) -> Answer:
+        match operation:
+            case Deploy():
+                return {"models": await self._deploy(operation)}
+            case Evict():
+                return {"evicted": self._evict(operation)}
+            case Scale(model=name, replicas=replicas, generation=generation):
+                entry = self._of(name)
+                outcome = self._set(entry.config, replicas, generation or "0.8")
+                return {"models": [{**outcome, "evicted": []}]}
+            case Restart(model=name):
+                return {"restarted": self._keys(self._of(name))}
+            case Kill():
+                self._kill(operation)
+                return {"killed": True}
+            case GetStatus():
+                return await self.status()
+            case GetQueue():
+                return await self.queue()
+            case Export():
+                return {"version": 1, "deployments": self._export()}
+            case Stop():
+                self.stopped = True
+                return {"stopping": True}
+        raise AssertionError(operation)
+
+    async def _deploy(self, operation: Deploy) -> list[dict[str, Any]]:
+        self.waited_for.append(operation.wait)
+        if operation.generation == "9.9":
             raise OperationError(
                 409, "nnsight 9.9 is not installed here: run `ndif runtime add 9.9`."
             )
-        if wait:
+        if operation.wait:
             await asyncio.sleep(self.loading_s)
-        wanted = {config.repo_id.lower() for config in configs}
-        gone = [name for name in self.deployed if name not in wanted] if sync else []
+        named = {config.repo_id.lower() for config in operation.deployments}
+        gone = [name for name in self.deployed if name not in named] if operation.sync else []
         evicted = [
             {"model": self.deployed[name].config.repo_id, "replica_id": replica}
             for name in gone
@@ -68,17 +104,19 @@ class Table:
         ]
         for name in gone:
             del self.deployed[name]
+        generation = operation.generation or "0.8"
         return [
-            {**self._set(config, config.replicas, generation or "0.8"), "evicted": evicted}
-            for config in configs
+            {**self._set(config, config.replicas, generation), "evicted": evicted}
+            for config in operation.deployments
         ]
 
     def _set(self, config: DeploymentConfig, count: int, generation: str) -> dict[str, Any]:
         entry = self.deployed.setdefault(config.repo_id.lower(), Deployed(config, generation))
         entry.config = config
         others = sum(len(each.replicas) for each in self.deployed.values()) - len(entry.replicas)
-        possible = min(count, ROOM - others)
-        entry.replicas = [*entry.replicas, *(next(self._replicas) for _ in range(ROOM))][:possible]
+        possible = min(count, MAX_REPLICAS - others)
+        more = (next(self._replicas) for _ in range(MAX_REPLICAS))
+        entry.replicas = [*entry.replicas, *more][:possible]
         problem = f"There is room for {possible} of {count} replicas." if possible < count else None
         return {
             "repo_id": config.repo_id,
@@ -92,35 +130,34 @@ class Table:
             raise OperationError(404, f"{model} is not deployed; `ndif status` shows what is.")
         return self.deployed[model.lower()]
 
-    async def evict(
-        self, model: str, replica_id: str | None, *, cold: bool
-    ) -> list[dict[str, Any]]:
-        entry = self._of(model)
-        chosen = [each for each in entry.replicas if replica_id in (None, each)]
+    @staticmethod
+    def _keys(entry: Deployed) -> list[dict[str, str]]:
+        key = str(entry.config.key)
+        return [{"model_key": key, "replica_id": each} for each in entry.replicas]
+
+    def _evict(self, operation: Evict) -> list[dict[str, str]]:
+        entry = self._of(operation.model)
+        chosen = [
+            each for each in self._keys(entry) if operation.replica in (None, each["replica_id"])
+        ]
         if not chosen:
-            raise OperationError(404, f"{model} has no replica {replica_id}.")
-        if cold:
-            entry.replicas = [each for each in entry.replicas if each not in chosen]
+            raise OperationError(404, f"{operation.model} has no replica {operation.replica}.")
+        if operation.cold:
+            gone = {each["replica_id"] for each in chosen}
+            entry.replicas = [each for each in entry.replicas if each not in gone]
         else:
             entry.level = "WARM"
-        return [{"model_key": str(entry.config.key), "replica_id": each} for each in chosen]
+        return chosen
 
-    async def scale(
-        self, model: str, replicas: int, generation: str | None
-    ) -> list[dict[str, Any]]:
-        entry = self._of(model)
-        return [{**self._set(entry.config, replicas, generation or "0.8"), "evicted": []}]
-
-    async def restart(self, model: str) -> list[dict[str, Any]]:
-        entry = self._of(model)
-        return [{"model_key": str(entry.config.key), "replica_id": each} for each in entry.replicas]
-
-    async def kill(self, request_id: str) -> bool:
-        for line in (self.waiting, self.running):
-            if request_id in line:
-                line.remove(request_id)
-                return True
-        return False
+    def _kill(self, operation: Kill) -> None:
+        for requests in (self.waiting, self.running):
+            if operation.request_id in requests:
+                requests.remove(operation.request_id)
+                return
+        raise OperationError(
+            404,
+            f"No request {operation.request_id!r} waits or runs here; `ndif queue` lists those.",
+        )
 
     async def status(self) -> dict[str, Any]:
         memory = {"bytes": 24 * GIB, "free_bytes": 10 * GIB}
@@ -192,29 +229,26 @@ class Table:
             ]
         }
 
-    async def export(self) -> list[dict[str, Any]]:
+    def _export(self) -> list[dict[str, Any]]:
         return [
-            {**entry_of(each.config), "replicas": len(each.replicas)}
+            {**to_entry(each.config), "replicas": len(each.replicas)}
             for each in self.deployed.values()
         ]
 
-    async def stop(self) -> None:
-        self.stopped = True
 
-
-def application(operations: Table, options: Settings | None = None) -> Starlette:
-    """The gateway around it, as a server has it."""
+def application(table: Table, options: Settings | None = None) -> Starlette:
+    """Return the gateway over a table."""
     options = options or Settings()
     routes = [
-        *Admin(operations, TOKEN, options).routes(),
-        *Health(
-            OwnCatalogue(Models(), dict, lambda: True), OpenAccounts(hotswapping=True)
+        *AdminRoutes(table.perform, TOKEN, options).routes(),
+        *HealthRoutes(
+            InProcessCatalogue(Models(), dict, lambda: True), OpenAccounts(hotswapping=True)
         ).routes(),
     ]
-    return gateway(
+    return create_app(
         routes,
-        SocketIo(MemoryBroker(), options),
-        Hub(share_weights=False),
+        SocketIoSubscriptions(MemoryBroker(), options),
+        HfMirror(share_weights=False),
         None,  # type: ignore[arg-type]
         loopback=True,
     )

@@ -17,10 +17,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from ndif.cli.main import cli
-from ndif.config import settings
+from ndif.config.settings import settings
+from ndif.launch.run_folder import RunFolders, RunRecord
 from ndif.schema.deployment_file import read
-from ndif.session.folder import Sessions
-from ndif.session.record import record_of
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
@@ -90,7 +89,7 @@ def test_models_are_deployed_and_said_to_be_ready(ndif: Ndif, table: Table) -> N
 
 def test_nobody_waits_with_no_wait(ndif: Ndif, table: Table) -> None:
     result = ndif("deploy", "org/a", "--no-wait", "--generation", "0.7")
-    assert result.stdout == "org/a is being loaded: 1 replica.\n"
+    assert result.stdout == "org/a is loading: 1 replica.\n"
     assert table.waited_for == [False]
     assert table.deployed["org/a"].generation == "0.7"
 
@@ -124,7 +123,7 @@ def test_sync_evicts_what_is_not_in_the_file(ndif: Ndif, table: Table, here: Pat
     file = here / "models.json"
     file.write_text('["org/b"]')
     result = ndif("deploy", "--deployment-config", file, "--sync")
-    assert result.stdout == "Evicted for it: org/a (replica r1).\norg/b is ready: 1 replica.\n"
+    assert result.stdout == "Evicted: org/a (replica r1).\norg/b is ready: 1 replica.\n"
     assert [*table.deployed] == ["org/b"]
 
 
@@ -156,7 +155,7 @@ def test_a_file_that_cannot_be_read_is_told_line_by_line(ndif: Ndif, here: Path)
     file.write_text("org/a:\n  replicas: 0\norg/b:\n  pinned: true\n")
     said = error(ndif("deploy", "--deployment-config", file), 1)
     assert "line 2: 'org/a': replicas must be at least 1" in said
-    assert "line 4: 'org/b': 'pinned' is no setting" in said
+    assert "line 4: 'org/b': 'pinned' is not a setting" in said
     assert "cannot be read" in error(ndif("deploy", "--deployment-config", here / "none"), 1)
 
 
@@ -182,20 +181,20 @@ def test_a_model_is_scaled_and_evicted(ndif: Ndif, table: Table) -> None:
 
 def test_a_models_replicas_are_restarted(ndif: Ndif) -> None:
     ndif("deploy", "org/a")
-    assert ndif("restart", "org/a").stdout.endswith("replica r1 is started anew.\n")
+    assert ndif("restart", "org/a").stdout.endswith("replica r1 restarts.\n")
     assert printed(ndif("restart", "org/a", "--json"))["restarted"][0]["replica_id"] == "r1"
 
 
 def test_a_server_whose_models_no_file_could_name_is_not_ended_for_a_restart(
     ndif: Ndif, table: Table, here: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Sessions(here / "sessions").begin()
+    session = RunFolders(here / "sessions").create()
     host, port = url.removeprefix("http://").split(":")
-    record = record_of(
+    record = RunRecord.of_this_process(
         session.id, url=url, host=host, port=int(port), version="1", arguments=[], settings={}
     )
     session.publish(record)
-    monkeypatch.setattr("ndif.cli.ending.end", lambda server: pytest.fail("it was ended"))
+    monkeypatch.setattr("ndif.cli.shutdown.end", lambda server: pytest.fail("it was ended"))
     try:
         ndif("deploy", "org/a")
         ndif("scale", "org/a", "0")  # which this server's export has as no server could read it
@@ -246,12 +245,12 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
 
 def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:
     said = ndif("queue").stdout
-    for text in ("request-1", "ann", "runs", "request-3", "bob", "1 min 15 s"):
+    for text in ("request-1", "ann", "running", "request-3", "bob", "1 min 15 s"):
         assert text in said, text
     assert printed(ndif("queue", "--json")) == asyncio.run(table.queue())
     table.running.clear()
     table.waiting.clear()
-    assert ndif("queue").stdout == "Nothing runs, and nothing waits.\n"
+    assert ndif("queue").stdout == "No request is running or waiting.\n"
 
 
 def test_an_export_is_a_file_that_can_be_deployed(ndif: Ndif, table: Table, here: Path) -> None:

@@ -22,7 +22,7 @@ def test_the_help_of_a_command_imports_nothing_it_does_not_need(
 
 
 @pytest.mark.parametrize(
-    "module", ["ndif.launch.start", "ndif.launch.preflight", "ndif.session.folder"]
+    "module", ["ndif.launch.start", "ndif.launch.preflight", "ndif.launch.run_folder"]
 )
 def test_what_starts_a_server_imports_no_model_plane(tmp_path: Path, module: str) -> None:
     imported, _ = modules_of(tmp_path, "-c", f"import {module}")

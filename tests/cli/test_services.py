@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ndif.session.record import started_at
+from ndif.launch.run_folder import started_at
 from tests.cli.test_start import Place, a_place, within
 from tests.services.packages import need
 from tests.services.process import accepts, free_port
@@ -199,7 +199,7 @@ def test_variables_that_need_others_say_so(place: Place) -> None:
     said = refused(place, "--worker")
     assert "A worker joins the cluster that NDIF_RAY_ADDRESS names" in said
     assert "need NDIF_BROKER_URL and NDIF_OBJECT_STORE_URL" in said
-    assert "NDIF_BROKER_URL says where" in refused(place, "broker")
+    assert "NDIF_BROKER_URL gives its address" in refused(place, "broker")
 
 
 def test_programs_that_are_missing_are_named_with_what_installs_them(
@@ -210,7 +210,7 @@ def test_programs_that_are_missing_are_named_with_what_installs_them(
     said = refused(place, **nothing)
     assert "minio is not installed" in said
     assert "conda install -c conda-forge minio-server" in said
-    assert "bytes too long for the sockets" in said
+    assert "bytes too long: a socket of Ray" in said
 
 
 def test_a_broker_that_forgets_is_refused(place: Place, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ndif.runtime.process.fork_server import OPTION
+
 CLIENTS = Path(__file__).parent
 NDIF = Path(sys.executable).with_name("ndif")
 PATIENCE_S = 120
@@ -49,6 +51,23 @@ def until(condition: Callable[[], Any]) -> Any:
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process's first thread has started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def model_processes(server: int) -> list[int]:
+    """Return the processes of a server that hold models, which it or its fork servers started."""
+    found = []
+    for child in children(server):
+        command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+        if OPTION in command:
+            found += model_processes(child)
+        elif "ndif.runtime" in command:
+            found.append(child)
     return found
 
 
@@ -114,12 +133,7 @@ class StartedServer(LocalServer):
 
     def processes(self) -> set[int]:
         """Its model processes."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return {
-            pid
-            for pid in map(int, children.split())
-            if b"ndif.runtime\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        }
+        return {*model_processes(self.process.pid)}
 
 
 class Client:

@@ -18,7 +18,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from ndif.gateway.hub import Hub, HubModel
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.clients.harness import NDIF, Client, StartedServer, until
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama
@@ -42,10 +42,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def hub(models: dict[str, Path]) -> Iterator[str]:
     """A hub that gives them away."""
-    found = Hub(share_weights=True)
+    found = HfMirror(share_weights=True)
     for name, folder in models.items():
         task = "fill-mask" if "bert" in name else "text-generation"
-        found.serve(HubModel(name, folder, None, task))
+        found.serve(MirroredModel(name, folder, None, task))
     with serving(Starlette(routes=[Mount("/hub", routes=found.routes())])) as url:
         yield f"{url}/hub"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.harness import Client, LocalServer
+from tests.clients.harness import Client, LocalServer, model_processes
 from tests.conftest import NAME, client_environment
 
 PATIENCE_S = 30
@@ -44,13 +44,9 @@ def replicas(server: LocalServer) -> int:
     return count
 
 
-def children(pid: int) -> list[int]:
-    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_two_replicas_serve_one_line(server: LocalServer, client: Client) -> None:
     assert replicas(server) == 2
-    assert len(children(server.process.pid)) == 2
+    assert len(model_processes(server.process.pid)) == 2
     client.run("scenario_two_run_side_by_side")
     client.run("scenario_five_go_where_there_is_room")
 
@@ -66,7 +62,7 @@ def test_a_model_process_that_is_killed_costs_nobody_a_job(
     try:
         running.start()
         time.sleep(2)  # in the middle of the first two jobs
-        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+        os.kill(model_processes(server.process.pid)[0], signal.SIGKILL)
         running.join(PATIENCE_S * 2)
     finally:
         threading.excepthook = hook

@@ -18,7 +18,7 @@ import pytest
 
 from tests.clients.harness import PATIENCE_S, Client, StartedServer, until
 from tests.clients.test_many import Many, Running, admin, hub, models
-from tests.cluster.rays import ray_cluster
+from tests.cluster.ray.rays import ray_cluster
 from tests.services.process import HOST
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
@@ -47,7 +47,7 @@ class Stack:
     def leader(self) -> psutil.Process:
         """The process that leads now."""
         for host in self.hosts:
-            for process in parts(host, "ndif.server.lead"):
+            for process in parts(host, "ndif.server.leader"):
                 if self.redis.command("get", "dispatcher:leader") and leads(process, host):
                     return process
         raise AssertionError("nobody leads")
@@ -153,11 +153,11 @@ def test_a_broker_that_is_restarted_loses_no_job(stack: Stack) -> None:
 
 def test_a_gateway_that_dies_is_missed_by_nobody(stack: Stack) -> None:
     for _ in range(2):
-        dying = parts(stack.hosts[0], "ndif.server.worker")[0]
+        dying = parts(stack.hosts[0], "ndif.server.gateway_process")[0]
         dying.kill()
         dying.wait(PATIENCE_S)  # until it is gone it may yet be given a connection
         stack.client().run("scenario_a_trace")
-    until(lambda: len(parts(stack.hosts[0], "ndif.server.worker")) == 2)
+    until(lambda: len(parts(stack.hosts[0], "ndif.server.gateway_process")) == 2)
 
 
 def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
@@ -166,7 +166,9 @@ def test_another_leads_when_the_leader_dies(stack: Stack) -> None:
     before.kill()
     stack.client().run("scenario_all_that_was_sent_is_answered")
     until(
-        lambda: before.pid not in {p.pid for h in stack.hosts for p in parts(h, "ndif.server.lead")}
+        lambda: (
+            before.pid not in {p.pid for h in stack.hosts for p in parts(h, "ndif.server.leader")}
+        )
     )
     stack.client(1).run("scenario_a_trace")
 
@@ -181,7 +183,7 @@ def test_a_job_whose_node_dies_runs_on_another(stack: Stack) -> None:
 
 def test_a_head_that_restarts_finds_its_replicas_again(stack: Stack) -> None:
     def processes() -> set[int]:
-        return {p.pid for p in stack.ray.workers("NodeReplica")}
+        return {p.pid for p in stack.ray.workers("NodeActor")}
 
     until(processes)
     before = processes()
@@ -226,13 +228,13 @@ def test_whoever_hears_by_a_gateway_that_is_stopped_is_told(stack: Stack) -> Non
         for each in generations
     ]
     until(lambda: running(stack.hosts[1]) >= set(generations))
-    gateways = parts(stack.hosts[1], "ndif.server.worker")
+    gateways = parts(stack.hosts[1], "ndif.server.gateway_process")
     for gateway in gateways:
         gateway.terminate()
     for each in waiting:
         each.ends_well()
     assert not psutil.wait_procs(gateways, timeout=PATIENCE_S)[1]
-    until(lambda: len(parts(stack.hosts[1], "ndif.server.worker")) == 2)
+    until(lambda: len(parts(stack.hosts[1], "ndif.server.gateway_process")) == 2)
     until(lambda: not running(stack.hosts[1]))
     stack.client(1).run("scenario_a_trace")
 

@@ -13,7 +13,7 @@ import pytest
 from tests.clients.harness import Client, StartedServer, until
 from tests.clients.test_clients import EVERY, OF_THE_TRUSTED
 from tests.clients.test_many import ndif, replicas
-from tests.cluster.rays import OFFERED, ray_cluster
+from tests.cluster.ray.rays import OFFERED, ray_cluster
 from tests.conftest import NAME, WIDE, Clients, client_environment
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer

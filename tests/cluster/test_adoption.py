@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 
 from ndif.cluster.adoption import adopt
-from ndif.cluster.asking import Asked, Living, Measured
-from ndif.cluster.cluster import Cluster
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.hosted import EvictedError, State
-from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.controller_types import Measured, OrphanReplica, ReplicaRequest
 from ndif.cluster.models import Models
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources
+from ndif.cluster.replica import EvictedError, ReplicaState
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import ActorError, Progress, Respond
+from ndif.placement.cluster import Cluster
+from ndif.placement.node import Node
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.schema.variant import Variant
 from tests.on_loop import on_loop
 
 HOT, WARM = DeploymentLevel.HOT, DeploymentLevel.WARM
@@ -65,7 +64,7 @@ def node(name: str = "n", gpus: tuple[int, ...] = (100, 100), cpu: int = 200) ->
     return Node(name, name, Resources.of(gpus, cpu, 1.0))
 
 
-def living(
+def orphan(
     config: DeploymentConfig = THEIRS,
     replica_id: str = "r",
     level: DeploymentLevel = HOT,
@@ -73,9 +72,9 @@ def living(
     is_loaded: bool = True,
     actor: Quiet | None = None,
     **more: Any,
-) -> Living:
+) -> OrphanReplica:
     gpus = {"gpu_mem_bytes_by_id": {0: 100} if level is HOT else {}}
-    deployment = Deployment(
+    deployment = PlacedReplica(
         **{
             "model_key": str(Variant(config.key, "0.8")),
             "replica_id": replica_id,
@@ -87,15 +86,15 @@ def living(
             **more,
         }
     )
-    return Living(deployment, config, actor or Quiet(), is_loaded)
+    return OrphanReplica(deployment, config, actor or Quiet(), is_loaded)
 
 
 def test_it_is_in_the_books_as_it_was() -> None:
     models = Models([MINE])
     found = [
-        living(THEIRS, level=WARM),
-        living(MINE, gpu_mem_bytes_by_id={1: 60}),
-        living(THEIRS, "s", on_cpu=True, gpu_mem_bytes_by_id={}),
+        orphan(THEIRS, level=WARM),
+        orphan(MINE, gpu_mem_bytes_by_id={1: 60}),
+        orphan(THEIRS, "s", on_cpu=True, gpu_mem_bytes_by_id={}),
     ]
     adoption = adopt(Cluster.of(node()), models, found)
     assert not adoption.dropped
@@ -108,14 +107,14 @@ def test_it_is_in_the_books_as_it_was() -> None:
 
 
 def test_a_whole_gpu_is_no_share_of_one() -> None:
-    adoption = adopt(Cluster.of(node()), Models(), [living()])
+    adoption = adopt(Cluster.of(node()), Models(), [orphan()])
     assert next(adoption.cluster.replicas()).gpu_memory_fraction is None
 
 
 def test_a_model_that_nobody_knew_is_one_that_a_user_asked_for() -> None:
     models = Models()
     config = replace(THEIRS, dedicated=True)
-    adopt(Cluster.of(node()), models, [living(config)])
+    adopt(Cluster.of(node()), models, [orphan(config)])
     (model,) = models
     assert (model.key, model.on_demand, model.dedicated) == (THEIRS.key, True, False)
     assert models.admit(THEIRS.key, hotswapping=True) is model
@@ -123,16 +122,16 @@ def test_a_model_that_nobody_knew_is_one_that_a_user_asked_for() -> None:
 
 def test_what_has_no_place() -> None:
     models = Models([MINE, replace(THEIRS, dtype="float16")])
-    without = living(DeploymentConfig("a/b", "a/b"), "without", node_id="gone")
-    other_gpus = living(DeploymentConfig("a/c", "a/c"), "gpus", gpu_mem_bytes_by_id={5: 1})
-    too_large = living(DeploymentConfig("a/d", "a/d"), "large", WARM, size_bytes=1000)
-    changed = living(THEIRS, "changed")
-    another_name = living(replace(MINE, task="fill-mask"), "named")
-    kept = living(MINE, "kept")
-    twice = living(MINE, "kept", gpu_mem_bytes_by_id={1: 1})
+    without = orphan(DeploymentConfig("a/b", "a/b"), "without", node_id="gone")
+    other_gpus = orphan(DeploymentConfig("a/c", "a/c"), "gpus", gpu_mem_bytes_by_id={5: 1})
+    too_large = orphan(DeploymentConfig("a/d", "a/d"), "large", WARM, size_bytes=1000)
+    changed = orphan(THEIRS, "changed")
+    another_name = orphan(replace(MINE, task="fill-mask"), "named")
+    kept = orphan(MINE, "kept")
+    twice = orphan(MINE, "kept", gpu_mem_bytes_by_id={1: 1})
     found = [without, other_gpus, too_large, changed, another_name, kept, twice]
     adoption = adopt(Cluster.of(node()), models, found)
-    assert [one.deployment.replica_id for one, *_ in adoption.kept] == ["kept"]
+    assert [one.placed.replica_id for one, *_ in adoption.kept] == ["kept"]
     assert len(adoption.dropped) == len(found) - 1
     assert [d.replica_id for d in adoption.cluster.replicas()] == ["kept"]
     # Nobody remembers a model for what was dropped.
@@ -140,8 +139,8 @@ def test_what_has_no_place() -> None:
 
 
 def test_those_that_serve_come_first() -> None:
-    cached = living(MINE, "warm", WARM, size_bytes=150)
-    serving = living(THEIRS, "hot", on_cpu=True, gpu_mem_bytes_by_id={}, size_bytes=100)
+    cached = orphan(MINE, "warm", WARM, size_bytes=150)
+    serving = orphan(THEIRS, "hot", on_cpu=True, gpu_mem_bytes_by_id={}, size_bytes=100)
     adoption = adopt(Cluster.of(node()), Models([MINE]), [cached, serving])
     assert adoption.dropped == (cached,)
 
@@ -160,7 +159,7 @@ class Fleet:
     async def discover(self) -> list[Node]:
         return self.nodes
 
-    def make_actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> Quiet:
+    def make_actor(self, config: DeploymentConfig, generation: str, place: PlacedReplica) -> Quiet:
         gone = place.node_id in self.broken_on
         if gone:
             self.nodes = [one for one in self.nodes if one.id not in self.broken_on]
@@ -184,19 +183,19 @@ async def test_they_serve_at_once_and_are_watched() -> None:
     async with controlling(Fleet()) as controller:
         actor, other = Quiet(), Quiet()
         found = [
-            living(actor=actor),
-            living(MINE, level=WARM),
-            living(THEIRS, "gone", node_id="gone", actor=other),
+            orphan(actor=actor),
+            orphan(MINE, level=WARM),
+            orphan(THEIRS, "gone", node_id="gone", actor=other),
         ]
         hot, warm = controller.adopt(found)
-        assert (hot.state, warm.state) == (State.RUNNING, State.NOT_STARTED)
+        assert (hot.state, warm.state) == (ReplicaState.RUNNING, ReplicaState.NOT_STARTED)
         assert warm.is_loaded
         assert hot.model.config.repo_id == "A/Theirs"
-        assert not hot.is_early
+        assert not hot.is_unused
         await hot.up()
         await asyncio.wait_for(other.ended.wait(), 5)
         left: asyncio.Queue[str] = asyncio.Queue()
-        controller.on_leave = lambda key, why: left.put_nowait(why)
+        controller.on_leave(lambda key, why: left.put_nowait(why))
         actor.ended.set()
         assert await left.get() == "its process ended"
         assert controller.replicas() == [warm]
@@ -209,11 +208,11 @@ async def test_one_that_is_being_loaded_goes_on() -> None:
         actor, broken = Quiet(), Quiet(starts=False)
         loading, failing = controller.adopt(
             [
-                living(actor=actor, is_loaded=False),
-                living(MINE, actor=broken, is_loaded=False, gpu_mem_bytes_by_id={1: 60}),
+                orphan(actor=actor, is_loaded=False),
+                orphan(MINE, actor=broken, is_loaded=False, gpu_mem_bytes_by_id={1: 60}),
             ]
         )
-        assert loading.state is State.DEPLOYING
+        assert loading.state is ReplicaState.DEPLOYING
         await loading.up()
         assert loading.serving
         await asyncio.wait_for(broken.ended.wait(), 5)
@@ -224,7 +223,7 @@ async def test_one_that_is_being_loaded_goes_on() -> None:
 async def test_who_leaves_lets_them_live() -> None:
     async with controlling(Fleet()) as controller:
         actor = Quiet()
-        controller.adopt([living(actor=actor)])
+        controller.adopt([orphan(actor=actor)])
         await controller.leave()
         assert not actor.ended.is_set()
         assert controller.replicas() == []
@@ -237,8 +236,8 @@ async def test_a_model_does_not_answer_for_a_node_that_is_gone() -> None:
     fleet.nodes = [node("n"), node("m", gpus=(), cpu=10)]  # there is room on one alone
     async with controlling(fleet, THEIRS) as controller:
         (model,) = controller.models
-        (provided,) = await controller.deploy([Asked(model, "0.8", 1)])
-        hosted = controller.hosted(Variant(model.key, "0.8"), provided.replica_ids[0])
+        (provided,) = await controller.deploy([ReplicaRequest(model, "0.8", 1)])
+        hosted = controller.replica(Variant(model.key, "0.8"), provided.replica_ids[0])
         assert hosted is not None
         with pytest.raises(EvictedError, match="its node is gone"):
             await hosted.up()

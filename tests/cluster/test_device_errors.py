@@ -12,22 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ndif.cli.status import _drawn
-from ndif.cluster.asking import Asked, Measured, Provided
-from ndif.cluster.cluster import Cluster
+from ndif.cli.status import _rendered
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import Deployment
+from ndif.cluster.controller_types import Measured, ProvisionResult, ReplicaRequest
 from ndif.cluster.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, Withdrawal
 from ndif.cluster.models import Models
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import DeviceError, Progress, Respond
+from ndif.placement.cluster import Cluster
+from ndif.placement.node import Node
+from ndif.placement.replica import PlacedReplica
+from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from tests.cluster.worlds import GiB, a_node, deploy, want, with_hot
 from tests.on_loop import on_loop
+from tests.placement.worlds import GiB, a_node, deploy, want, with_hot
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
@@ -89,7 +89,7 @@ def test_what_is_on_it_stays_and_nobody_comes() -> None:
     assert cluster.nodes["n1"].resources.withdrawn == {0}
     assert len(cluster.hot("old")) == 1
     (placed,) = deploy(cluster, want("new", 4)).placed
-    assert [*placed.deployment.gpu_mem_bytes_by_id] == [1]
+    assert [*placed.replica.gpu_mem_bytes_by_id] == [1]
     (refused,) = deploy(cluster, want("large", 25)).refused
     assert refused.capacity_bytes == 24 * GiB
     back = cluster.with_withdrawn(frozenset())
@@ -120,7 +120,7 @@ def test_gpus_without_names_are_told_apart_by_place() -> None:
 class OnBadGpus:
     """A replica that a bad GPU fails, at its start or when it is told to."""
 
-    def __init__(self, place: Deployment, bad: frozenset[int]) -> None:
+    def __init__(self, place: PlacedReplica, bad: frozenset[int]) -> None:
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {}
@@ -169,15 +169,15 @@ class World:
             self.models, self._make, measure, discover, now=lambda: self.now, rng=random.Random(0)
         )
 
-    def _make(self, config: DeploymentConfig, generation: str, place: Deployment) -> OnBadGpus:
+    def _make(self, config: DeploymentConfig, generation: str, place: PlacedReplica) -> OnBadGpus:
         actor = OnBadGpus(place, self.bad)
         self.actors.append(actor)
         self.places.append(sorted(place.gpu_mem_bytes_by_id))
         return actor
 
-    async def deploy(self) -> Provided:
+    async def deploy(self) -> ProvisionResult:
         (model,) = self.models
-        (provided,) = await self.controller.deploy([Asked(model, "0.8", 1)])
+        (provided,) = await self.controller.deploy([ReplicaRequest(model, "0.8", 1)])
         for _ in range(20):  # what is decided is done aside
             await asyncio.sleep(0)
         return provided
@@ -205,7 +205,7 @@ async def test_it_comes_back_after_its_rest() -> None:
         await world.deploy()
     assert world.controller.cluster.nodes["n1"].resources.withdrawn == {0}
     world.now += REST_S
-    await world.controller.discover()  # as the server's upkeep does
+    await world.controller.discover()  # as the reconciler does
     assert world.controller.cluster.nodes["n1"].resources.withdrawn == frozenset()
     assert world.controller.device_problems() == []
     await world.controller.stop()
@@ -255,7 +255,7 @@ def test_the_status_names_gpus_and_shows_which_are_withdrawn() -> None:
     }
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(_drawn(status))
+        console.print(_rendered(status))
     printed = captured.get()
     assert "GPU 0 (GPU-b42dd28e) " in printed
     assert "GPU 1 (GPU-7c3cadbd), withdrawn" in printed

@@ -10,23 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from ndif.cluster.fleet import Looked, ThisMachine, look
-from ndif.config import Settings
-from ndif.host.environment import environment, for_strangers
-from ndif.host.gpus import Card, Driver, Gpu
+from ndif.cluster.fleet import LocalMachine, ThisMachine, inspect_machine
+from ndif.config.settings import Settings
+from ndif.host.environment import environment, for_untrusted
+from ndif.host.gpus import Driver, Gpu, PhysicalGpu
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
-from ndif.server.node_replica import _see_gpus
+from ndif.server.node_actor import _see_gpus
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
 from tests.host.machines import A100_MIG, GB10, H100, MIB, MIXED, Machine
 from tests.on_loop import on_loop
 
 
-async def looked(machine: Machine, cards: Sequence[Card], node_gpus: str = "") -> Looked:
+async def inspected(
+    machine: Machine, cards: Sequence[PhysicalGpu], node_gpus: str = ""
+) -> LocalMachine:
     machine.becomes(cards)
     driver = Driver()
-    found = await look(Settings(node_gpus=node_gpus, node_cpu_memory="64GiB"), driver)
+    found = await inspect_machine(Settings(node_gpus=node_gpus, node_cpu_memory="64GiB"), driver)
     await driver.close()
     return found
 
@@ -37,7 +39,7 @@ def uuids(found: Sequence[Gpu]) -> list[str]:
 
 @on_loop
 async def test_the_books_count_what_can_be_taken(machine: Machine) -> None:
-    found = await looked(machine, H100)
+    found = await inspected(machine, H100)
     resources = found.node.resources
     assert resources.gpu_bytes == ((81559 - 454) * MIB,) * 8
     assert list(resources.gpu_uuids) == [card.gpu.uuid for card in H100]
@@ -49,7 +51,7 @@ async def test_books_and_processes_count_alike(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    found = await looked(machine, MIXED)
+    found = await inspected(machine, MIXED)
     expected = [MIXED[3].gpu.uuid, MIXED[1].gpu.uuid]
     assert list(found.node.resources.gpu_uuids) == expected
     (runtime, *_) = Runtimes(Path("/nowhere")).installed().values()
@@ -57,7 +59,7 @@ async def test_books_and_processes_count_alike(
     assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(expected)
     assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     # A stranger's process counts as the others do.
-    assert for_strangers(variables).items() >= {
+    assert for_untrusted(variables).items() >= {
         ("CUDA_VISIBLE_DEVICES", ",".join(expected)),
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     }
@@ -78,7 +80,7 @@ async def test_an_instance_of_a_card_is_all_there_is(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    found = await looked(machine, A100_MIG)
+    found = await inspected(machine, A100_MIG)
     (first, *_) = A100_MIG[0].instances or ()
     assert uuids(found.gpus.gpus) == [first.uuid]
     assert found.node.resources.gpu_bytes == (40192 * MIB,)
@@ -90,12 +92,12 @@ async def test_memory_that_is_the_cpus_is_not_counted_unless_declared(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    found = await looked(machine, GB10)
+    found = await inspected(machine, GB10)
     assert found.node.resources.gpu_bytes == ()
     assert not found.has_gpus
     assert found.gpus.variable is None
     assert "shares the machine's memory" in caplog.text
-    declared = await looked(machine, GB10, "1x96GiB")
+    declared = await inspected(machine, GB10, "1x96GiB")
     assert declared.node.resources.gpu_bytes == (96 << 30,)
     assert declared.gpus.variable == GB10[0].gpu.uuid
 
@@ -105,16 +107,16 @@ async def test_a_declaration_goes_before_what_is_found(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    two = await looked(machine, H100, "2x40GiB")
+    two = await inspected(machine, H100, "2x40GiB")
     assert two.node.resources.gpu_bytes == (40 << 30,) * 2
     assert uuids(two.gpus.gpus) == [card.gpu.uuid for card in H100[:2]]
-    none = await looked(machine, H100, "0")
+    none = await inspected(machine, H100, "0")
     assert (none.node.resources.gpu_bytes, none.has_gpus) == ((), False)
     assert caplog.text == ""
-    more = await looked(machine, H100[:1], "2x40GiB")
+    more = await inspected(machine, H100[:1], "2x40GiB")
     assert more.node.resources.gpu_uuids == (None, None)
     assert not more.has_gpus
-    assert "2 GPUs are declared (NDIF_NODE_GPUS) and 1 are here" in caplog.text
+    assert "2 GPUs are declared (NDIF_NODE_GPUS) and 1 are present" in caplog.text
 
 
 def test_a_node_whose_gpus_changed_takes_no_replica() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndif.cluster.local_cards import LocalCards, choose
-from ndif.config import Settings
+from ndif.config.settings import Settings
 from ndif.host.evaluation import Evaluation, EvaluationError
 from ndif.host.gpus import Driver
 from ndif.host.runtimes import Runtime, Runtimes

@@ -142,17 +142,17 @@ def test_booking_begins_and_ends() -> None:
         DeploymentConfig("a/a", "x", dedicated=True),
         DeploymentConfig("a/b", "a/b", dedicated=True),
     ]
-    begun, ended = models.book(booked)
+    begun, ended = models.schedule(booked)
     assert [model.config.repo_id for model in begun] == ["a/a", "a/b"]
     assert ended == []
     assert all(model.dedicated for model in models)
-    assert models.book(booked) == ([], [])
-    begun, ended = models.book([replace(booked[0], replicas=3)])
-    assert [(m.config.repo_id, m.wanted.replicas) for m in begun] == [("a/a", 3)]
+    assert models.schedule(booked) == ([], [])
+    begun, ended = models.schedule([replace(booked[0], replicas=3)])
+    assert [(m.config.repo_id, m.deployment.replicas) for m in begun] == [("a/a", 3)]
     assert [model.config.repo_id for model in ended] == ["a/b"]
-    models.book([])
+    models.schedule([])
     assert not any(model.dedicated for model in models)
-    assert models.find(mine.key).wanted == mine  # type: ignore[union-attr]
+    assert models.find(mine.key).deployment == mine  # type: ignore[union-attr]
 
 
 def test_what_a_user_asked_for_stands_before_nobodys_dedicated_model() -> None:

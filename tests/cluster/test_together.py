@@ -8,11 +8,11 @@ import random
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ndif.cluster.cluster import Cluster
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources
-from ndif.cluster.ties import EveryWay
-from ndif.cluster.wanted import Device, Wanted
+from ndif.placement.cluster import Cluster
+from ndif.placement.demand import Demand, Device
+from ndif.placement.node import Node
+from ndif.placement.resources import Resources
+from ndif.placement.search import TieEnumerator
 
 NOW = 10_000.0
 
@@ -34,8 +34,8 @@ def test_all_are_placed_where_all_can_be(rng: random.Random) -> None:
     rooms = [rng.randint(1, 12) for _ in range(rng.choice([1, 2, 2, 3]))]
     sizes = [rng.randint(1, 8) for _ in range(rng.choice([1, 2, 3, 4]))]
     nodes = (Node(str(i), str(i), Resources.of([], room, 1.0)) for i, room in enumerate(rooms))
-    wanted = [Wanted(str(i), size, device=Device.CPU) for i, size in enumerate(sizes)]
-    decision = Cluster.of(*nodes).deploy(wanted, NOW, rng)
+    demand = [Demand(str(i), size, device=Device.CPU) for i, size in enumerate(sizes)]
+    decision = Cluster.of(*nodes).deploy(demand, NOW, rng)
     possible = all_fit(rooms, sizes)
     event(f"all fit: {possible}")
     assert (not decision.refused) == possible
@@ -45,19 +45,17 @@ def test_a_small_model_leaves_the_only_large_gpu_to_a_large_one() -> None:
     cluster = Cluster.of(
         Node("a", "a", Resources.of([80], 0, 1.0)), Node("b", "b", Resources.of([30, 30], 0, 1.0))
     )
-    wanted = [
-        Wanted(key, size, device=Device.GPU) for key, size in (("x", 60), ("y", 30), ("z", 30))
+    demand = [
+        Demand(key, size, device=Device.GPU) for key, size in (("x", 60), ("y", 30), ("z", 30))
     ]
     for seed in range(50):
-        decision = cluster.deploy(wanted, NOW, random.Random(seed))
+        decision = cluster.deploy(demand, NOW, random.Random(seed))
         assert not decision.refused
-        assert {p.deployment.node_id for p in decision.placed if p.deployment.size_bytes == 30} == {
-            "b"
-        }
+        assert {p.replica.node_id for p in decision.placed if p.replica.size_bytes == 30} == {"b"}
 
 
 def test_every_way_to_decide_is_gone_once() -> None:
-    ways = EveryWay(random.Random(0))
+    ways = TieEnumerator(random.Random(0))
     seen = []
     while True:
         first = ways.choice("ab")

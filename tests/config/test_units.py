@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.schema.quantities import DURATION_PATTERN, SIZE_PATTERN, duration, size
+from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from ndif.schema.quantities import DURATION_PATTERN, SIZE_PATTERN, duration, siz
     ],
 )
 def test_sizes(text: str | int, number: int) -> None:
-    assert size(text) == number
+    assert parse_size(text) == number
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_is_no_size(text: object) -> None:
     with pytest.raises(
         ValueError, match=r'must be a size, like "12GiB", "500MB" or a whole number'
     ):
-        size(text)  # type: ignore[arg-type]
+        parse_size(text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_what_is_no_size(text: object) -> None:
     ],
 )
 def test_durations(text: str | float, seconds: float) -> None:
-    assert duration(text) == pytest.approx(seconds)
+    assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "90", "s", "-1s", "1 month", "15M", "m15", True, None, []])
 def test_what_is_no_duration(text: object) -> None:
     with pytest.raises(ValueError, match=r'must be a duration, like "90s", "15m"'):
-        duration(text)  # type: ignore[arg-type]
+        parse_duration(text)  # type: ignore[arg-type]
 
 
 @given(st.text(alphabet="0123456789. kKMGTiBbsmhd-", max_size=12))
 def test_the_patterns_say_what_is_read(text: str) -> None:
-    for pattern, read in ((SIZE_PATTERN, size), (DURATION_PATTERN, duration)):
+    for pattern, read in ((SIZE_PATTERN, parse_size), (DURATION_PATTERN, parse_duration)):
         try:
             read(text)
         except ValueError:

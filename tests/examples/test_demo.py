@@ -19,6 +19,6 @@ def test_the_demo_says_paris(runtimes: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "│    29 │ ' Paris'" in run.stdout, run.stdout
-    assert "as it is, it says ' Paris'" in run.stdout
+    assert "unchanged, it predicts ' Paris'" in run.stdout
     assert "The same traces in this process give the same values." in run.stdout
-    assert "hears ' Paris' from it, too." in run.stdout
+    assert "gets the token ' Paris', too." in run.stdout

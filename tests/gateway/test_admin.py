@@ -1,4 +1,4 @@
-"""`/admin/*` over real HTTP: who may, what is not valid, and what an operation says."""
+"""`/admin/*` over real HTTP: the token, invalid bodies, and the answers of operations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+
+from ndif.config.settings import Settings
+from ndif.gateway.admin import AdminRoutes
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
-
-from ndif.config import Settings
-from ndif.gateway.admin import Admin
 
 GETS = ("status", "queue", "config", "export")
 POSTS = ("deploy", "evict", "scale", "restart", "kill", "stop")
@@ -46,12 +46,12 @@ def refused(answer: httpx.Response, status: int) -> str:
     return detail
 
 
-# Who may
+# The token
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[tuple[str, Table]]:
-    """A server to which nobody has the token."""
+    """A server whose token no request of the test has."""
     table = Table()
     with serving(application(table)) as address:
         yield address, table
@@ -73,7 +73,7 @@ def locked() -> Iterator[tuple[str, Table]]:
 @pytest.mark.parametrize(
     ("method", "path"), [*(("GET", g) for g in GETS), *(("POST", p) for p in POSTS)]
 )
-def test_nothing_is_said_or_done_without_the_token(
+def test_every_route_needs_the_token(
     locked: tuple[str, Table], method: str, path: str, authorization: str | bytes | None
 ) -> None:
     url, table = locked
@@ -86,13 +86,15 @@ def test_nothing_is_said_or_done_without_the_token(
     assert not table.stopped
 
 
-def test_a_web_page_may_not_even_with_the_token(http: httpx.Client, table: Table) -> None:
+def test_a_foreign_web_page_is_refused_even_with_the_token(
+    http: httpx.Client, table: Table
+) -> None:
     answer = http.post("/admin/stop", headers={"Origin": "https://elsewhere.org"})
     assert answer.status_code == 403
     assert not table.stopped
 
 
-def test_the_name_of_the_scheme_may_be_written_in_any_case(url: str) -> None:
+def test_the_case_of_the_scheme_does_not_matter(url: str) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         answer = httpx.get(
             f"{url}/admin/queue", headers={"Authorization": f"{scheme} {TOKEN}"}, trust_env=False
@@ -100,17 +102,17 @@ def test_the_name_of_the_scheme_may_be_written_in_any_case(url: str) -> None:
         assert answer.status_code == 200
 
 
-def test_a_server_without_a_token_is_not_made() -> None:
+def test_an_empty_token_is_refused() -> None:
     with pytest.raises(ValueError, match="token"):
-        Admin(Table(), "", Settings())
+        AdminRoutes(Table().perform, "", Settings())
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_what_changes_something_is_no_get(http: httpx.Client, path: str) -> None:
+def test_an_operation_that_changes_something_refuses_get(http: httpx.Client, path: str) -> None:
     assert refused(http.get(f"/admin/{path}"), 405) == f"GET is not possible at /admin/{path}."
 
 
-# What is not valid
+# Invalid bodies
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_what_changes_something_is_no_get(http: httpx.Client, path: str) -> None
         ("kill", {"request_id": None}, "request_id"),
     ],
 )
-def test_a_body_that_is_not_valid_is_answered_with_what_is_wrong(
+def test_an_invalid_body_is_answered_with_its_problem(
     http: httpx.Client, table: Table, path: str, body: dict[str, Any], says: str
 ) -> None:
     assert says in refused(http.post(f"/admin/{path}", json=body), 400)
@@ -145,26 +147,26 @@ def test_a_body_that_is_not_valid_is_answered_with_what_is_wrong(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"7", b"[" * 10_000])
-def test_a_body_that_is_no_object_is_said_to_be(http: httpx.Client, content: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(http: httpx.Client, content: bytes) -> None:
     assert "not valid" in refused(http.post("/admin/evict", content=content), 400)
 
 
-def test_every_problem_of_a_deployment_is_told_at_once(http: httpx.Client) -> None:
+def test_every_problem_of_a_deployment_is_reported_at_once(http: httpx.Client) -> None:
     body = {"deployments": [{"repo_id": "a/b", "replicas": 0}, {"repo_id": "c/d", "dtipe": "x"}]}
     detail = refused(http.post("/admin/deploy", json=body), 400)
     assert "'a/b': replicas must be at least 1" in detail
-    assert "'c/d': 'dtipe' is no setting; did you mean 'dtype'?" in detail
+    assert "'c/d': 'dtipe' is not a setting; did you mean 'dtype'?" in detail
 
 
-def test_a_body_without_end_is_not_read_to_it(http: httpx.Client) -> None:
+def test_a_body_over_the_limit_is_refused(http: httpx.Client) -> None:
     answer = http.post("/admin/deploy", content=b" " * (5 * 1024**2))
     assert "larger than 4 MiB" in refused(answer, 413)
 
 
-# What an operation says
+# Answers
 
 
-def test_what_is_deployed_is_what_was_asked_for(http: httpx.Client, table: Table) -> None:
+def test_deploy_deploys_the_models_with_their_settings(http: httpx.Client, table: Table) -> None:
     body = {
         "deployments": ["org/a", {"repo_id": "org/b", "replicas": 2, "padding_bytes": "1GiB"}],
         "wait": True,
@@ -192,7 +194,7 @@ def test_what_is_deployed_is_what_was_asked_for(http: httpx.Client, table: Table
     assert table.deployed["org/b"].config.padding_bytes == 1024**3
 
 
-def test_with_sync_what_is_not_named_goes(http: httpx.Client, table: Table) -> None:
+def test_sync_evicts_models_that_are_not_named(http: httpx.Client, table: Table) -> None:
     http.post("/admin/deploy", json={"deployments": {"org/a": None, "org/b": None}})
     answer = http.post("/admin/deploy", json={"deployments": ["org/b"], "sync": True}).json()
     assert answer["models"][0]["evicted"] == [{"model": "org/a", "replica_id": "r1"}]
@@ -200,7 +202,7 @@ def test_with_sync_what_is_not_named_goes(http: httpx.Client, table: Table) -> N
     assert table.waited_for == [False, False]
 
 
-def test_an_operation_that_is_refused_says_why(http: httpx.Client) -> None:
+def test_a_refused_operation_says_why(http: httpx.Client) -> None:
     assert "org/c is not deployed" in refused(
         http.post("/admin/evict", json={"model": "org/c"}), 404
     )
@@ -208,7 +210,7 @@ def test_an_operation_that_is_refused_says_why(http: httpx.Client) -> None:
     assert "ndif runtime add 9.9" in refused(http.post("/admin/deploy", json=body), 409)
 
 
-def test_the_rest_is_passed_on(http: httpx.Client, table: Table) -> None:
+def test_every_other_operation_is_performed(http: httpx.Client, table: Table) -> None:
     def post(path: str, **body: Any) -> Any:
         answer = http.post(f"/admin/{path}", json=body)
         assert answer.status_code == 200, answer.text
@@ -238,7 +240,7 @@ def test_the_rest_is_passed_on(http: httpx.Client, table: Table) -> None:
     assert table.stopped
 
 
-def test_the_configuration_says_where_each_value_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_have_the_source_of_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_RUNNER_POOL", "5")
     monkeypatch.setenv("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "3")
     monkeypatch.delenv("NDIF_RESULT_TTL_S", raising=False)

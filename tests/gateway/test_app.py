@@ -1,10 +1,11 @@
-"""Web pages of other sites cannot reach a server that trusts its user."""
+"""The origin check: web pages of other sites cannot reach a server that trusts its user."""
 
 from __future__ import annotations
 
 import httpx
 import pytest
 import websocket
+
 from tests.clients.harness import LocalServer
 
 
@@ -18,20 +19,20 @@ def test_a_foreign_page_cannot_submit(server: LocalServer) -> None:
     assert "web page of another site" in answer.json()["detail"]
 
 
-def test_a_name_made_to_resolve_to_loopback_is_refused(server: LocalServer) -> None:
+def test_a_site_whose_name_resolves_to_loopback_is_refused(server: LocalServer) -> None:
     port = httpx.URL(server.url).port
     host = f"evil.example:{port}"
     assert ask(server, {"Host": host}).status_code == 403
     assert ask(server, {"Host": host, "Origin": f"http://{host}"}).status_code == 403
 
 
-def test_programs_on_this_machine_come_in(server: LocalServer) -> None:
+def test_programs_on_this_machine_are_allowed(server: LocalServer) -> None:
     port = httpx.URL(server.url).port
     for headers in ({}, {"Origin": server.url}, {"Host": f"localhost:{port}"}):
         assert ask(server, headers).status_code == 400
 
 
-def test_a_foreign_page_cannot_listen(server: LocalServer) -> None:
+def test_a_foreign_page_cannot_open_a_websocket(server: LocalServer) -> None:
     address = server.url.replace("http", "ws") + "/subscribe"
     websocket.create_connection(address, timeout=10).close()
     with pytest.raises(websocket.WebSocketBadStatusException, match="403"):

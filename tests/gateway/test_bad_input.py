@@ -1,4 +1,4 @@
-"""Everything that can be wrong with what is sent to a server, sent to a real one."""
+"""Invalid requests of every kind, sent to a real server."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ import socketio
 import torch
 import websocket
 import zstandard
-from tests.clients.harness import Client, LocalServer, scenarios
-from tests.conftest import NAME, client_environment
 
 import ndif
+from tests.clients.harness import Client, LocalServer, scenarios
+from tests.conftest import NAME, client_environment
 
 NEW = "nnsight.modeling.transformers.TransformersModel"
 OLD = "nnsight.modeling.language.LanguageModel"
@@ -40,7 +40,7 @@ TTL_S = 4
 MIB = 1 << 20
 GIB = 1 << 30
 
-OF_OURS = (
+OF_THE_SERVER = (
     "Traceback",
     "site-packages",
     str(Path(ndif.__file__).parent),
@@ -54,7 +54,7 @@ def strict(
     runtimes: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[LocalServer]:
-    """A server that allows little and does not serve nnsight 0.6."""
+    """A server with low limits that does not serve nnsight 0.6."""
     folder = tmp_path_factory.mktemp("runtimes")
     (folder / "0.7").symlink_to(runtimes / "0.7")
     environment = {
@@ -76,7 +76,7 @@ def strict(
 def bare(
     server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The address of a server with no runtime but its own, which refuses before its model is loaded."""
+    """The address of a server with no additional runtime, before its model is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
@@ -99,7 +99,7 @@ def bare(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the client puts the payloads that it records."""
+    """The folder of the payloads that the client records."""
     return tmp_path_factory.mktemp("recorded")
 
 
@@ -120,12 +120,12 @@ def limited_client(
 
 @pytest.fixture(scope="module")
 def payload(limited_client: Client, recorded: Path) -> bytes:
-    """A trace as a client sends it, which saves some 400 kB."""
+    """A trace as a client sends it; its result has some 400 kB."""
     limited_client.run("scenario_payloads_are_recorded")
     return (recorded / "ends").read_bytes()
 
 
-# What is sent
+# Requests
 
 
 def key(
@@ -152,7 +152,7 @@ def send(
     blob: bytes | None = b"",
     nnsight: str | None = VERSION,
 ) -> httpx.Response:
-    """A request in the form of nnsight 0.8."""
+    """Send a request in the form of nnsight 0.8."""
     parts: dict[str, tuple[str | None, bytes | str]] = {}
     parts["data"] = (None, envelope() if data is None else data)
     if blob is not None:
@@ -166,7 +166,7 @@ def send_old(
     content: Any = None,
     **headers: str | bytes | None,
 ) -> httpx.Response:
-    """A request in the form of nnsight 0.7; a header that is None is left out."""
+    """Send a request in the form of nnsight 0.7; a header that is None is left out."""
     given: dict[str, str | bytes | None] = {
         "nnsight_model_key": key(path=OLD, task=None),
         "nnsight_compress": "True",
@@ -189,7 +189,7 @@ def send_old(
 
 
 def raw(server: LocalServer, sent: bytes) -> bytes:
-    """What comes back for these bytes, when nothing follows them."""
+    """Send bytes and nothing more, and return the answer."""
     with socket.create_connection(address(server), timeout=PATIENCE_S) as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
@@ -198,7 +198,7 @@ def raw(server: LocalServer, sent: bytes) -> bytes:
 
 
 def get_raw(server: LocalServer, target: str) -> tuple[int, dict[str, Any]]:
-    """GET of a target that no client tidies up first."""
+    """GET a target that no client normalises first."""
     connection = http.client.HTTPConnection(*address(server), timeout=PATIENCE_S)
     try:
         connection.request("GET", target)
@@ -206,7 +206,7 @@ def get_raw(server: LocalServer, target: str) -> tuple[int, dict[str, Any]]:
         text = answer.read().decode()
     finally:
         connection.close()
-    assert not any(each in text for each in OF_OURS), text
+    assert not any(each in text for each in OF_THE_SERVER), text
     assert answer.headers["Content-Type"] == "application/json", text
     return answer.status, json.loads(text)
 
@@ -217,20 +217,20 @@ def address(server: LocalServer) -> tuple[str, int]:
     return url.host, url.port
 
 
-# What comes back
+# Answers
 
 
 def sentence(text: object) -> str:
-    """A text for a user: it begins and ends as one, and shows nothing of ours."""
+    """Check that a text is a sentence for a user and shows nothing of the server's code."""
     assert isinstance(text, str)
     assert re.match(r"[A-Za-z'\"0-9]", text), text
     assert text.endswith((".", "?")), text
-    assert not any(each in text for each in OF_OURS), text
+    assert not any(each in text for each in OF_THE_SERVER), text
     return text
 
 
 def refused(answer: httpx.Response, status: int = 400) -> str:
-    """The sentence of a refusal, which has this status and form."""
+    """Return the sentence of a refusal, and check its status and form."""
     assert answer.status_code == status, (answer.status_code, answer.text)
     assert answer.headers["Content-Type"] == "application/json", answer.text
     body = answer.json()
@@ -239,7 +239,7 @@ def refused(answer: httpx.Response, status: int = 400) -> str:
 
 
 def ended(server: LocalServer, accepted: httpx.Response) -> dict[str, Any]:
-    """The last response of a job that was accepted, by polling."""
+    """Poll until an accepted job ends and return its last response."""
     assert accepted.status_code == 200, accepted.text
     assert accepted.json()["status"] == "RECEIVED"
     deadline = time.monotonic() + PATIENCE_S
@@ -254,14 +254,14 @@ def ended(server: LocalServer, accepted: httpx.Response) -> dict[str, Any]:
 
 
 def failed(server: LocalServer, accepted: httpx.Response) -> str:
-    """The sentence with which an accepted job ends as an ERROR."""
+    """Return the sentence with which an accepted job ends as an ERROR."""
     response = ended(server, accepted)
     assert response["status"] == "ERROR", response
     return sentence(response["description"])
 
 
 def peak_memory(server: LocalServer) -> int:
-    """The most memory that the server's own process ever held, in bytes."""
+    """Return the peak memory of the server's own process in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found
@@ -352,7 +352,7 @@ def test_a_post_in_neither_form_is_refused(server: LocalServer) -> None:
         assert "neither a request of nnsight 0.8" in refused(answer)
 
 
-def test_what_is_not_http_costs_nobody_else_anything(server: LocalServer) -> None:
+def test_bytes_that_are_not_http_affect_nobody_else(server: LocalServer) -> None:
     for sent in (
         b"GARBAGE\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(200),
@@ -363,7 +363,7 @@ def test_what_is_not_http_costs_nobody_else_anything(server: LocalServer) -> Non
         b"",
     ):
         answer = raw(server, sent)
-        assert not any(each.encode() in answer for each in OF_OURS)
+        assert not any(each.encode() in answer for each in OF_THE_SERVER)
         assert b" 500 " not in answer
     assert server.get("/ping") == (200, b'"pong"')
 
@@ -373,7 +373,7 @@ def test_what_is_not_http_costs_nobody_else_anything(server: LocalServer) -> Non
 
 @pytest.mark.parametrize("wrong", ["0.5", "0.5.3", "0.9.0", "1.2.3", "0.10.0"])
 @pytest.mark.parametrize("post", [send, send_old])
-def test_a_version_that_no_server_serves_is_told_what_to_install(
+def test_an_unsupported_version_is_refused_with_what_to_install(
     server: LocalServer, post: Callable[..., httpx.Response], wrong: str
 ) -> None:
     answer = (
@@ -389,7 +389,7 @@ def test_a_version_that_no_server_serves_is_told_what_to_install(
 
 
 @pytest.mark.parametrize("wrong", ["garbage", "0", "0.x", "../0.7", "0." + "9" * 5000, "0.8;rm"])
-def test_what_is_no_version_is_refused(server: LocalServer, wrong: str) -> None:
+def test_text_that_is_not_a_version_is_refused(server: LocalServer, wrong: str) -> None:
     for answer in (send(server, nnsight=wrong), send_old(server, nnsight_version=wrong)):
         text = refused(answer)
         assert "is not a version" in text
@@ -401,32 +401,34 @@ def test_a_version_of_bytes_is_refused(server: LocalServer) -> None:
     assert "is not a version" in refused(send_old(server, nnsight_version=b"\xff\xfe"))
 
 
-def test_an_older_client_must_say_its_version(server: LocalServer) -> None:
+def test_an_older_client_must_send_its_version(server: LocalServer) -> None:
     for missing in (None, ""):
         text = refused(send_old(server, nnsight_version=missing))
         assert "nnsight-version" in text
         assert VERSION in text
 
 
-def test_a_newer_client_from_a_source_tree_need_not(server: LocalServer, payload: bytes) -> None:
+def test_a_newer_client_may_omit_its_version(server: LocalServer, payload: bytes) -> None:
     for missing in (None, ""):
         assert ended(server, send(server, blob=payload, nnsight=missing))["status"] == "COMPLETED"
 
 
-def test_a_version_in_the_form_of_another_is_refused(server: LocalServer) -> None:
+def test_a_version_on_the_wrong_wire_is_refused(server: LocalServer) -> None:
     for answer in (send(server, nnsight="0.7.0"), send_old(server, nnsight_version=VERSION)):
         assert "does not send requests of this form" in refused(answer)
 
 
 @pytest.mark.parametrize("generation", ["0.7", "0.6"])
-def test_a_version_that_is_not_installed_is_told_both_ways_out(bare: str, generation: str) -> None:
+def test_a_version_that_is_not_installed_is_refused_with_both_remedies(
+    bare: str, generation: str
+) -> None:
     text = refused(send_old(bare, nnsight_version=f"{generation}.3"))
     assert f"serves nnsight {VERSION}; yours is {generation}.3" in text
     assert "`pip install 'nnsight>=0.8,<0.9'`" in text
     assert f"`ndif runtime add {generation}`" in text
 
 
-def test_what_is_installed_is_named_and_no_more(strict: LocalServer) -> None:
+def test_only_installed_versions_are_named(strict: LocalServer) -> None:
     text = refused(send_old(strict, nnsight_version="0.6.3"))
     assert re.search(r"serves nnsight 0\.7\.\d, 0\.8\.\d; yours is 0\.6\.3\.", text)
     assert "`ndif runtime add 0.6`" in text
@@ -455,7 +457,7 @@ def post_multipart(
     return httpx.post(f"{server.url}/request", content=body, headers=headers, timeout=PATIENCE_S)
 
 
-def test_the_multipart_body_that_others_are_made_of_is_accepted(server: LocalServer) -> None:
+def test_the_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
     assert "trace" in failed(server, post_multipart(server, WHOLE))
 
 
@@ -504,7 +506,7 @@ def test_a_multipart_body_without_a_usable_boundary_is_refused(
     assert "multipart body cannot be read" in refused(post_multipart(server, WHOLE, content_type))
 
 
-def test_a_body_may_come_in_the_smallest_pieces(server: LocalServer) -> None:
+def test_a_body_may_arrive_byte_by_byte(server: LocalServer) -> None:
     def pieces() -> Iterator[bytes]:
         for at in range(len(WHOLE)):
             yield WHOLE[at : at + 1]
@@ -512,7 +514,7 @@ def test_a_body_may_come_in_the_smallest_pieces(server: LocalServer) -> None:
     assert "trace" in failed(server, post_multipart(server, pieces()))
 
 
-def test_a_client_that_goes_away_in_mid_body_costs_nothing(server: LocalServer) -> None:
+def test_a_client_that_leaves_during_its_body_affects_nobody_else(server: LocalServer) -> None:
     head = (
         "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: "
         f"{VERSION}\r\nContent-Length: {len(WHOLE) * 2}\r\n"
@@ -555,35 +557,35 @@ def test_a_wrong_envelope_is_refused(server: LocalServer, data: str | bytes, whe
     assert len(text) < 1000
 
 
-def test_an_env_that_no_model_can_be_given_is_an_error(server: LocalServer, payload: bytes) -> None:
+def test_an_env_that_cannot_be_applied_is_an_error(server: LocalServer, payload: bytes) -> None:
     for env in ({"peft": 7}, {"peft": ["a"]}, {"peft": "no-such-org/adapter"}):
         response = ended(server, send(server, envelope(env=env), payload))
         assert response["status"] == "ERROR", env
-        # What follows is what a library says, which knows no sentences.
+        # The rest is a library's message, which need not be a sentence.
         text = response["description"]
         assert text.startswith("The model could not be prepared as the request asks (")
         assert repr(env)[1:-1] in text
-        assert not any(each in text for each in OF_OURS), text
-    # The next request has none of it.
+        assert not any(each in text for each in OF_THE_SERVER), text
+    # The next request is not affected.
     assert ended(server, send(server, blob=payload))["status"] == "COMPLETED"
 
 
-# The live channels
+# Subscriptions
 
 
 @pytest.mark.parametrize("session", ["nobody", UNKNOWN, "0" * 32, "\0", "x" * 5000, "é"])
-def test_a_session_that_is_not_open_is_refused(server: LocalServer, session: str) -> None:
+def test_a_subscription_that_is_not_open_is_refused(server: LocalServer, session: str) -> None:
     assert "blocking=False" in refused(send(server, envelope(session_id=session)), 409)
 
 
 @pytest.mark.parametrize("session", ["nobody", UNKNOWN, b"\xff\xfe"])
-def test_an_older_clients_unknown_session_is_refused(
+def test_an_older_clients_unknown_subscription_is_refused(
     server: LocalServer, session: str | bytes
 ) -> None:
     assert "is not open" in refused(send_old(server, ndif_session_id=session), 409)
 
 
-def test_a_session_ends_with_its_channel(server: LocalServer) -> None:
+def test_a_subscription_ends_with_its_websocket(server: LocalServer) -> None:
     channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
     session = json.loads(channel.recv())["session_id"]
     assert send(server, envelope(session_id=session)).status_code == 200
@@ -594,7 +596,7 @@ def test_a_session_ends_with_its_channel(server: LocalServer) -> None:
     refused(answer, 409)
 
 
-def test_what_a_client_says_on_its_channel_changes_nothing(server: LocalServer) -> None:
+def test_unexpected_websocket_messages_are_ignored(server: LocalServer) -> None:
     channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
     session = json.loads(channel.recv())["session_id"]
     for said in ("", "garbage", "[" * 10_000, '{"session_id": "another"}'):
@@ -610,7 +612,7 @@ def test_what_a_client_says_on_its_channel_changes_nothing(server: LocalServer) 
     channel.close()
 
 
-def test_a_message_that_is_too_long_costs_its_own_channel_alone(server: LocalServer) -> None:
+def test_a_message_that_is_too_long_closes_its_own_websocket_only(server: LocalServer) -> None:
     url = f"ws{server.url[4:]}/subscribe"
     loud, quiet = (websocket.create_connection(url, timeout=PATIENCE_S) for _ in range(2))
     sessions = [json.loads(channel.recv())["session_id"] for channel in (loud, quiet)]
@@ -625,7 +627,7 @@ def test_a_message_that_is_too_long_costs_its_own_channel_alone(server: LocalSer
     quiet.close()
 
 
-def test_there_is_no_other_websocket(server: LocalServer) -> None:
+def test_no_other_path_accepts_a_websocket(server: LocalServer) -> None:
     for path in ("/", "/subscribe/x", "/request", "/ping"):
         with pytest.raises(websocket.WebSocketBadStatusException) as caught:
             websocket.create_connection(f"ws{server.url[4:]}{path}", timeout=PATIENCE_S)
@@ -633,7 +635,7 @@ def test_there_is_no_other_websocket(server: LocalServer) -> None:
     assert server.get("/subscribe")[0] == 404
 
 
-def test_what_an_older_client_says_on_its_channel_changes_nothing(server: LocalServer) -> None:
+def test_unexpected_socket_io_events_are_ignored(server: LocalServer) -> None:
     with socketio.SimpleClient() as channel:
         channel.connect(
             server.url, socketio_path="/ws/socket.io", transports=["websocket"], wait_timeout=10
@@ -662,7 +664,7 @@ def test_a_wrong_compress_flag_is_refused(server: LocalServer, wrong: str | byte
 @pytest.mark.parametrize(
     "wrong", ["garbage", "ftp://host/", "file:///etc/passwd", "javascript:alert(1)", b"\xff\xfe"]
 )
-def test_a_callback_that_is_no_address_of_the_web_is_refused(
+def test_a_callback_that_is_not_a_web_address_is_refused(
     server: LocalServer, wrong: str | bytes
 ) -> None:
     assert "must be an http or https URL" in refused(send_old(server, ndif_callback=wrong))
@@ -671,7 +673,7 @@ def test_a_callback_that_is_no_address_of_the_web_is_refused(
 @pytest.mark.parametrize(
     "wrong", ["http://", "http://[", "http://127.0.0.1:1/", "https://no such host/", "http://\\"]
 )
-def test_a_callback_that_fails_costs_the_job_nothing(server: LocalServer, wrong: str) -> None:
+def test_a_callback_that_fails_does_not_affect_the_job(server: LocalServer, wrong: str) -> None:
     assert "nnsight 0.7 trace" in failed(server, send_old(server, ndif_callback=wrong))
 
 
@@ -685,7 +687,7 @@ def test_an_empty_payload_is_refused(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x28", b"garbage", b"\x80\x04N.", b"\x1f\x8b\x08\x00gzip"])
-def test_a_payload_that_is_not_compressed_as_it_says_is_refused(
+def test_a_payload_that_is_not_compressed_as_declared_is_refused(
     server: LocalServer, content: bytes
 ) -> None:
     assert "not zstd data" in refused(send(server, blob=content))
@@ -693,14 +695,14 @@ def test_a_payload_that_is_not_compressed_as_it_says_is_refused(
 
 
 def frame(*blocks: bytes, says: int | None) -> bytes:
-    """A zstd frame, by hand: `says` is the size it claims to have."""
+    """Return a zstd frame made by hand that declares the size `says`."""
     if says is None:
         return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks)
     return b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", says) + b"".join(blocks)
 
 
 def zeros(count: int) -> bytes:
-    """Blocks of zeros, 128 KiB each: four bytes of the frame stand for as many."""
+    """Return `count` blocks of 128 KiB of zeros, four bytes of the frame each."""
     block = [((128 * 1024) << 3 | 1 << 1 | int(last)).to_bytes(3, "little") for last in (0, 1)]
     return (block[0] + b"\0") * (count - 1) + block[1] + b"\0"
 
@@ -742,7 +744,7 @@ def test_a_whole_payload_runs(server: LocalServer, payload: bytes) -> None:
     assert torch.equal(values["large"], torch.arange(100_000.0))
 
 
-def test_garbage_that_says_it_is_not_compressed_is_an_error(server: LocalServer) -> None:
+def test_garbage_declared_uncompressed_is_an_error(server: LocalServer) -> None:
     data = envelope(compress=False)
     assert "could not be read" in failed(server, send(server, data, b"garbage"))
     assert "could not be read" in failed(
@@ -783,7 +785,7 @@ def test_a_small_payload_that_unpacks_to_a_large_one_is_an_error(
     assert response["status"] == "ERROR"
     text = sentence(response["description"])
     assert said in text
-    # The number with which zstd says that it does not know.
+    # zstd's number for an unknown size.
     assert "18,446,744,073,709,551,615" not in text
     assert response["meta"]["peak_memory"] < usual + 256 * MIB
     assert said in failed(server, send_old(server, bomb))
@@ -811,7 +813,7 @@ def chunked(head: bytes = b"") -> Iterator[bytes]:
     ],
     ids=["0.8", "0.7", "0.7 chunked", "0.8 chunked"],
 )
-def test_a_request_over_the_limit_is_refused_as_it_comes(
+def test_a_request_over_the_limit_is_refused_while_it_arrives(
     strict: LocalServer, post: Callable[[LocalServer], httpx.Response]
 ) -> None:
     before = peak_memory(strict)
@@ -823,7 +825,7 @@ def test_a_request_over_the_limit_is_refused_as_it_comes(
     assert strict.get("/ping") == (200, b'"pong"')
 
 
-def test_a_length_is_refused_before_anything_is_sent(strict: LocalServer) -> None:
+def test_a_declared_length_over_the_limit_is_refused_at_once(strict: LocalServer) -> None:
     head = (
         "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: 0.8.1\r\n"
         f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: {1 << 60}\r\n\r\n"
@@ -831,7 +833,7 @@ def test_a_length_is_refused_before_anything_is_sent(strict: LocalServer) -> Non
     assert raw(strict, head.encode()).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_large_body_that_is_refused_for_another_reason_is_not_kept(strict: LocalServer) -> None:
+def test_a_large_body_refused_for_another_reason_is_not_kept(strict: LocalServer) -> None:
     before = peak_memory(strict)
     for _ in range(3):
         garbage = post_multipart(strict, chunked(b"garbage"))
@@ -841,7 +843,7 @@ def test_a_large_body_that_is_refused_for_another_reason_is_not_kept(strict: Loc
     assert peak_memory(strict) - before < BODY // 4
 
 
-def test_a_request_at_the_limit_is_taken(strict: LocalServer) -> None:
+def test_a_request_at_the_limit_is_accepted(strict: LocalServer) -> None:
     for size, status in ((1_000_000, 200), (1_000_001, 413)):
         assert send_old(strict, bytes(size), nnsight_compress="False").status_code == status
         head = part("data", envelope(compress=False).encode())
@@ -890,7 +892,7 @@ def test_no_path_leads_out_of_the_store(server: LocalServer, route: str, path: s
         assert len(sentence(body["detail"])) < 1000
 
 
-def test_an_unknown_job_is_said_to_be(server: LocalServer) -> None:
+def test_an_unknown_job_is_404(server: LocalServer) -> None:
     text = refused(httpx.get(f"{server.url}/response/{UNKNOWN}"), 404)
     assert f"No job {UNKNOWN} is known here" in text
     assert "blocking=False" in text
@@ -914,12 +916,12 @@ def test_an_unknown_job_is_said_to_be(server: LocalServer) -> None:
     ],
     ids=lambda query: query[:40],
 )
-def test_an_address_that_is_not_signed_is_refused(server: LocalServer, query: str) -> None:
+def test_an_unsigned_address_is_refused(server: LocalServer, query: str) -> None:
     text = refused(httpx.get(f"{server.url}/results/{UNKNOWN}{query}"), 403)
     assert "not signed by this server" in text
 
 
-def test_an_address_is_good_for_its_own_result_while_it_lasts(
+def test_an_address_is_valid_for_its_own_result_until_it_expires(
     strict: LocalServer, payload: bytes
 ) -> None:
     answers = [ended(strict, send(strict, blob=payload)) for _ in range(2)]
@@ -938,7 +940,7 @@ def test_an_address_is_good_for_its_own_result_while_it_lasts(
         refused(httpx.get(wrong), 403)
     time.sleep(max(0.0, int(expires) + 1 - time.time()))
     assert f"within {TTL_S} seconds" in refused(httpx.get(urls[0]), 403)
-    # The response that named it goes as well.
+    # The stored response expires as well.
     deadline = time.monotonic() + 2 * TTL_S
     poll = f"{strict.url}/response/{answers[0]['id']}"
     while (answer := httpx.get(poll)).status_code == 200:
@@ -955,13 +957,13 @@ def test_a_result_is_answered_in_ranges(server: LocalServer, payload: bytes) -> 
     for wrong in ("bytes=9999999999-", "bytes=9-5", "bytes=" + "0-1," * 5000, "lines=1-2", "x"):
         answer = httpx.get(url, headers={"Range": wrong})
         assert answer.status_code < 500, wrong
-        assert not any(each.encode() in answer.content for each in OF_OURS)
+        assert not any(each.encode() in answer.content for each in OF_THE_SERVER)
 
 
-# After all of it
+# Afterwards
 
 
-def test_many_at_once_are_each_answered(server: LocalServer) -> None:
+def test_concurrent_requests_are_each_answered(server: LocalServer) -> None:
     def trouble(number: int) -> int:
         return send(server, blob=zstd(b"garbage") if number % 2 else b"garbage").status_code
 
@@ -974,13 +976,13 @@ def test_a_normal_trace_still_works(server: LocalServer, client_08: Client) -> N
     assert server.get("/connected") == (200, b"true")
 
 
-def test_every_model_process_is_still_there(server: LocalServer) -> None:
+def test_every_model_process_still_runs(server: LocalServer) -> None:
     (deployment,) = json.loads(server.get("/status")[1])["deployments"].values()
     assert deployment["runtimes"]["0.8"] == "RUNNING"
     assert deployment["runtimes"]["0.7"] == "RUNNING"
 
 
-def test_the_strict_server_is_alive_as_well(strict: LocalServer, payload: bytes) -> None:
+def test_the_strict_server_still_works(strict: LocalServer, payload: bytes) -> None:
     assert ended(strict, send(strict, blob=payload))["status"] == "COMPLETED"
     assert not any("Traceback" in line for line in strict.output), "\n".join(strict.output)
 

@@ -23,10 +23,10 @@ from huggingface_hub.hf_api import RepoFile, RepoFolder
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
+
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.serving import serving
 from tests.tiny_models import make_gpt2, make_llama
-
-from ndif.gateway.hub import Hub, HubModel
 
 TINY = "test-org/tiny"
 SHARED = {
@@ -59,7 +59,7 @@ WITHHELD = (
 class Served:
     """A hub on a free port of this machine, and what it answered."""
 
-    hub: Hub
+    hub: HfMirror
     port: int
     answered: list[tuple[str, str, int]] = field(default_factory=list)
 
@@ -81,8 +81,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def hub_of(*models: HubModel, share_weights: bool = False) -> Iterator[Served]:
-    hub = Hub(share_weights=share_weights)
+def hub_of(*models: MirroredModel, share_weights: bool = False) -> Iterator[Served]:
+    hub = HfMirror(share_weights=share_weights)
     for model in models:
         hub.serve(model)
     app = Starlette(routes=[Mount("/hub", routes=hub.routes())])
@@ -137,7 +137,7 @@ def folder(gpt2: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(gpt2: Path) -> Iterator[Served]:
-    with hub_of(HubModel(TINY, gpt2, None, "text-generation")) as served:
+    with hub_of(MirroredModel(TINY, gpt2, None, "text-generation")) as served:
         yield served
 
 
@@ -145,15 +145,15 @@ def tiny(gpt2: Path) -> Iterator[Served]:
 def whole(gpt2: Path, llama: Path) -> Iterator[Served]:
     """A stand-in for the Hub itself: everything is shared."""
     models = [
-        HubModel(TINY, gpt2, None, "text-generation"),
-        HubModel("test-org/llama", llama, None, "text-generation"),
+        MirroredModel(TINY, gpt2, None, "text-generation"),
+        MirroredModel("test-org/llama", llama, None, "text-generation"),
     ]
     with hub_of(*models, share_weights=True) as served:
         yield served
 
 
 def commit_of(folder: Path, *, share_weights: bool = False) -> str:
-    with hub_of(HubModel(TINY, folder, None, None), share_weights=share_weights) as served:
+    with hub_of(MirroredModel(TINY, folder, None, None), share_weights=share_weights) as served:
         sha = served.api.model_info(TINY).sha
     assert sha is not None
     return sha
@@ -192,7 +192,7 @@ def test_a_tree_has_folders(folder: Path) -> None:
     templates = folder / "additional_chat_templates"
     templates.mkdir()
     (templates / "tools.jinja").write_text("{{ tools }}")
-    with hub_of(HubModel(TINY, folder, None, None)) as served:
+    with hub_of(MirroredModel(TINY, folder, None, None)) as served:
         top = list(served.api.list_repo_tree(TINY))
         everything = list(served.api.list_repo_tree(TINY, recursive=True))
         below = list(served.api.list_repo_tree(TINY, templates.name))
@@ -253,12 +253,12 @@ def test_a_model_is_served_when_it_is_loaded(gpt2: Path) -> None:
     with hub_of() as served:
         with pytest.raises(RepositoryNotFoundError, match="not loaded its model yet"):
             served.api.model_info(TINY)
-        served.hub.serve(HubModel(TINY, gpt2, None, None))
+        served.hub.serve(MirroredModel(TINY, gpt2, None, None))
         assert served.api.model_info(TINY).id == TINY
 
 
 def test_a_name_without_an_organization(gpt2: Path, tmp_path: Path) -> None:
-    with hub_of(HubModel("gpt2", gpt2, None, "text-generation")) as served:
+    with hub_of(MirroredModel("gpt2", gpt2, None, "text-generation")) as served:
         assert served.api.model_info("gpt2", revision="main").id == "gpt2"
         assert set(served.api.list_repo_files("gpt2")) == SHARED
         snapshot = snapshot_download("gpt2", endpoint=served.endpoint, cache_dir=tmp_path)
@@ -267,7 +267,7 @@ def test_a_name_without_an_organization(gpt2: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("revision", ["v1.0", "feature/branch", "refs/pr/7", "a" * 40])
 def test_the_configured_revision(gpt2: Path, tmp_path: Path, revision: str) -> None:
-    with hub_of(HubModel(TINY, gpt2, revision, None)) as served:
+    with hub_of(MirroredModel(TINY, gpt2, revision, None)) as served:
         assert served.api.model_info(TINY, revision=revision).sha == (
             served.api.model_info(TINY).sha
         )
@@ -286,7 +286,7 @@ def test_only_what_a_model_without_weights_needs_is_shared(folder: Path) -> None
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"secret")
-    with hub_of(HubModel(TINY, folder, None, None)) as served, httpx.Client() as client:
+    with hub_of(MirroredModel(TINY, folder, None, None)) as served, httpx.Client() as client:
         assert set(served.api.list_repo_files(TINY)) == SHARED
         for name in WITHHELD:
             for method in ("HEAD", "GET"):
@@ -310,7 +310,7 @@ def test_hidden_files_are_never_shared(folder: Path) -> None:
     (folder / ".env").write_text("TOKEN=secret")
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("secret")
-    with hub_of(HubModel(TINY, folder, None, None), share_weights=True) as served:
+    with hub_of(MirroredModel(TINY, folder, None, None), share_weights=True) as served:
         assert set(served.api.list_repo_files(TINY)) == {*SHARED, "model.safetensors"}
         assert not served.api.file_exists(TINY, ".git/config")
         assert not served.api.file_exists(TINY, ".env")
@@ -366,7 +366,7 @@ def test_a_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) 
     """A server and a client that share a cache do not lose the weights in it."""
     snapshot = Path(snapshot_download(TINY, endpoint=whole.endpoint, cache_dir=tmp_path))
     assert (snapshot / "model.safetensors").is_symlink()
-    with hub_of(HubModel(TINY, snapshot, None, "text-generation")) as served:
+    with hub_of(MirroredModel(TINY, snapshot, None, "text-generation")) as served:
         info = served.api.model_info(TINY)
         assert info.sha == snapshot.name
         assert {sibling.rfilename for sibling in info.siblings or ()} == SHARED
@@ -379,7 +379,7 @@ def test_a_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) 
     cache = snapshot.parent.parent
     assert (cache / "refs" / "main").read_text() == snapshot.name
     assert not (cache / ".no_exist").exists()
-    with hub_of(HubModel(TINY, snapshot, None, None), share_weights=True) as served:
+    with hub_of(MirroredModel(TINY, snapshot, None, None), share_weights=True) as served:
         response = httpx.get(f"{served.endpoint}/{TINY}/resolve/main/model.safetensors")
         assert response.content == (gpt2 / "model.safetensors").read_bytes()
 
@@ -427,7 +427,7 @@ def test_no_path_leads_out(folder: Path, share_weights: bool) -> None:
     (folder / "loop_config.json").symlink_to("loop_config.json")
     (folder / "dangling_config.json").symlink_to("nothing")
     os.mkfifo(folder / "pipe_config.json")
-    model = HubModel(TINY, folder, None, None)
+    model = MirroredModel(TINY, folder, None, None)
     with hub_of(model, share_weights=share_weights) as served:
         for path in ASTRAY:
             # Other clients tidy a path before they send it.
@@ -460,7 +460,7 @@ print(json.dumps({{
     "layers": len(model.transformer.h),
 }}))
 """
-    with hub_of(HubModel(TINY, gpt2, None, "text-generation")) as served:
+    with hub_of(MirroredModel(TINY, gpt2, None, "text-generation")) as served:
         said = json.loads(run_client(script, served, tmp_path).splitlines()[-1])
         assert {"config.json", "tokenizer.json"} <= served.given() <= SHARED
     assert said["key"].startswith("nnsight.modeling.transformers.TransformersModel:")
@@ -489,7 +489,7 @@ print(AutoConfig.from_pretrained({TINY!r}, trust_remote_code=True).width)
 """
     home = tmp_path / "home"
     home.mkdir()
-    with hub_of(HubModel(TINY, folder, None, None)) as served:
+    with hub_of(MirroredModel(TINY, folder, None, None)) as served:
         assert run_client(script, served, home).split() == ["17"]
         assert served.given() == {"config.json", "configuration_own.py", "defaults.py"}
 

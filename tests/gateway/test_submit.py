@@ -1,4 +1,4 @@
-"""Whose a request is, as the gateway sees it: real HTTP into the real route, read off the broker."""
+"""`POST /request`: the user of an accepted request, and the answer of a full queue."""
 
 from __future__ import annotations
 
@@ -13,36 +13,43 @@ import zstandard
 from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
-from ndif.config import Settings
-from ndif.gateway.catalogue import OwnCatalogue
-from ndif.gateway.submit import Submit
+from ndif.config.settings import Settings
+from ndif.gateway.catalogue import InProcessCatalogue
+from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
-from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
+from ndif.stores.responder import Responder
+from tests.on_loop import on_loop
 
 KEY = json.dumps({"repo_id": "org/name", "revision": None})
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{KEY}"
 
 
+def application(folder: Path, broker: MemoryBroker) -> Starlette:
+    """Return an application with the real route over `broker`."""
+    models = Models([DeploymentConfig("org/name", "org/name", dedicated=True)])
+    submit = SubmitRoute(
+        Settings(),
+        broker,
+        Responder(broker, FileStore(folder, 60)),
+        Runtimes(folder / "runtimes"),
+        InProcessCatalogue(models, dict, lambda: True),
+        OpenAccounts(hotswapping=False, trusted=True),
+    )
+    return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
+
+
 def accepted(folder: Path, headers: Mapping[str, str], client: str = "10.0.0.7") -> Request:
-    """The request that comes of a POST from a machine, with headers beside those every client sends."""
+    """Return the request that a POST from `client` becomes, with `headers` beside the usual ones."""
 
     async def run() -> Request:
         broker = MemoryBroker()
-        models = Models([DeploymentConfig("org/name", "org/name", dedicated=True)])
-        submit = Submit(
-            Settings(),
-            broker,
-            Responder(broker, FileStore(folder, 60)),
-            Runtimes(folder / "runtimes"),
-            OwnCatalogue(models, dict, lambda: True),
-            OpenAccounts(hotswapping=False, trusted=True),
-        )
-        transport = httpx.ASGITransport(Starlette(routes=submit.routes()), client=(client, 123))
+        transport = httpx.ASGITransport(application(folder, broker), client=(client, 123))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
             answer = await http.post(
                 "/request",
@@ -61,7 +68,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NDIF_API_KEY", raising=False)
 
 
-def test_holders_of_two_keys_are_two_users_wherever_they_are(tmp_path: Path) -> None:
+def test_an_api_key_is_a_user_on_every_machine(tmp_path: Path) -> None:
     mine = {
         accepted(tmp_path, {"ndif-api-key": "mine"}, host).user for host in ("10.0.0.7", "10.0.0.8")
     }
@@ -70,12 +77,35 @@ def test_holders_of_two_keys_are_two_users_wherever_they_are(tmp_path: Path) -> 
     assert yours not in mine
 
 
-def test_a_key_is_not_written_where_its_user_is(tmp_path: Path) -> None:
+def test_the_user_of_a_request_does_not_contain_the_key(tmp_path: Path) -> None:
     assert "secret" not in accepted(tmp_path, {"ndif-api-key": "secret"}).user
 
 
-def test_without_keys_machines_are_users(tmp_path: Path) -> None:
+def test_a_machine_is_a_user_without_an_api_key(tmp_path: Path) -> None:
     users = [accepted(tmp_path, {}, host).user for host in ("10.0.0.7", "10.0.0.8", "10.0.0.7")]
     assert users[0] == users[2] != users[1]
-    # Nobody gets into another's place by a key that reads like an address.
+    # A key that reads like an address is not that machine's user.
     assert accepted(tmp_path, {"ndif-api-key": users[0]}).user not in users
+
+
+@on_loop
+async def test_a_full_queue_answers_503_with_retry_after(tmp_path: Path) -> None:
+    broker = MemoryBroker(max_bytes=100)
+    transport = httpx.ASGITransport(application(tmp_path, broker))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+
+        async def send() -> httpx.Response:
+            return await http.post(
+                "/request",
+                data={"data": json.dumps({"model_key": MODEL})},
+                files={"blob": bytes(60)},
+                headers={"nnsight-version": "0.8.1"},
+            )
+
+        assert (await send()).status_code == 200
+        refused = await send()
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert "NDIF_MAX_QUEUED_BYTES" in refused.json()["detail"]
+        await broker.release(await broker.claim())
+        assert (await send()).status_code == 200

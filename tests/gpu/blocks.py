@@ -1,4 +1,4 @@
-"""Blocks that do to a card, or in its absence to the CPU, what a server must survive."""
+"""Blocks whose effects on a GPU, or without one on the CPU, a server must survive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.replica import PROMPT, Sent
 
 TOKENS = 8
 _AWHILE = 1 << 32
-"""Cycles of a card: some seconds."""
+"""Cycles of a GPU: some seconds."""
 _FOR_EVER = 1 << 62
 
 
@@ -37,7 +37,7 @@ def gradients(client: TransformersModel) -> bytes:
 
 
 def indexing_outside(client: TransformersModel) -> bytes:
-    """Read past the end of a tensor; a card finds out later, by an assertion that ends its context."""
+    """Read past the end of a tensor; a GPU detects it later, by an assertion that ends the context."""
     sent = Sent()
     with client.trace(PROMPT, backend=sent):
         weight = client.lm_head.weight

@@ -1,4 +1,4 @@
-"""Where GPU scenarios run: on a card, and on the CPU with an owner and its zygote as on a card."""
+"""The devices of GPU scenarios: a GPU, and the CPU with an owner and its zygote as on a GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 import torch
 from nnsight import TransformersModel
 
-from ndif.config import Settings
-from tests.gpu.places import GIB, where
+from ndif.config.settings import Settings
+from tests.gpu.devices import GIB, where
 from tests.runtime.replica import Served, a_replica
 
 T = TypeVar("T")
 PATIENCE_S = 80
 
-needs_a_card = [
+needs_a_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
@@ -50,11 +50,11 @@ class Place:
         return self.loop.run_until_complete(asyncio.wait_for(scene, PATIENCE_S))
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_a_card)])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_a_gpu)])
 def place(
     request: pytest.FixtureRequest, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
-    """A replica that also serves those whom nobody trusts."""
+    """A replica that also serves untrusted requests."""
     folder = tmp_path_factory.mktemp("place")
     timeout_s = 5 if request.param == "cuda" else 1
     settings = Settings(

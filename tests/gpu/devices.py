@@ -1,4 +1,4 @@
-"""Where a replica's weights are: on a card, or on the CPU with an owner and its zygote as on a card."""
+"""The device of a replica's weights: a GPU, or the CPU with an owner and its zygote as on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def where(device: str, folder: Path, memory: int) -> tuple[Runtime, dict[str, Any]]:
-    """Return a replica's runtime and what it is given: `memory` bytes of the first card, or a stand-in."""
+    """Return a replica's runtime and its memory: `memory` bytes of the first GPU, or a stand-in."""
     if device == "cpu":
         return pretending(folder), {}
     return HERE, {"gpu_mem_bytes_by_id": {0: memory}}

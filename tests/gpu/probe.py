@@ -32,10 +32,12 @@ from rich.markup import escape
 from rich.table import Table
 from torch.multiprocessing.reductions import reduce_tensor
 
-from ndif.sandbox import files, limits, privileges
-from ndif.sandbox.calls import Filter
-from ndif.sandbox.confinement import Confinement, DriverFiles, interpreter
-from ndif.sandbox.layers import layers, missing
+from ndif.sandbox.confinement import landlock as files
+from ndif.sandbox.confinement import limits
+from ndif.sandbox.confinement.confinement import Confinement, DriverFiles, interpreter_paths
+from ndif.sandbox.confinement.layers import detect_layers, missing_layers
+from ndif.sandbox.confinement.limits import drop_privileges
+from ndif.sandbox.confinement.seccomp import Filter
 from tests.gpu.recording import write_json
 
 PATIENCE_S = 30.0
@@ -327,11 +329,11 @@ def enter(attempt: Attempt, owned: Owned) -> None:
     if "environment" in attempt.layers:
         os.environ.clear()
     if "limits" in attempt.layers:
-        limits.restrict(None, 1 << 20)
+        limits.apply_limits(None, 1 << 20)
     if "privileges" in attempt.layers:
-        privileges.drop()
+        drop_privileges()
     if "files" in attempt.layers:
-        reading, writing = [*interpreter(), *map(Path, _SYSTEM)], [Path(os.devnull)]
+        reading, writing = [*interpreter_paths(), *map(Path, _SYSTEM)], [Path(os.devnull)]
         for name in attempt.grants:
             read, write = grant(name, owned)
             reading += read
@@ -339,7 +341,7 @@ def enter(attempt: Attempt, owned: Owned) -> None:
         reading += [Path("/")] * attempt.read_anything
         writing += [Path("/")] * attempt.write_anything
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        files.restrict(files.ruleset(reading, writing))
+        files.restrict_self(files.create_ruleset(reading, writing))
 
 
 def start_and_map(driver: Driver, owned: Owned, then: Callable[[], None]) -> dict[str, Any]:
@@ -383,7 +385,7 @@ def attempt_in_fork(attempt: Attempt, driver: Driver, owned: Owned) -> Any:
 def runner_in_fork(driver: Driver, owned: Owned) -> Any:
     """Return what came of the server's own confinement, in its own order."""
     confinement = Confinement.prepare(
-        "best-effort" if missing(layers()) else "require",
+        "best-effort" if missing_layers(detect_layers()) else "require",
         readable=(),
         memory_bytes=1 << 30,
         result_bytes=1 << 20,
@@ -396,9 +398,9 @@ def runner_in_fork(driver: Driver, owned: Owned) -> Any:
     )
 
     def work() -> dict[str, Any]:
-        confinement.isolate(os.open(os.devnull, os.O_RDWR))
+        confinement.detach(os.open(os.devnull, os.O_RDWR))
         done: dict[str, Any] = {}
-        confinement.enter(lambda: done.update(start_and_map(driver, owned, lambda: None)))
+        confinement.apply(lambda: done.update(start_and_map(driver, owned, lambda: None)))
         # And once all layers are there.
         return {**done, "ok": done["ok"] and compute(driver)}
 
@@ -453,7 +455,10 @@ def facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "LSMs": _read("/sys/kernel/security/lsm"),
         "Landlock ABI": files.abi(),
-        **{layer.name: "yes" if layer.present else "no: " + layer.detail for layer in layers()},
+        **{
+            layer.name: "yes" if layer.present else "no: " + layer.detail
+            for layer in detect_layers()
+        },
         "driver": _read("/proc/driver/nvidia/version").partition("\n")[0],
         "devices": sorted(str(path) for path in Path("/dev").glob("nvidia*")),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",

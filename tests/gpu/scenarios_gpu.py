@@ -1,4 +1,4 @@
-"""What a client of nnsight 0.8 sees of a model on a GPU: the same as of one in its own process."""
+"""A client of nnsight 0.8 gets the same values from a GPU on the server as from its own process."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def scenario_a_crash(context: Context) -> None:
 
 
 def scenario_weights_are_overwritten(context: Context) -> None:
-    """For a server without the Protector, which would not let it come to this."""
+    """For a server without the Protector, which would refuse this block."""
     with context.remote.trace(PROMPT, remote=True):
         for parameter in context.remote._module.parameters():
             parameter.data.zero_()

@@ -1,4 +1,4 @@
-"""A model on a real GPU: what a machine without one cannot show (see tests/runtime for the rest)."""
+"""A model on a real GPU: the properties that only a GPU can show (tests/runtime has the rest)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import pytest
 import torch
 from nnsight import TransformersModel
 
-from ndif.config import Settings
+from ndif.config.settings import Settings
+from ndif.host.model_process import ModelProcess
 from ndif.host.port import ActorError, ReplicaEvictedError, ReplicaLostError
-from ndif.host.process import ModelProcess
-from ndif.host.runner import Runner
+from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runtimes import Runtime
-from ndif.host.weights import Weights
+from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.spec import ModelSpec
 from ndif.schema.status import Status
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
-from tests.gpu.conftest import needs_a_card
-from tests.gpu.places import GIB
+from tests.gpu.conftest import needs_a_gpu
+from tests.gpu.devices import GIB
 from tests.runtime.replica import (
     HERE,
     PROMPT,
@@ -42,7 +42,7 @@ from tests.runtime.replica import (
 )
 from tests.tiny_models import make_empty_llama, make_llama
 
-pytestmark = needs_a_card
+pytestmark = needs_a_gpu
 
 two_devices = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason="there are not two CUDA devices"
@@ -87,7 +87,7 @@ def test_after_a_crash_the_next_runner_works(client: Client) -> None:
 async def process(checkpoint: Path, device: str | None) -> AsyncIterator[ModelProcess]:
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
     spec = ModelSpec(str(checkpoint), "0.8", task="text-generation", device=device)
-    started = ModelProcess(spec, runtime, Weights())
+    started = ModelProcess(spec, runtime, SharedWeights())
     await started.start(PATIENCE_S, lambda done, total: None)
     try:
         yield started
@@ -102,7 +102,7 @@ async def replica(
     settings: Settings | None = None,
     device: str | None = None,
 ) -> AsyncIterator[Served]:
-    """A replica that may take `memory` of the GPUs. `settings`: of a server that trusts nobody."""
+    """A replica that may take `memory` of the GPUs; `settings` for a server of untrusted users."""
     served = a_replica(checkpoint, HERE, settings, gpu_mem_bytes_by_id=dict(memory), device=device)
     await served.start()
     try:
@@ -111,8 +111,8 @@ async def replica(
         await served.actor.stop()
 
 
-async def ready(runner: Runner) -> Runner:
-    """A runner that has run its first token, and so has all that it takes."""
+async def ready(runner: RunnerHandle) -> RunnerHandle:
+    """A runner that has run its first token, and has allocated all that it needs."""
     await asyncio.wait_for(runner.ready(), PATIENCE_S)
     assert runner.alive
     return runner
@@ -220,7 +220,7 @@ def test_warm_and_back(trusted: bool, tiny_gpt2: Path, tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_weights_that_came_back_are_watched(tiny_gpt2: Path, tmp_path: Path) -> None:
+def test_weights_that_returned_are_verified(tiny_gpt2: Path, tmp_path: Path) -> None:
     client = TransformersModel(str(tiny_gpt2), task="text-generation")
     read, write, truth = reading(client), writing(client), expected(tiny_gpt2)
     settings = Settings(session_root=tmp_path, protector="off")
@@ -283,7 +283,7 @@ def test_a_runner_takes_no_more_of_a_gpu_than_the_model_was_given(tiny_gpt2: Pat
     asyncio.run(body())
 
 
-def test_there_is_no_such_gpu(tiny_gpt2: Path) -> None:
+def test_a_gpu_that_does_not_exist_is_refused(tiny_gpt2: Path) -> None:
     count = torch.cuda.device_count()
 
     async def body() -> None:
@@ -294,7 +294,7 @@ def test_there_is_no_such_gpu(tiny_gpt2: Path) -> None:
     asyncio.run(body())
 
 
-def test_a_model_without_room_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     size = make_empty_llama(tmp_path / "large")
 
     async def body() -> None:
@@ -381,18 +381,18 @@ def test_a_model_over_several_gpus(
 
 
 @pytest.fixture(scope="module", params=["on", "off"])
-def stranger(
+def untrusted(
     request: pytest.FixtureRequest,
     server_environment: dict[str, str],
     tiny_gpt2: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, Client]]:
-    """A client that the server does not trust, with the Protector and without."""
+    """An untrusted client, with the Protector and without."""
     environment = {**server_environment, "NDIF_PROTECTOR": request.param}
     server = LocalServer(NAME, "--device", "cuda:0", "--sandbox", environment=environment)
     try:
         mine = client_environment(
-            server.ready(), tmp_path_factory.mktemp("stranger-gpu"), Path(__file__).parent
+            server.ready(), tmp_path_factory.mktemp("untrusted-gpu"), Path(__file__).parent
         )
         client = Client("scenarios_gpu", NAME, tiny_gpt2, mine)
         yield request.param, client
@@ -401,14 +401,14 @@ def stranger(
         server.stop()
 
 
-def test_a_stranger_is_confined_and_served(stranger: tuple[str, Client]) -> None:
-    _, client = stranger
+def test_untrusted_code_is_confined_and_served(untrusted: tuple[str, Client]) -> None:
+    _, client = untrusted
     for scenario in ("reads_and_edits", "generation", "gradients"):
         client.run(f"scenario_{scenario}")
 
 
-def test_what_a_stranger_does_to_the_weights_is_undone(stranger: tuple[str, Client]) -> None:
-    protector, client = stranger
+def test_weights_that_untrusted_code_changes_are_restored(untrusted: tuple[str, Client]) -> None:
+    protector, client = untrusted
     if protector == "off":
         client.run("scenario_weights_are_overwritten")
     else:

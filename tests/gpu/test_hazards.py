@@ -1,4 +1,4 @@
-"""What a request does to a card, and what the next one finds."""
+"""Effects of a request on a GPU, which the next request must not notice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from nnsight import TransformersModel
 
-from ndif.config import Settings
-from ndif.host.runner import Runner
+from ndif.config.settings import Settings
+from ndif.host.runner_handle import RunnerHandle
 from ndif.schema.status import Status
 from tests.gpu.blocks import (
     generating,
@@ -23,13 +23,13 @@ from tests.gpu.blocks import (
     writing_natively,
     writing_to_its_end,
 )
-from tests.gpu.conftest import Place, needs_a_card
-from tests.gpu.places import GIB
+from tests.gpu.conftest import Place, needs_a_gpu
+from tests.gpu.devices import GIB
 from tests.on_loop import on_loop
 from tests.runtime.replica import expected, reading, serve
 
 SLOW_S = 3.0
-"""As long as a driver may take to end a process, and more than the host waits for a willing one."""
+"""Seconds that a driver may take to end a process; more than the host waits for a live runner."""
 
 anyone = pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
 
@@ -40,7 +40,7 @@ def truth(tiny_gpt2: Path) -> torch.Tensor:
 
 
 def check(place: Place, model: TransformersModel, truth: torch.Tensor) -> None:
-    """See that the model computes what it should, for whoever asks."""
+    """Check that the model computes the right values, for trusted and untrusted requests."""
     read = reading(model)
     for trusted in (False, True):
         logits = place.run(place.served.logits(read, trusted=trusted))
@@ -90,12 +90,12 @@ def test_a_runner_that_writes_until_it_is_killed(
 def test_a_runner_that_dies_slowly(
     place: Place, model: TransformersModel, truth: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = Runner.kill
+    at_once = RunnerHandle.kill
 
-    def slowly(runner: Runner) -> None:
+    def slowly(runner: RunnerHandle) -> None:
         asyncio.get_running_loop().call_later(SLOW_S, at_once, runner)
 
-    monkeypatch.setattr(Runner, "kill", slowly)
+    monkeypatch.setattr(RunnerHandle, "kill", slowly)
     place.run(place.served.run(outliving_its_request(model), trusted=False))
     read = reading(model)
     try:
@@ -116,7 +116,7 @@ def test_a_request_that_never_ends(
 
 
 def card() -> str:
-    """Return the second card's UUID, or the only one's."""
+    """Return the UUID of the second GPU, or of the only one."""
     last = min(torch.cuda.device_count(), 2) - 1
     return f"GPU-{torch.cuda.get_device_properties(last).uuid}"
 
@@ -131,18 +131,18 @@ ROUNDING = {
     ("device", "variables"),
     [
         pytest.param("cpu", ROUNDING, id="cpu-rounding"),
-        pytest.param("cuda", ROUNDING, id="cuda-rounding", marks=needs_a_card),
+        pytest.param("cuda", ROUNDING, id="cuda-rounding", marks=needs_a_gpu),
         pytest.param(
             "cuda",
             {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "the card"},
             id="cuda-uuid",
-            marks=needs_a_card,
+            marks=needs_a_gpu,
         ),
         pytest.param(
             "cuda",
             {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
             id="cuda-expandable",
-            marks=needs_a_card,
+            marks=needs_a_gpu,
         ),
     ],
 )

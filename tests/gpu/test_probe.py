@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from ndif.sandbox.layers import layers, missing
+from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 from tests.gpu.probe import RUNNER
 
 pytestmark = pytest.mark.skipif(
-    bool(missing(layers())), reason="this kernel has not every layer of the confinement"
+    bool(missing_layers(detect_layers())),
+    reason="this kernel has not every layer of the confinement",
 )
 
 REFUSED = {
@@ -55,7 +56,7 @@ def test_each_grant_is_missed(rows: dict[str, Any], kind: str) -> None:
             assert row["ok"], name
 
 
-def test_a_cleared_environment_is_another_card(rows: dict[str, Any]) -> None:
+def test_a_cleared_environment_selects_another_gpu(rows: dict[str, Any]) -> None:
     assert rows["nothing, without events"]["same_card"]
     assert not rows["environment cleared, without events"]["same_card"]
 

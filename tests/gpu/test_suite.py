@@ -1,4 +1,4 @@
-"""What `make gpu` and `make gpu-kit` are made of, without a card and without a network."""
+"""The parts of `make gpu` and `make gpu-kit`, without a GPU and without a network."""
 
 from __future__ import annotations
 

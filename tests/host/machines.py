@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ndif.host.gpus import Gpu, PhysicalGpu
 from tests.services.packages import need
-
-from ndif.host.gpus import Card, Gpu
 
 MIB = 1 << 20
 
@@ -28,11 +27,11 @@ def card(
     minor: int = 0,
     numa_node: int | None = None,
     instances: Sequence[Gpu] | None = None,
-) -> Card:
-    """A card of so many MiB, all of them free."""
+) -> PhysicalGpu:
+    """A GPU of so many MiB, all of them free."""
     gpu = instance(uuid, name, total, reserved)
     gpu = replace(gpu, numa_node=numa_node)
-    return Card(gpu, pci, minor, None if instances is None else tuple(instances))
+    return PhysicalGpu(gpu, pci, minor, None if instances is None else tuple(instances))
 
 
 def instance(uuid: str, name: str, total: int | None, reserved: int = 0) -> Gpu:
@@ -133,7 +132,7 @@ MIXED = tuple(
         ]
     )
 )
-"""A faster card among four (`--query-gpu=name,pci.bus,index,uuid`; github.com/YoRyan/nuxhash/pull/10).
+"""A faster GPU among four (`--query-gpu=name,pci.bus,index,uuid`; github.com/YoRyan/nuxhash/pull/10).
 
 CUDA's own order puts the 1080 Ti first. Not recorded there: sizes (of the same cards elsewhere).
 """
@@ -160,17 +159,17 @@ def pretend_driver(folder: Path) -> Path:
 
 
 class Machine:
-    """What the pretend driver tells of."""
+    """The machine that the pretend driver describes."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def becomes(self, cards: Sequence[Card], *more: str) -> None:
-        """Have it be such a machine; `more` are further lines of the driver's file."""
+    def becomes(self, cards: Sequence[PhysicalGpu], *more: str) -> None:
+        """Describe such a machine; `more` are further lines of the driver's file."""
         self.file.write_text(_described(cards, *more))
 
 
-def _described(cards: Sequence[Card], *more: str) -> str:
+def _described(cards: Sequence[PhysicalGpu], *more: str) -> str:
     lines = []
     for one in cards:
         mig = -1 if one.gpu.total_bytes is None else int(one.instances is not None)

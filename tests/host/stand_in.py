@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
-from ndif.host.announcement import announce
 from ndif.host.device_errors import DeviceFailure
-from ndif.host.jobs import Equipment
+from ndif.host.execution import announce
+from ndif.host.jobs import JobSource, NodeServices
 from ndif.host.port import (
     ActorError,
     DeviceError,
@@ -17,10 +18,12 @@ from ndif.host.port import (
     ReplicaLostError,
     Respond,
 )
-from ndif.host.replica import Replica
+from ndif.host.remote_actor import RemoteActor
 from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
+from ndif.stores.broker import Broker
+from ndif.stores.responder import Responder
 
 FAILS = "not to be loaded"
 
@@ -67,7 +70,7 @@ class Waiting:
         self._end(ReplicaLostError("it died"))
         self.ended.set()
 
-    async def __call__(self, request: Request, respond: Respond) -> Response:
+    async def run(self, request: Request, respond: Respond) -> Response:
         assert self._running is None, "two at once"
         await announce(request, respond)
         self.ran.append(request.id)
@@ -77,7 +80,7 @@ class Waiting:
             self.runs.set()
             outcome = await asyncio.wait_for(running, request.env.get("for_s"))
         except asyncio.TimeoutError:
-            result = InlineResult(b"result", False) if request.session else None
+            result = InlineResult(b"result", False) if request.subscription_id else None
             return Response(request.id, Status.COMPLETED, "Done.", result)
         finally:
             self._running = None
@@ -94,28 +97,56 @@ class Waiting:
             self._running.set_result(outcome)
 
 
-class StandIn(Replica):
-    """What a cluster starts where there is nothing to load."""
+class StandIn(RemoteActor):
+    """A replica of a cluster where there is nothing to load, with stores and a job channel of its own."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__(said)
         self.actor = Waiting(said["config"].get("execution_timeout_s") or 0.0)
         self.told: list[Response] = []
+        self.kept: dict[str, Status] = {}
+        """Last status of each request, as its client finds it."""
         self.gone: set[str] = set()
-        """Requests whose clients have left."""
+        """Subscriptions of clients that have left."""
         self.cannot_tell = False
         self.jobs: asyncio.Queue[Request] = asyncio.Queue()
-        """What comes by the quick way."""
+        """Jobs of the channel."""
         self.given_back: asyncio.Queue[Request] = asyncio.Queue()
 
-    async def prepare(self) -> Equipment:
-        return Equipment(self.actor, self._tell, self._has_left, self.jobs.get, self.given_back.put)
+    async def prepare(self) -> NodeServices:
+        return NodeServices(
+            self.actor, cast(Broker, self), cast(Responder, self), cast(JobSource, self)
+        )
 
-    async def _tell(self, request: Request, response: Response) -> bool:
+    # As a Responder
+
+    async def respond(
+        self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
+    ) -> bool:
+        if unless():
+            return True
         if self.cannot_tell and response.status.terminal:
             raise OSError("nobody answers")
         self.told.append(response)
+        self.kept[request.id] = response.status
         return True
 
-    async def _has_left(self, request: Request) -> bool:
-        return request.id in self.gone
+    async def ensure_end(self, request: Request, end: Response) -> None:
+        if not self.kept[request.id].terminal:
+            await self.respond(request, replace(end, delivered=False))
+
+    # As a Broker
+
+    async def absent(self, subscriptions: Iterable[str]) -> set[str]:
+        return {*subscriptions} & self.gone
+
+    async def has_ended(self, request: Request) -> bool:
+        return False
+
+    # As a JobChannel
+
+    async def next(self) -> Request:
+        return await self.jobs.get()
+
+    async def give_back(self, request: Request) -> None:
+        await self.given_back.put(request)

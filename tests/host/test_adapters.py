@@ -11,13 +11,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
-from tests.on_loop import on_loop
-from tests.serving import serving
 
-from ndif.gateway.hub import Hub, HubModel
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host import adapters
 from ndif.host.adapters import AdapterError, Adapters
 from ndif.host.runtimes import Runtime
+from tests.on_loop import on_loop
+from tests.serving import serving
 
 ROUGHLY = 30_000
 """Bytes of each adapter."""
@@ -25,7 +25,7 @@ ROUGHLY = 30_000
 RUNTIME = Runtime("0.8", "0.8", Path(sys.executable), ())
 
 
-class Counted(Hub):
+class Counted(HfMirror):
     """A hub that notes how often it was asked."""
 
     asked = 0
@@ -40,7 +40,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         folder.mkdir(parents=True)
         (folder / "adapter_config.json").write_text("{}")
         (folder / "adapter_model.safetensors").write_bytes(os.urandom(ROUGHLY))
-        served.serve(HubModel(f"org/{name}", folder, None, None))
+        served.serve(MirroredModel(f"org/{name}", folder, None, None))
     app = Starlette(routes=[Mount("/hub", routes=served.routes())])
 
     async def counting(scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,10 +9,10 @@ import threading
 import time
 
 import pytest
-from tests.on_loop import Play, play
 
 from ndif.host.channel import Channel
 from ndif.runtime.frames import pack
+from tests.on_loop import Play, play
 
 __all__ = ["play"]
 

@@ -1,4 +1,4 @@
-"""Which words of CUDA's mean that a GPU has failed, and how a replica tells of them."""
+"""CUDA's errors that mean that a GPU has failed, and a replica's report of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.host.stand_in import FAILS, StandIn, Waiting
-from tests.on_loop import on_loop
-from tests.runtime.replica import HERE, a_replica, serve
 
-from ndif.cluster.ray_actors import RayActor
+from ndif.cluster.ray.actors import RayModelActor
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.port import ActorError, DeviceError
 from ndif.host.runtimes import Runtime
-from ndif.stores.broker.redis_lanes import Lanes
+from ndif.stores.broker.redis.job_channels import JobSender
+from tests.host.stand_in import FAILS, StandIn, Waiting
+from tests.on_loop import on_loop
+from tests.runtime.replica import HERE, a_replica, serve
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
@@ -47,7 +47,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
         ([], None),
     ],
 )
-def test_a_failed_gpu_is_told_from_a_wrong_program(
+def test_a_failed_gpu_is_distinguished_from_a_wrong_program(
     lines: list[str], failure: DeviceFailure | None
 ) -> None:
     assert device_failure(lines) == failure
@@ -64,7 +64,7 @@ sys.exit(1)
 
 
 def saying(word: str, folder: Path) -> Runtime:
-    """A runtime whose interpreter says a word and ends."""
+    """A runtime whose interpreter prints a line and ends."""
     program = folder / "python"
     program.write_text(SAYS.format(python=sys.executable, word=word))
     program.chmod(0o755)
@@ -72,7 +72,7 @@ def saying(word: str, folder: Path) -> Runtime:
 
 
 @on_loop
-async def test_a_model_that_cannot_load_for_it_says_so(tiny_gpt2: Path, tmp_path: Path) -> None:
+async def test_a_load_that_fails_for_a_gpu_names_it(tiny_gpt2: Path, tmp_path: Path) -> None:
     served = a_replica(tiny_gpt2, saying(f"AcceleratorError: {ECC}", tmp_path))
     with pytest.raises(DeviceError) as caught:
         await served.start()
@@ -89,7 +89,7 @@ async def test_any_other_reason_blames_no_gpu(tiny_gpt2: Path, tmp_path: Path) -
 
 
 @on_loop
-async def test_one_that_was_lost_to_a_gpu_says_so(tiny_gpt2: Path) -> None:
+async def test_a_replica_that_is_lost_to_a_gpu_names_it(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2) as served:
         assert served.actor.device_failure is None
         served.actor.process._stderr.append(ECC)
@@ -99,7 +99,7 @@ async def test_one_that_was_lost_to_a_gpu_says_so(tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_one_that_was_ended_blames_nobody(tiny_gpt2: Path) -> None:
+async def test_an_ended_replica_blames_no_gpu(tiny_gpt2: Path) -> None:
     async with serve(tiny_gpt2) as served:
         served.actor.process._stderr.append(ECC)
         await served.actor.stop()
@@ -113,20 +113,20 @@ SAID = {"config": {"repo_id": "a/b"}, "generation": "0.8", "place": {"deployed":
 
 
 @on_loop
-async def test_a_node_tells_whoever_leads() -> None:
+async def test_a_node_reports_a_failed_gpu_to_the_leader() -> None:
     replica = StandIn(SAID)
     replica.actor = Waiting(fails=True)
     replica.actor.device_failure = DeviceFailure(ECC, 2)
     answer = await replica.start()
     assert answer == {"error": FAILS, "device": [ECC, 2]}
-    actor = RayActor("name", lambda: None, cast(Lanes, None), {})
+    actor = RayModelActor("name", lambda: None, cast(JobSender, None), {})
     with pytest.raises(DeviceError) as caught:
         await actor._came_up(answer)
     assert caught.value.failure == DeviceFailure(ECC, 2)
 
 
 @on_loop
-async def test_a_node_tells_what_ended_a_replica() -> None:
+async def test_a_node_reports_the_gpu_that_ended_a_replica() -> None:
     replica = StandIn(SAID)
     await replica.start()
     ended = asyncio.create_task(replica.until_ended())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ndif.host import machine
+from ndif.host.environment import cpu_memory
 
 GiB = 1 << 30
 
 
 def test_its_memory_is_what_the_system_says() -> None:
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < machine.cpu_memory() <= whole
+    assert 0 < cpu_memory() <= whole
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
@@ -26,4 +26,4 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
         (f"{1 << 63}\n", 16 * GiB),
     ):
         limit.write_text(text)
-        assert machine.cpu_memory(meminfo, (missing, limit)) == expected
+        assert cpu_memory(meminfo, (missing, limit)) == expected

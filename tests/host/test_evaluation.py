@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import NAME
-from tests.on_loop import on_loop
-from tests.runtime.replica import HERE, alive, until
-from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.runtimes import Runtime
+from ndif.runtime.process.fork_server import OPTION
 from ndif.schema.deployment import DeploymentConfig
+from tests.conftest import NAME
+from tests.on_loop import on_loop
+from tests.runtime.replica import HERE, alive, children, fork_servers, until
+from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
 
 KINDS: dict[str, tuple[Callable[[Path], Path], str, Any]] = {
     "gpt2": (make_gpt2, "text-generation", AutoModelForCausalLM),
@@ -36,22 +37,25 @@ KINDS: dict[str, tuple[Callable[[Path], Path], str, Any]] = {
 
 @contextlib.asynccontextmanager
 async def an_evaluator(idle_s: float = 60) -> AsyncIterator[Evaluator]:
-    evaluator = Evaluator(idle_s)
+    evaluator = Evaluator(idle_s, fork_servers=await fork_servers())
     try:
         yield evaluator
     finally:
         await evaluator.stop()
-        assert processes() == []
+        # One that is forked only now ends as it finds nobody who asks.
+        await until(lambda: processes() == [])
 
 
-def processes() -> list[int]:
-    """The evaluating processes that this one started."""
-    children = [
-        int(pid)
-        for listed in Path("/proc/self/task").glob("*/children")
-        for pid in listed.read_text().split()
-    ]
-    return [pid for pid in children if "ndif.runtime.evaluate" in command_of(pid)]
+def processes(parent: int | None = None) -> list[int]:
+    """The evaluating processes that this one started, itself or by a fork server."""
+    found = []
+    for pid in children(parent or os.getpid()):
+        command = command_of(pid)
+        if OPTION in command:
+            found += processes(pid)
+        elif "ndif.runtime.measure" in command:
+            found.append(pid)
+    return found
 
 
 def command_of(pid: int) -> str:
@@ -239,7 +243,7 @@ async def main():
     evaluate = Evaluator()
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
     await evaluate(DeploymentConfig("test/model", sys.argv[1]), runtime)
-    print(next(iter(evaluate._processes.values()))._speaking._process.pid, flush=True)
+    print(next(iter(evaluate._processes.values()))._conversation._process.pid, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -288,6 +292,6 @@ async def test_torch_is_asked_for_a_gpu_where_that_matters(tmp_path: Path) -> No
     config = DeploymentConfig("a/b", str(make_gpt2(tmp_path / "model")))
     async with an_evaluator() as evaluator:
         assert (await evaluator(config, HERE)).cuda is None
-    looking = Evaluator(look_for_cuda=True)
+    looking = Evaluator(fork_servers=await fork_servers(), look_for_cuda=True)
     assert (await looking(config, HERE)).cuda is torch.cuda.is_available()
     await looking.stop()

@@ -1,4 +1,4 @@
-"""Who watches GPU memory: real processes, and a pretend driver that says what they hold."""
+"""The watch on GPU memory: real processes, and a pretend driver that reports their memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from nnsight import TransformersModel
+
+from ndif.host.gpu_watch import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
+from ndif.host.gpus import Driver
+from ndif.schema.status import Status
 from tests.host.machines import H100, MIB, Machine
 from tests.on_loop import on_loop
 from tests.runtime.replica import children, lasting, serve, until
-
-from ndif.host.gpu_watch import SLACK, GpuWatch, Held, exceeded, held
-from ndif.host.gpus import Driver
-from ndif.schema.status import Status
 
 SHARE = 10 << 30
 EVERY_S = 0.05
@@ -57,7 +57,7 @@ def replica() -> Iterator[Replica]:
 
 
 def use(machine: Machine, gpu: int, **mib: int) -> None:
-    """Have processes hold so much of a GPU; `p123` is a process."""
+    """Let processes hold so much of a GPU; `p123` is a process."""
     uuid = GPUS[gpu].uuid
     lines = (f"process {uuid} {name[1:]} {size * MIB}" for name, size in mib.items())
     # Whoever reads it meanwhile is to find it whole.
@@ -75,38 +75,38 @@ def holding(
 # What is too much
 
 
-def test_within_its_share_a_request_takes_what_it_likes() -> None:
-    before = Held(500 * MIB, 9000 * MIB)
-    assert exceeded(SHARE, before, Held(1600 * MIB, 10100 * MIB)) is None
-    assert exceeded(SHARE, before, Held(1740 * MIB, SHARE)) is None
+def test_a_request_within_its_share_is_not_ended() -> None:
+    before = GpuUsage(500 * MIB, 9000 * MIB)
+    assert exceeded(SHARE, before, GpuUsage(1600 * MIB, 10100 * MIB)) is None
+    assert exceeded(SHARE, before, GpuUsage(1740 * MIB, SHARE)) is None
 
 
-def test_beyond_it_the_request_is_told_what_it_took() -> None:
-    reason = exceeded(SHARE, Held(500 * MIB, 9000 * MIB), Held(4500 * MIB, 13000 * MIB))
+def test_the_message_states_what_the_request_took() -> None:
+    reason = exceeded(SHARE, GpuUsage(500 * MIB, 9000 * MIB), GpuUsage(4500 * MIB, 13000 * MIB))
     assert reason is not None
     assert f"took {4000 * MIB:,} bytes of GPU memory" in reason
     assert f"the {SHARE:,} bytes that it has of a GPU" in reason
 
 
-def test_what_was_beyond_it_before_is_nobodys_fault() -> None:
-    before = Held(500 * MIB, SHARE + 900 * MIB)
+def test_memory_beyond_the_share_before_the_request_does_not_count() -> None:
+    before = GpuUsage(500 * MIB, SHARE + 900 * MIB)
     assert exceeded(SHARE, before, before) is None
-    grown = Held(before.runner_bytes + SLACK, before.replica_bytes + SLACK)
+    grown = GpuUsage(before.runner_bytes + SLACK, before.replica_bytes + SLACK)
     assert exceeded(SHARE, before, grown) is None
-    grown = Held(before.runner_bytes + SLACK + 1, before.replica_bytes + SLACK + 1)
+    grown = GpuUsage(before.runner_bytes + SLACK + 1, before.replica_bytes + SLACK + 1)
     assert exceeded(SHARE, before, grown) is not None
 
 
-def test_what_others_of_the_replica_take_is_not_the_requests() -> None:
-    assert exceeded(SHARE, Held(0, SHARE), Held(SLACK, SHARE + 5 * SLACK)) is None
+def test_memory_of_the_replicas_other_processes_does_not_count() -> None:
+    assert exceeded(SHARE, GpuUsage(0, SHARE), GpuUsage(SLACK, SHARE + 5 * SLACK)) is None
 
 
 def test_a_replica_is_its_zygotes_children(replica: Replica) -> None:
     used = {replica.owner: 5, replica.runner: 2, replica.other: None, os.getpid(): 100}
-    assert held(used, replica.runner, replica.zygote) == Held(2, 7)
-    assert held(used, replica.other, replica.zygote) == Held(0, 7)
-    assert held({os.getpid(): 100, 999_999_999: 3}, replica.runner, replica.zygote) is None
-    assert held({replica.owner: None}, replica.runner, replica.zygote) is None
+    assert usage_of(used, replica.runner, replica.zygote) == GpuUsage(2, 7)
+    assert usage_of(used, replica.other, replica.zygote) == GpuUsage(0, 7)
+    assert usage_of({os.getpid(): 100, 999_999_999: 3}, replica.runner, replica.zygote) is None
+    assert usage_of({replica.owner: None}, replica.runner, replica.zygote) is None
 
 
 # Over time
@@ -117,7 +117,7 @@ async def watched(
 ) -> tuple[asyncio.Task[None], list[str], GpuWatch]:
     watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
     reasons: list[str] = []
-    over = watch.over(replica.runner, replica.zygote, shares, reasons.append)
+    over = watch.enforce(replica.runner, replica.zygote, shares, reasons.append)
     return asyncio.create_task(over), reasons, watch
 
 
@@ -147,7 +147,7 @@ async def test_a_gpu_of_its_own_is_not_watched(machine: Machine, replica: Replic
 
 @pytest.mark.parametrize("kind", ["other ids", "no driver"])
 @on_loop
-async def test_where_the_driver_does_not_tell_it_says_so_once(
+async def test_a_driver_that_reports_no_processes_is_logged_once(
     kind: str, machine: Machine, replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
     if kind == "no driver":
@@ -157,14 +157,14 @@ async def test_where_the_driver_does_not_tell_it_says_so_once(
     driver = Driver()
     watching, reasons, watch = await watched(machine, replica, {1: SHARE}, driver)
     await asyncio.wait_for(watching, 10)
-    await watch.over(replica.runner, replica.zygote, {1: SHARE}, reasons.append)
+    await watch.enforce(replica.runner, replica.zygote, {1: SHARE}, reasons.append)
     assert not reasons
     assert caplog.text.count("is not watched") == 1
     await driver.close()
 
 
 @on_loop
-async def test_a_job_on_a_shared_gpu_hears_why_it_was_ended(
+async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
     machine: Machine, tiny_gpt2: Path
 ) -> None:
     client = TransformersModel(str(tiny_gpt2), task="text-generation")

@@ -1,4 +1,4 @@
-"""Which GPUs there are, and which of them a server uses: recorded machines, and a driver that pretends."""
+"""The GPUs that a server uses: recorded machines, and a pretend driver."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ndif.host import gpus
+from ndif.host.gpus import (
+    Driver,
+    DriverError,
+    Gpu,
+    PhysicalGpu,
+    find_gpus,
+    select_visible,
+    without_memory,
+)
 from tests.host.machines import (
     A100_40_MIG,
     A100_MIG,
@@ -24,25 +35,22 @@ from tests.host.machines import (
 )
 from tests.on_loop import on_loop
 
-from ndif.host import gpus
-from ndif.host.gpus import Card, Driver, DriverError, Gpu, look, visible, without_memory
-
 SMALL, LARGE = MIXED[0].gpu, MIXED[1].gpu
 MIG = A100_MIG[0].instances or ()
 
 
-def named(cards: Sequence[Card], **variables: str) -> list[str]:
-    return [gpu.uuid for gpu in visible(cards, variables).gpus]
+def named(cards: Sequence[PhysicalGpu], **variables: str) -> list[str]:
+    return [gpu.uuid for gpu in select_visible(cards, variables).gpus]
 
 
-def uuids(cards: Sequence[Card], *indices: int) -> list[str]:
+def uuids(cards: Sequence[PhysicalGpu], *indices: int) -> list[str]:
     return [cards[index].gpu.uuid for index in indices]
 
 
 # Without a word of anybody's
 
 
-def test_all_cards_in_the_order_of_the_bus() -> None:
+def test_all_gpus_in_the_order_of_the_bus() -> None:
     assert named(MIXED[::-1]) == uuids(MIXED, 0, 1, 2, 3, 4)
     assert named(H100) == uuids(H100, *range(8))
     # 0F comes after 07 and before 0001:00, whatever the driver counts first.
@@ -50,16 +58,16 @@ def test_all_cards_in_the_order_of_the_bus() -> None:
     assert named([far, H100[7], H100[2]]) == uuids([H100[2], H100[7], far], 0, 1, 2)
 
 
-def test_what_the_driver_keeps_is_nobodys() -> None:
+def test_reserved_memory_is_not_usable() -> None:
     assert H100[0].gpu.usable_bytes == (81559 - 454) * MIB
 
 
-def test_the_variable_for_a_process_names_cards_and_no_numbers() -> None:
-    found = visible(H100, {"CUDA_VISIBLE_DEVICES": "3,1"})
+def test_the_variable_for_a_process_names_uuids() -> None:
+    found = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "3,1"})
     assert found.variable == ",".join(uuids(H100, 3, 1))
     # Whoever reads it again finds the same, in the same order.
-    assert visible(H100, {"CUDA_VISIBLE_DEVICES": found.variable}).gpus == found.gpus
-    assert visible((), {}).variable is None
+    assert select_visible(H100, {"CUDA_VISIBLE_DEVICES": found.variable}).gpus == found.gpus
+    assert select_visible((), {}).variable is None
 
 
 # CUDA_VISIBLE_DEVICES
@@ -95,16 +103,16 @@ def test_a_list_is_read_as_cuda_reads_it(text: str, indices: tuple[int, ...]) ->
     assert named(H100, CUDA_VISIBLE_DEVICES=text) == uuids(H100, *indices)
 
 
-def test_what_is_left_out_is_told_of() -> None:
-    (note,) = visible(H100, {"CUDA_VISIBLE_DEVICES": "0,9,1"}).notes
+def test_entries_that_are_left_out_are_reported() -> None:
+    (note,) = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "0,9,1"}).notes
     assert "'9' names no GPU of this machine" in note
-    (note,) = visible(H100, {"CUDA_VISIBLE_DEVICES": "GPU-7c3,GPU-7c3c"}).notes
+    (note,) = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "GPU-7c3,GPU-7c3c"}).notes
     assert "names a GPU twice" in note
     for nothing in ("", "-1", "0,-1"):
-        assert visible(H100, {"CUDA_VISIBLE_DEVICES": nothing}).notes == ()
+        assert select_visible(H100, {"CUDA_VISIBLE_DEVICES": nothing}).notes == ()
 
 
-def test_what_a_container_was_given_is_what_its_driver_shows() -> None:
+def test_a_container_uses_all_gpus_of_its_driver() -> None:
     assert named(H100[2:4], NVIDIA_VISIBLE_DEVICES="2,3") == uuids(H100, 2, 3)
     assert named(H100[2:4], NVIDIA_VISIBLE_DEVICES="2,3", CUDA_VISIBLE_DEVICES="1") == uuids(
         H100, 3
@@ -112,7 +120,7 @@ def test_what_a_container_was_given_is_what_its_driver_shows() -> None:
 
 
 @given(st.text("0123-,GPUMIGb7 \t", max_size=20))
-def test_any_text_is_a_list_of_some_cards(text: str) -> None:
+def test_any_text_selects_some_gpus(text: str) -> None:
     found = named(H100, CUDA_VISIBLE_DEVICES=text)
     assert len(set(found)) == len(found)
     assert set(found) <= set(uuids(H100, *range(8)))
@@ -130,7 +138,7 @@ def test_slurms_own_list_is_the_one_that_cuda_reads() -> None:
     assert named(H100, **job) == uuids(H100, 4, 5)
 
 
-def test_slurms_other_words_count_where_that_list_was_taken_away() -> None:
+def test_slurms_other_variables_count_if_that_list_is_unset() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "4,5"}
     assert named(H100[4:6], **job) == uuids(H100, 4, 5)
     assert named(H100, **job) == uuids(H100, 4, 5)
@@ -141,7 +149,7 @@ def test_slurms_other_words_count_where_that_list_was_taken_away() -> None:
     assert named(swapped, SLURM_JOB_GPUS="0") == uuids(H100, 1)
 
 
-def test_outside_of_a_job_slurms_words_for_opencl_say_nothing() -> None:
+def test_outside_of_a_slurm_job_its_opencl_variable_is_ignored() -> None:
     assert named(H100, GPU_DEVICE_ORDINAL="1") == uuids(H100, *range(8))
     assert named(H100, SLURM_JOB_GPUS="gpu:2") == uuids(H100, *range(8))
 
@@ -149,8 +157,8 @@ def test_outside_of_a_job_slurms_words_for_opencl_say_nothing() -> None:
 # Divided cards
 
 
-def test_of_instances_one_is_used() -> None:
-    found = visible(A100_MIG, {})
+def test_one_instance_is_used() -> None:
+    found = select_visible(A100_MIG, {})
     assert found.gpus == (MIG[0],)
     (note,) = found.notes
     assert note.startswith("7 MIG instances are not used")
@@ -166,8 +174,8 @@ def test_of_instances_one_is_used() -> None:
         ("GPU-8e1", MIG[0]),
     ],
 )
-def test_an_instance_by_its_name_or_its_cards(text: str, used: Gpu) -> None:
-    assert visible(A100_MIG, {"CUDA_VISIBLE_DEVICES": text}).gpus == (used,)
+def test_an_instance_by_its_uuid_or_its_gpus(text: str, used: Gpu) -> None:
+    assert select_visible(A100_MIG, {"CUDA_VISIBLE_DEVICES": text}).gpus == (used,)
 
 
 def test_instances_as_drivers_named_them_before_470() -> None:
@@ -175,17 +183,19 @@ def test_instances_as_drivers_named_them_before_470() -> None:
     assert named(A100_40_MIG, CUDA_VISIBLE_DEVICES=second.uuid) == [second.uuid]
 
 
-def test_whole_cards_go_before_instances() -> None:
+def test_whole_gpus_have_precedence_over_instances() -> None:
     whole = replace(A100_MIG[1], instances=None)
-    found = visible([A100_MIG[0], whole], {})
+    found = select_visible([A100_MIG[0], whole], {})
     assert found.gpus == (whole.gpu,)
     assert found.notes[0].startswith("4 MIG instances are not used")
-    assert visible([A100_MIG[0], whole], {"CUDA_VISIBLE_DEVICES": "MIG-6b84"}).gpus == (MIG[1],)
+    assert select_visible([A100_MIG[0], whole], {"CUDA_VISIBLE_DEVICES": "MIG-6b84"}).gpus == (
+        MIG[1],
+    )
 
 
-def test_a_card_in_mig_mode_without_instances_is_no_device() -> None:
+def test_a_gpu_in_mig_mode_without_instances_is_not_used() -> None:
     bare = replace(A100_MIG[0], instances=())
-    found = visible([bare, H100[0]], {})
+    found = select_visible([bare, H100[0]], {})
     assert found.gpus == (H100[0].gpu,)
     assert found.notes == (
         f"NVIDIA A100-SXM4-80GB ({bare.gpu.uuid}) is in MIG mode and has no instance: it is not used.",
@@ -195,8 +205,8 @@ def test_a_card_in_mig_mode_without_instances_is_no_device() -> None:
 # One memory for all
 
 
-def test_a_size_that_nobody_tells_is_not_made_up() -> None:
-    (gpu,) = visible(GB10, {}).gpus
+def test_an_unknown_size_stays_unknown() -> None:
+    (gpu,) = select_visible(GB10, {}).gpus
     assert gpu.total_bytes is None
     assert gpu.usable_bytes is None
     assert "NDIF_NODE_GPUS" in without_memory(gpu)
@@ -207,10 +217,10 @@ def test_a_size_that_nobody_tells_is_not_made_up() -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 @on_loop
-async def test_a_machine_is_told_as_it_is(name: str, machine: Machine) -> None:
+async def test_a_machines_gpus_are_reported(name: str, machine: Machine) -> None:
     machine.becomes(MACHINES[name])
     driver = Driver()
-    assert await driver.cards() == (list(MACHINES[name]), [])
+    assert await driver.physical_gpus() == (list(MACHINES[name]), [])
     await driver.close()
 
 
@@ -218,24 +228,24 @@ async def test_a_machine_is_told_as_it_is(name: str, machine: Machine) -> None:
 async def test_a_driver_from_before_510_has_no_reserve(machine: Machine) -> None:
     machine.becomes(H100, "old")
     driver = Driver()
-    cards, _ = await driver.cards()
+    cards, _ = await driver.physical_gpus()
     assert {card.gpu.total_bytes for card in cards} == {81559 * MIB}
     assert {card.gpu.reserved_bytes for card in cards} == {0}
     await driver.close()
 
 
 @on_loop
-async def test_a_lost_card_shifts_no_other(machine: Machine) -> None:
+async def test_a_lost_gpu_does_not_shift_the_others(machine: Machine) -> None:
     machine.becomes(H100[:3], "lost 1")
     driver = Driver()
-    found = await look(driver, {})
+    found = await find_gpus(driver, {})
     assert [gpu.uuid for gpu in found.gpus] == uuids(H100, 0, 2)
     assert found.notes == ("GPU 1: GPU is lost: it is not used.",)
     await driver.close()
 
 
 @on_loop
-async def test_what_processes_hold(machine: Machine) -> None:
+async def test_memory_by_process(machine: Machine) -> None:
     one, two = uuids(H100, 0, 1)
     machine.becomes(H100[:2], f"process {one} 41 {5 << 20}", f"process {one} 42 {6 << 20}")
     driver = Driver()
@@ -247,26 +257,26 @@ async def test_what_processes_hold(machine: Machine) -> None:
 
 
 @on_loop
-async def test_a_driver_that_hangs_is_left_behind(machine: Machine) -> None:
+async def test_a_driver_that_hangs_is_abandoned(machine: Machine) -> None:
     machine.becomes((), "hang")
-    driver = Driver(patience_s=2)
+    driver = Driver(timeout_s=2)
     started = time.monotonic()
-    found = await look(driver, {})
+    found = await find_gpus(driver, {})
     assert time.monotonic() - started < 4
-    assert found == gpus.Visible(
+    assert found == gpus.VisibleGpus(
         (), ("No GPU is used: the NVIDIA driver did not answer within 2 s.",)
     )
     # Once it answers again it is asked again.
     machine.becomes(H100)
-    assert len((await look(driver, {})).gpus) == 8
+    assert len((await find_gpus(driver, {})).gpus) == 8
     await driver.close()
 
 
 @on_loop
-async def test_a_driver_of_another_version_is_told_of(machine: Machine) -> None:
+async def test_a_driver_of_another_version_is_reported(machine: Machine) -> None:
     machine.becomes((), "mismatch")
     driver = Driver()
-    (note,) = (await look(driver, {})).notes
+    (note,) = (await find_gpus(driver, {})).notes
     assert (
         note
         == "No GPU is used: the NVIDIA driver says RM has detected an NVML/RM version mismatch."
@@ -275,12 +285,12 @@ async def test_a_driver_of_another_version_is_told_of(machine: Machine) -> None:
 
 
 @on_loop
-async def test_one_that_ended_is_started_again(machine: Machine) -> None:
+async def test_an_ended_child_is_started_again(machine: Machine) -> None:
     machine.becomes(H100)
     driver = Driver()
-    await driver.cards()
+    await driver.physical_gpus()
     await driver.close()
-    cards, _ = await driver.cards()
+    cards, _ = await driver.physical_gpus()
     assert len(cards) == 8
     await driver.close()
 
@@ -289,32 +299,32 @@ async def test_one_that_ended_is_started_again(machine: Machine) -> None:
 
 
 @on_loop
-async def test_no_driver_is_no_gpu_and_no_word() -> None:
+async def test_without_a_driver_there_is_no_gpu_and_no_note() -> None:
     driver = Driver()
     with pytest.raises(DriverError) as caught:
-        await driver.cards()
+        await driver.physical_gpus()
     assert caught.value.absent
-    assert await look(driver, dict(os.environ)) == gpus.Visible()
+    assert await find_gpus(driver, dict(os.environ)) == gpus.VisibleGpus()
     await driver.close()
 
 
-def test_a_container_without_the_drivers_library_is_told(tmp_path: Path) -> None:
+def test_a_container_without_the_drivers_library_is_reported(tmp_path: Path) -> None:
     absent = DriverError("the NVIDIA driver says NVML Shared Library Not Found", absent=True)
-    assert gpus._why_none(absent, tmp_path) == []
+    assert gpus._explain_missing(absent, tmp_path) == []
     (tmp_path / "nvidia0").touch()
-    (note,) = gpus._why_none(absent, tmp_path)
+    (note,) = gpus._explain_missing(absent, tmp_path)
     assert "NVIDIA_DRIVER_CAPABILITIES" in note
 
 
 @on_loop
-async def test_who_asks_may_leave(machine: Machine) -> None:
+async def test_a_query_can_be_cancelled(machine: Machine) -> None:
     machine.becomes((), "hang")
     driver = Driver()
-    asking = asyncio.create_task(driver.cards())
+    asking = asyncio.create_task(driver.physical_gpus())
     await asyncio.sleep(0.5)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     machine.becomes(H100[:1])
-    assert len((await driver.cards())[0]) == 1
+    assert len((await driver.physical_gpus())[0]) == 1
     await driver.close()

@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 import torch
 from nnsight import TransformersModel
+
+from ndif.config.settings import Settings
+from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
+from ndif.schema.response import Response
+from ndif.schema.status import Status
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
     Served,
@@ -26,11 +31,6 @@ from tests.runtime.replica import (
     until,
     writing,
 )
-
-from ndif.config import Settings
-from ndif.host.port import Actor, ActorError, ReplicaEvictedError, ReplicaLostError
-from ndif.schema.response import Response
-from ndif.schema.status import Status
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ async def test_warm_and_back(
     folder = shutil.copytree(tiny_gpt2, tmp_path / "checkpoint")
     read, truth = reading(client), expected(tiny_gpt2)
     async with serve(folder, settings=None if trusted else strict) as served:
-        actor: Actor = served.actor
+        actor: ModelActor = served.actor
         assert torch.equal(await served.logits(read, trusted=trusted), truth)
         # What comes back is what was there: the files may be gone.
         shutil.rmtree(folder)

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 import zstandard
 from bench.noop import noop_runtime
-from tests.on_loop import on_loop
-from tests.runtime.replica import Served, alive, serve
 
-from ndif.config import Settings
+from ndif.config.settings import Settings
 from ndif.host.evaluation import Evaluator
 from ndif.host.port import ReplicaLostError
-from ndif.schema import torch_format
+from ndif.schema import wires
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.response import InlineResult
 from ndif.schema.status import Status
+from tests.on_loop import on_loop
+from tests.runtime.replica import Served, alive, serve
 
 
 async def answered(served: Served, trusted: bool) -> None:
     response = await served.run(b"anything", trusted=trusted)
     assert response.status is Status.COMPLETED, response.description
     assert isinstance(response.data, InlineResult)
-    assert response.data.content == torch_format.dumps({})
+    assert response.data.content == wires.torch_bytes({})
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from nnsight import TransformersModel
+
+from ndif.host.numa import bind, cpus_by_node, nearby_cpus, parse_cpu_list
 from tests.on_loop import on_loop
 from tests.runtime.replica import children, expected, reading, serve, until
-
-from ndif.host.numa import bind, cpus_by_node, near, parse
 
 # Two sockets as `nvidia-smi topo -m` has them for an eight-GPU machine: GPUs 0-3 on node 0, 4-7 on node 1.
 NODES = {0: frozenset([*range(24), *range(48, 72)]), 1: frozenset([*range(24, 48), *range(72, 96)])}
@@ -20,27 +20,27 @@ ALL = NODES[0] | NODES[1]
 
 
 def test_the_cpus_of_its_node() -> None:
-    assert near([0], NODES, ALL) == NODES[0]
-    assert near([1, 1, 1], NODES, ALL) == NODES[1]
+    assert nearby_cpus([0], NODES, ALL) == NODES[0]
+    assert nearby_cpus([1, 1, 1], NODES, ALL) == NODES[1]
 
 
 def test_gpus_of_both_nodes_are_near_all_cpus() -> None:
-    assert near([0, 1], NODES, ALL) is None
+    assert nearby_cpus([0, 1], NODES, ALL) is None
 
 
-def test_what_is_not_known_decides_nothing() -> None:
-    assert near([None], NODES, ALL) is None
-    assert near([0, None], NODES, ALL) is None
-    assert near([7], NODES, ALL) is None
-    assert near([], NODES, ALL) is None
+def test_unknown_nodes_leave_the_process_unbound() -> None:
+    assert nearby_cpus([None], NODES, ALL) is None
+    assert nearby_cpus([0, None], NODES, ALL) is None
+    assert nearby_cpus([7], NODES, ALL) is None
+    assert nearby_cpus([], NODES, ALL) is None
 
 
-def test_nobody_leaves_the_cpus_that_are_allowed() -> None:
+def test_only_allowed_cpus_are_chosen() -> None:
     job = frozenset([2, 3, 30, 31])
-    assert near([0], NODES, job) == {2, 3}
-    assert near([1], NODES, frozenset([2, 3])) is None
-    assert near([0], NODES, frozenset([2, 3])) is None  # all of them are near
-    assert near([0, 1], NODES, job | {90}) is None
+    assert nearby_cpus([0], NODES, job) == {2, 3}
+    assert nearby_cpus([1], NODES, frozenset([2, 3])) is None
+    assert nearby_cpus([0], NODES, frozenset([2, 3])) is None  # all of them are near
+    assert nearby_cpus([0, 1], NODES, job | {90}) is None
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_nobody_leaves_the_cpus_that_are_allowed() -> None:
     [("0-2,5\n", {0, 1, 2, 5}), ("7\n", {7}), ("\n", set()), ("0-1,4-5,9", {0, 1, 4, 5, 9})],
 )
 def test_lists_are_read_as_the_kernel_writes_them(text: str, cpus: set[int]) -> None:
-    assert parse(text) == cpus
+    assert parse_cpu_list(text) == cpus
 
 
-def test_nodes_are_found_where_the_kernel_tells(tmp_path: Path) -> None:
+def test_nodes_are_read_from_the_kernel(tmp_path: Path) -> None:
     for node, cpus in ((0, "0-3\n"), (1, "4-7\n"), (252, "\n")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cpus)
@@ -59,7 +59,7 @@ def test_nodes_are_found_where_the_kernel_tells(tmp_path: Path) -> None:
     found = {0: frozenset(range(4)), 1: frozenset(range(4, 8)), 252: frozenset()}
     assert cpus_by_node(tmp_path) == found
     # A node of GPU memory alone has no CPUs, and binds nobody.
-    assert near([252], found, frozenset(range(8))) is None
+    assert nearby_cpus([252], found, frozenset(range(8))) is None
     assert cpus_by_node(tmp_path / "missing") == {}
 
 
@@ -91,7 +91,7 @@ def test_every_thread_is_bound() -> None:
         process.kill()
 
 
-def test_who_is_gone_is_not_bound() -> None:
+def test_an_ended_process_is_not_bound() -> None:
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
     bind(process.pid, os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Who watches a request: real processes that take memory and threads, and what is said of them."""
+"""The watchdog of a request: real processes that take memory and threads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.on_loop import on_loop
 
-from ndif.host.watch import Taken, Watch
+from ndif.host.resource_watchdog import ResourceUsage, ResourceWatchdog
+from tests.on_loop import on_loop
 
 MIB = 1 << 20
 MEMORY, THREADS = 64 * MIB, 8
-WATCH = Watch(MEMORY, THREADS)
+WATCH = ResourceWatchdog(MEMORY, THREADS)
 MEMORY_WORDS = (
     "The request took more than 67,108,864 bytes of memory, the most that this server gives to one "
     "(NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
@@ -54,7 +54,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """A process that takes what it is told to."""
+    """A process that takes memory and threads on command."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -76,8 +76,8 @@ class Process:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def taken(self) -> Taken:
-        taken = Taken.by(self.pid)
+    def taken(self) -> ResourceUsage:
+        taken = ResourceUsage.of(self.pid)
         assert taken is not None
         return taken
 
@@ -111,7 +111,7 @@ def test_private_and_shared_memory_count(process: Process) -> None:
         assert 32 * MIB <= process.taken().memory_bytes - before < 36 * MIB
 
 
-def test_what_a_file_backs_does_not_count(process: Process) -> None:
+def test_pages_of_files_do_not_count(process: Process) -> None:
     assert Path(sys.executable).stat().st_size > 0
     before = process.taken().memory_bytes
     process.take("file")
@@ -124,16 +124,16 @@ def test_threads_count(process: Process) -> None:
     assert process.taken().threads == 6
 
 
-def test_who_is_gone_holds_nothing(process: Process) -> None:
+def test_an_ended_process_has_no_usage(process: Process) -> None:
     process.end()
-    assert Taken.by(process.pid) is None
+    assert ResourceUsage.of(process.pid) is None
 
 
-def test_who_is_ending_holds_nothing() -> None:
+def test_an_ending_process_has_no_usage() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     try:
         deadline = time.monotonic() + 5
-        while Taken.by(pid) is not None:
+        while ResourceUsage.of(pid) is not None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -147,19 +147,19 @@ def test_who_is_ending_holds_nothing() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
-        (Taken(0, 1), Taken(0, 1), None),
-        (Taken(0, 1), Taken(MEMORY, THREADS), None),
-        (Taken(0, 1), Taken(MEMORY + 1, 1), MEMORY_WORDS),
-        (Taken(MEMORY, 1), Taken(2 * MEMORY, 1), None),
-        (Taken(MEMORY, 1), Taken(2 * MEMORY + 1, 1), MEMORY_WORDS),
-        (Taken(MEMORY, 1), Taken(0, 1), None),
-        (Taken(0, 1), Taken(0, THREADS + 1), THREAD_WORDS),
+        (ResourceUsage(0, 1), ResourceUsage(0, 1), None),
+        (ResourceUsage(0, 1), ResourceUsage(MEMORY, THREADS), None),
+        (ResourceUsage(0, 1), ResourceUsage(MEMORY + 1, 1), MEMORY_WORDS),
+        (ResourceUsage(MEMORY, 1), ResourceUsage(2 * MEMORY, 1), None),
+        (ResourceUsage(MEMORY, 1), ResourceUsage(2 * MEMORY + 1, 1), MEMORY_WORDS),
+        (ResourceUsage(MEMORY, 1), ResourceUsage(0, 1), None),
+        (ResourceUsage(0, 1), ResourceUsage(0, THREADS + 1), THREAD_WORDS),
         # A thread is one's own, whenever it was started.
-        (Taken(0, THREADS), Taken(0, THREADS + 1), THREAD_WORDS),
-        (Taken(0, 1), Taken(MEMORY + 1, THREADS + 1), MEMORY_WORDS),
+        (ResourceUsage(0, THREADS), ResourceUsage(0, THREADS + 1), THREAD_WORDS),
+        (ResourceUsage(0, 1), ResourceUsage(MEMORY + 1, THREADS + 1), MEMORY_WORDS),
     ],
 )
-def test_what_is_too_much(before: Taken, now: Taken, words: str | None) -> None:
+def test_limits(before: ResourceUsage, now: ResourceUsage, words: str | None) -> None:
     assert WATCH.exceeded(before, now) == words
 
 
@@ -173,7 +173,7 @@ async def watched(process: Process, what: str, number: int) -> list[str]:
         said.append(reason)
         process.kill()
 
-    watching = asyncio.create_task(WATCH.over(process.pid, end))
+    watching = asyncio.create_task(WATCH.enforce(process.pid, end))
     await asyncio.sleep(0.1)
     assert not watching.done()
     await asyncio.to_thread(process.take, what, number)
@@ -182,20 +182,20 @@ async def watched(process: Process, what: str, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["private", "shared"])
-def test_who_takes_too_much_memory_is_ended(process: Process, what: str) -> None:
+def test_too_much_memory_ends_the_request(process: Process, what: str) -> None:
     assert asyncio.run(watched(process, what, 80 * MIB)) == [MEMORY_WORDS]
 
 
-def test_who_starts_too_many_threads_is_ended(process: Process) -> None:
+def test_too_many_threads_end_the_request(process: Process) -> None:
     assert asyncio.run(watched(process, "threads", THREADS)) == [THREAD_WORDS]
 
 
 @on_loop
-async def test_who_takes_what_it_may_is_left_alone() -> None:
+async def test_a_request_within_its_limits_is_not_ended() -> None:
     process = Process()
     said: list[str] = []
     process.take("private", 2 * MEMORY)  # before: what it was forked with
-    watching = asyncio.create_task(WATCH.over(process.pid, said.append))
+    watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
     await asyncio.sleep(0.06)
     for _ in range(3):
         await asyncio.to_thread(process.take, "private", 16 * MIB)
@@ -208,10 +208,10 @@ async def test_who_takes_what_it_may_is_left_alone() -> None:
 
 
 @on_loop
-async def test_it_ends_with_who_is_watched() -> None:
+async def test_the_watchdog_ends_with_the_process() -> None:
     process = Process()
     said: list[str] = []
-    watching = asyncio.create_task(WATCH.over(process.pid, said.append))
+    watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
     await asyncio.sleep(0.1)
     assert not watching.done()
     process.end()
@@ -220,19 +220,19 @@ async def test_it_ends_with_who_is_watched() -> None:
 
 
 @on_loop
-async def test_who_is_gone_is_not_watched() -> None:
+async def test_an_ended_process_is_not_watched() -> None:
     process = Process()
     process.end()
     said: list[str] = []
-    await asyncio.wait_for(WATCH.over(process.pid, said.append), 1)
+    await asyncio.wait_for(WATCH.enforce(process.pid, said.append), 1)
     assert said == []
 
 
 @on_loop
-async def test_it_can_be_called_off() -> None:
+async def test_the_watchdog_can_be_cancelled() -> None:
     process = Process()
     said: list[str] = []
-    watching = asyncio.create_task(WATCH.over(process.pid, said.append))
+    watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
     await asyncio.sleep(0.1)
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Runners that are kept, and runners that wait, over socket pairs whose other ends the tests hold."""
+"""Persistent, fresh and per-user runners, over socket pairs whose other ends the tests hold."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.on_loop import on_loop
 
+from ndif.config.settings import MiB, Settings
 from ndif.host.channel import Channel
-from ndif.host.pool import Fresh, Kept, PerUser, Runners
-from ndif.host.process import ModelProcessError
-from ndif.host.runner import Runner, RunnerError
+from ndif.host.model_process import ModelProcessError
+from ndif.host.runner_handle import RunnerError, RunnerHandle
+from ndif.host.runner_pool import (
+    FreshRunners,
+    PersistentRunner,
+    PerUserRunners,
+    RunnerPool,
+    context_bytes,
+)
 from ndif.runtime.frames import pack
+from tests.on_loop import on_loop
 
 IDLE = pack({"kind": "idle"})
 
@@ -33,7 +40,7 @@ class Zygote:
     """Forks runners as a test tells it to: what each says first, or that it ends."""
 
     def __init__(self) -> None:
-        self.runners: list[Runner] = []
+        self.runners: list[RunnerHandle] = []
         self.ends: list[socket.socket] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.first_words = IDLE
@@ -41,11 +48,11 @@ class Zygote:
         self.reaping = False
         """Whether a runner that is killed ends at once."""
 
-    async def fork(self) -> Runner:
+    async def fork(self) -> RunnerHandle:
         if self.gone:
             raise ModelProcessError("the model process ended")
         channel, theirs = Channel.pair()
-        runner = Runner(f"runner {len(self.runners)}", channel)
+        runner = RunnerHandle(f"runner {len(self.runners)}", channel)
         self.runners.append(runner)
         self.ends.append(theirs)
         if self.real:
@@ -64,12 +71,12 @@ class Zygote:
             theirs.sendall(self.first_words)
         return runner
 
-    def end(self, runner: Runner, code: int = -9) -> None:
+    def end(self, runner: RunnerHandle, code: int = -9) -> None:
         """The runner ends, and the host hears it."""
         self.ends[self.runners.index(runner)].close()
         runner.exited(code)
 
-    def says(self, runner: Runner, frame: bytes) -> None:
+    def says(self, runner: RunnerHandle, frame: bytes) -> None:
         """The runner sends a frame."""
         self.ends[self.runners.index(runner)].sendall(frame)
 
@@ -109,7 +116,7 @@ async def nothing_more_happens() -> None:
 @on_loop
 async def test_a_pool_starts_full() -> None:
     async with a_zygote() as zygote:
-        await Fresh(zygote.fork, 3).start()
+        await FreshRunners(zygote.fork, 3).start()
         assert len(zygote.runners) == 3
 
 
@@ -117,7 +124,7 @@ async def test_a_pool_starts_full() -> None:
 async def test_runners_start_one_after_the_other() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
-        starting = asyncio.create_task(Fresh(zygote.fork, 3).start())
+        starting = asyncio.create_task(FreshRunners(zygote.fork, 3).start())
         for count in (1, 2, 3):
             await settle(lambda count=count: len(zygote.runners) == count)
             await nothing_more_happens()
@@ -129,36 +136,36 @@ async def test_runners_start_one_after_the_other() -> None:
 
 
 @on_loop
-async def test_those_who_wait_longest_are_first() -> None:
+async def test_the_oldest_runner_is_used_first() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 3)
+        pool = FreshRunners(zygote.fork, 3)
         await pool.start()
-        assert [await pool.take("") for _ in range(3)] == zygote.runners
+        assert [await pool.acquire("") for _ in range(3)] == zygote.runners
         assert len(zygote.runners) == 3
 
 
 @on_loop
 async def test_a_runner_is_used_once() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 2)
+        pool = FreshRunners(zygote.fork, 2)
         await pool.start()
         taken = []
         for _ in range(20):
-            taken.append(await pool.take(""))
-            pool.give_back(taken[-1], answered=True)
+            taken.append(await pool.acquire(""))
+            pool.release(taken[-1], answered=True)
         assert len(set(taken)) == 20
 
 
 @on_loop
 async def test_a_pool_is_filled_after_the_request() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 2)
+        pool = FreshRunners(zygote.fork, 2)
         await pool.start()
-        runner = await pool.take("")
+        runner = await pool.acquire("")
         await nothing_more_happens()
         # It would warm up on the cores of the request.
         assert len(zygote.runners) == 2
-        pool.give_back(runner, answered=True)
+        pool.release(runner, answered=True)
         await settle(lambda: len(zygote.runners) == 3)
         await nothing_more_happens()
         assert len(zygote.runners) == 3
@@ -167,24 +174,24 @@ async def test_a_pool_is_filled_after_the_request() -> None:
 @on_loop
 async def test_a_pool_keeps_its_size() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 2)
+        pool = FreshRunners(zygote.fork, 2)
         await pool.start()
         for count in range(3, 10):
-            pool.give_back(await pool.take(""), answered=True)
+            pool.release(await pool.acquire(""), answered=True)
             await settle(lambda count=count: len(zygote.runners) == count)
             await nothing_more_happens()
             assert len(zygote.runners) == count
 
 
 @on_loop
-async def test_requests_in_a_hurry_fill_it_once() -> None:
+async def test_a_burst_of_requests_refills_the_pool_once() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 2)
+        pool = FreshRunners(zygote.fork, 2)
         await pool.start()
         zygote.mute = True
-        taken = [await pool.take(""), await pool.take("")]
+        taken = [await pool.acquire(""), await pool.acquire("")]
         for runner in taken:
-            pool.give_back(runner, answered=True)
+            pool.release(runner, answered=True)
         for count in (3, 4):
             await settle(lambda count=count: len(zygote.runners) == count)
             await nothing_more_happens()
@@ -192,81 +199,81 @@ async def test_requests_in_a_hurry_fill_it_once() -> None:
             zygote.ends[-1].sendall(IDLE)
         await nothing_more_happens()
         assert len(zygote.runners) == 4
-        assert [await pool.take(""), await pool.take("")] == zygote.runners[2:]
+        assert [await pool.acquire(""), await pool.acquire("")] == zygote.runners[2:]
 
 
 @on_loop
-async def test_what_is_given_back_ends() -> None:
+async def test_a_released_runner_ends() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
-        pool = Fresh(zygote.fork, 1)
+        pool = FreshRunners(zygote.fork, 1)
         await pool.start()
-        runner = await pool.take("")
+        runner = await pool.acquire("")
         assert zygote.processes[0].poll() is None
-        pool.give_back(runner, answered=True)
+        pool.release(runner, answered=True)
         assert await asyncio.to_thread(zygote.processes[0].wait, 5) == -signal.SIGKILL
         await settle(lambda: len(zygote.runners) == 2)
         assert zygote.processes[1].poll() is None
 
 
 @on_loop
-async def test_what_is_given_back_before_its_number_is_known_ends_with_it() -> None:
+async def test_a_runner_that_is_released_before_its_pid_is_known_ends() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 1)
+        pool = FreshRunners(zygote.fork, 1)
         await pool.start()
-        runner = await pool.take("")
-        pool.give_back(runner, answered=True)
+        runner = await pool.acquire("")
+        pool.release(runner, answered=True)
         with a_process() as process:
             runner.forked(process.pid)
             assert await asyncio.to_thread(process.wait, 5) == -signal.SIGKILL
 
 
 @on_loop
-async def test_who_ended_while_waiting_is_passed_over() -> None:
+async def test_a_runner_that_ended_while_waiting_is_skipped() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 3)
+        pool = FreshRunners(zygote.fork, 3)
         await pool.start()
         zygote.end(zygote.runners[0])
         zygote.end(zygote.runners[1])
-        assert await pool.take("") is zygote.runners[2]
+        assert await pool.acquire("") is zygote.runners[2]
         assert len(zygote.runners) == 3
 
 
 @on_loop
-async def test_where_all_have_ended_another_is_made() -> None:
+async def test_a_runner_is_forked_if_all_have_ended() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 2)
+        pool = FreshRunners(zygote.fork, 2)
         await pool.start()
         for runner in list(zygote.runners):
             zygote.end(runner)
-        taken = await pool.take("")
+        taken = await pool.acquire("")
         assert taken is zygote.runners[2]
         assert taken.alive
 
 
 @on_loop
-async def test_those_that_ended_while_waiting_are_replaced() -> None:
+async def test_runners_that_ended_while_waiting_are_replaced() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 3)
+        pool = FreshRunners(zygote.fork, 3)
         await pool.start()
-        runner = await pool.take("")
+        runner = await pool.acquire("")
         for waiting in zygote.runners[1:]:
             zygote.end(waiting)
-        pool.give_back(runner, answered=True)
+        pool.release(runner, answered=True)
         # Three that live wait for the next three requests.
         await settle(lambda: len(zygote.runners) == 6)
         await nothing_more_happens()
-        assert [await pool.take("") for _ in range(3)] == zygote.runners[3:6]
+        assert [await pool.acquire("") for _ in range(3)] == zygote.runners[3:6]
 
 
 @on_loop
-async def test_an_empty_pool_has_one_made() -> None:
+async def test_an_empty_pool_forks_a_runner() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 1)
+        pool = FreshRunners(zygote.fork, 1)
         await pool.start()
-        await pool.take("")
+        await pool.acquire("")
         zygote.mute = True
-        taking = asyncio.create_task(pool.take(""))
+        taking = asyncio.create_task(pool.acquire(""))
         await settle(lambda: len(zygote.runners) == 2)
         await nothing_more_happens()
         assert not taking.done()
@@ -277,24 +284,24 @@ async def test_an_empty_pool_has_one_made() -> None:
 @on_loop
 async def test_a_pool_that_was_never_started() -> None:
     async with a_zygote() as zygote:
-        assert await Fresh(zygote.fork, 2).take("") is zygote.runners[0]
+        assert await FreshRunners(zygote.fork, 2).acquire("") is zygote.runners[0]
 
 
 @on_loop
-async def test_who_takes_while_it_is_filled_gets_one_of_its_own() -> None:
+async def test_a_request_during_a_refill_gets_a_runner_of_its_own() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 1)
+        pool = FreshRunners(zygote.fork, 1)
         await pool.start()
         zygote.mute = True
-        pool.give_back(await pool.take(""), answered=True)
+        pool.release(await pool.acquire(""), answered=True)
         await settle(lambda: len(zygote.runners) == 2)
-        taking = asyncio.create_task(pool.take(""))
+        taking = asyncio.create_task(pool.acquire(""))
         await settle(lambda: len(zygote.runners) == 3)
         for end in zygote.ends[1:]:
             end.sendall(IDLE)
         taken = await taking
         await nothing_more_happens()
-        other = await pool.take("")
+        other = await pool.acquire("")
         assert taken is not other
         assert len({taken, other}) == 2
 
@@ -303,10 +310,10 @@ async def test_who_takes_while_it_is_filled_gets_one_of_its_own() -> None:
 
 
 @on_loop
-async def test_why_one_failed_is_told() -> None:
+async def test_the_reason_of_a_failed_runner_is_reported() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
-        starting = asyncio.create_task(Fresh(zygote.fork, 2).start())
+        starting = asyncio.create_task(FreshRunners(zygote.fork, 2).start())
         await settle(lambda: len(zygote.ends) == 1)
         reason = "ConfinementError: no Landlock \N{SNOWMAN}".encode()
         zygote.ends[0].sendall(pack({"kind": "failed"}, len(reason)) + reason)
@@ -315,10 +322,10 @@ async def test_why_one_failed_is_told() -> None:
 
 
 @on_loop
-async def test_one_that_ends_before_it_is_ready() -> None:
+async def test_a_runner_that_ends_before_it_is_ready() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
-        taking = asyncio.create_task(Fresh(zygote.fork, 2).take(""))
+        taking = asyncio.create_task(FreshRunners(zygote.fork, 2).acquire(""))
         await settle(lambda: len(zygote.ends) == 1)
         zygote.ends[0].close()
         with pytest.raises(RunnerError, match="ended before it was ready"):
@@ -326,10 +333,10 @@ async def test_one_that_ends_before_it_is_ready() -> None:
 
 
 @on_loop
-async def test_one_that_ends_in_the_middle_of_its_first_word() -> None:
+async def test_a_runner_that_ends_within_its_first_frame() -> None:
     async with a_zygote() as zygote:
         zygote.first_words = IDLE[:-3]
-        taking = asyncio.create_task(Fresh(zygote.fork, 2).take(""))
+        taking = asyncio.create_task(FreshRunners(zygote.fork, 2).acquire(""))
         await settle(lambda: len(zygote.ends) == 1)
         zygote.ends[0].close()
         with pytest.raises(RunnerError):
@@ -339,34 +346,34 @@ async def test_one_that_ends_in_the_middle_of_its_first_word() -> None:
 @on_loop
 async def test_a_pool_that_could_not_be_filled_is_filled_after_the_next_request() -> None:
     async with a_zygote() as zygote:
-        pool = Fresh(zygote.fork, 2)
+        pool = FreshRunners(zygote.fork, 2)
         await pool.start()
         zygote.first_words = pack({"kind": "failed"})
-        pool.give_back(await pool.take(""), answered=True)
+        pool.release(await pool.acquire(""), answered=True)
         await settle(lambda: len(zygote.runners) == 3)
         await nothing_more_happens()
         zygote.first_words = IDLE
-        pool.give_back(await pool.take(""), answered=True)
+        pool.release(await pool.acquire(""), answered=True)
         await settle(lambda: len(zygote.runners) == 5)
         await nothing_more_happens()
-        assert [await pool.take(""), await pool.take("")] == zygote.runners[3:]
+        assert [await pool.acquire(""), await pool.acquire("")] == zygote.runners[3:]
 
 
 @on_loop
-async def test_one_that_failed_is_left_to_nobody() -> None:
+async def test_a_failed_runner_is_killed_and_closed() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
         zygote.first_words = pack({"kind": "failed"})
         with pytest.raises(RunnerError):
-            await Fresh(zygote.fork, 1).take("")
+            await FreshRunners(zygote.fork, 1).acquire("")
         assert await asyncio.to_thread(zygote.processes[0].wait, 2) == -signal.SIGKILL
 
 
 @on_loop
-async def test_one_nobody_waits_for_any_more_is_left_to_nobody() -> None:
+async def test_a_runner_of_a_cancelled_request_is_killed_and_closed() -> None:
     async with a_zygote() as zygote:
         zygote.real = zygote.mute = True
-        taking = asyncio.create_task(Fresh(zygote.fork, 1).take(""))
+        taking = asyncio.create_task(FreshRunners(zygote.fork, 1).acquire(""))
         await settle(lambda: len(zygote.processes) == 1)
         await nothing_more_happens()
         taking.cancel()
@@ -375,36 +382,40 @@ async def test_one_nobody_waits_for_any_more_is_left_to_nobody() -> None:
         assert await asyncio.to_thread(zygote.processes[0].wait, 2) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("kind", [Fresh, Kept])
+@pytest.mark.parametrize("kind", [FreshRunners, PersistentRunner])
 @on_loop
-async def test_without_its_zygote_there_is_none(kind: type[Fresh] | type[Kept]) -> None:
+async def test_without_its_zygote_there_is_none(
+    kind: type[FreshRunners] | type[PersistentRunner],
+) -> None:
     async with a_zygote() as zygote:
-        pool: Runners = Fresh(zygote.fork, 1) if kind is Fresh else Kept(zygote.fork)
+        pool: RunnerPool = (
+            FreshRunners(zygote.fork, 1) if kind is FreshRunners else PersistentRunner(zygote.fork)
+        )
         await pool.start()
-        taken = await pool.take("")
+        taken = await pool.acquire("")
         zygote.gone = True
-        pool.give_back(taken, answered=True)
+        pool.release(taken, answered=True)
         for runner in zygote.runners:
             if runner.alive:
                 zygote.end(runner)
         await nothing_more_happens()
         with pytest.raises(ModelProcessError, match="the model process ended"):
-            await pool.take("")
+            await pool.acquire("")
 
 
 # The runner that is kept.
 
 
 @on_loop
-async def test_one_is_kept_and_one_is_spare() -> None:
+async def test_one_runner_persists_and_one_is_spare() -> None:
     async with a_zygote() as zygote:
-        pool = Kept(zygote.fork)
+        pool = PersistentRunner(zygote.fork)
         await pool.start()
         assert len(zygote.runners) == 2
         for _ in range(5):
-            runner = await pool.take("")
+            runner = await pool.acquire("")
             assert runner is zygote.runners[0]
-            pool.give_back(runner, answered=True)
+            pool.release(runner, answered=True)
         assert runner.alive
         assert len(zygote.runners) == 2
 
@@ -413,7 +424,7 @@ async def test_one_is_kept_and_one_is_spare() -> None:
 async def test_the_spare_is_not_forked_before_the_first_is_ready() -> None:
     async with a_zygote() as zygote:
         zygote.mute = True
-        starting = asyncio.create_task(Kept(zygote.fork).start())
+        starting = asyncio.create_task(PersistentRunner(zygote.fork).start())
         await settle(lambda: len(zygote.runners) == 1)
         await nothing_more_happens()
         assert len(zygote.runners) == 1
@@ -426,40 +437,40 @@ async def test_the_spare_is_not_forked_before_the_first_is_ready() -> None:
 @on_loop
 async def test_the_spare_takes_the_place_of_one_that_ended() -> None:
     async with a_zygote() as zygote:
-        pool = Kept(zygote.fork)
+        pool = PersistentRunner(zygote.fork)
         await pool.start()
-        zygote.end(await pool.take(""))
-        assert await pool.take("") is zygote.runners[1]
+        zygote.end(await pool.acquire(""))
+        assert await pool.acquire("") is zygote.runners[1]
         assert len(zygote.runners) == 3
         zygote.end(zygote.runners[2])
-        assert await pool.take("") is zygote.runners[1]
+        assert await pool.acquire("") is zygote.runners[1]
         assert len(zygote.runners) == 4
 
 
 @on_loop
-async def test_where_both_ended_two_are_forked() -> None:
+async def test_two_runners_are_forked_if_both_ended() -> None:
     async with a_zygote() as zygote:
-        pool = Kept(zygote.fork)
+        pool = PersistentRunner(zygote.fork)
         await pool.start()
         for runner in list(zygote.runners):
             zygote.end(runner)
-        assert await pool.take("") is zygote.runners[2]
+        assert await pool.acquire("") is zygote.runners[2]
         assert len(zygote.runners) == 4
 
 
 @on_loop
-async def test_one_is_kept_though_it_was_never_started() -> None:
+async def test_a_runner_persists_in_a_pool_that_was_never_started() -> None:
     async with a_zygote() as zygote:
-        assert await Kept(zygote.fork).take("") is zygote.runners[0]
+        assert await PersistentRunner(zygote.fork).acquire("") is zygote.runners[0]
         assert len(zygote.runners) == 2
 
 
 @on_loop
-async def test_why_the_kept_one_failed_is_told() -> None:
+async def test_the_reason_of_a_failed_persistent_runner_is_reported() -> None:
     async with a_zygote() as zygote:
         zygote.first_words = pack({"kind": "failed"}, 3) + b"why"
         with pytest.raises(RunnerError, match=r"^why$"):
-            await Kept(zygote.fork).start()
+            await PersistentRunner(zygote.fork).start()
 
 
 # Runners that one key keeps.
@@ -481,13 +492,13 @@ def test_a_runner_never_serves_two_keys(visits: list[tuple[str, str]], most: int
 async def _serve_them_all(visits: list[tuple[str, str]], most: int) -> None:
     async with a_zygote() as zygote:
         zygote.reaping = True
-        pool = PerUser(Fresh(zygote.fork, 2), 60, most)
+        pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, most)
         await pool.start()
-        served: dict[Runner, list[str]] = {}
-        ended: set[Runner] = set()
-        last: tuple[Runner, str] | None = None
+        served: dict[RunnerHandle, list[str]] = {}
+        ended: set[RunnerHandle] = set()
+        last: tuple[RunnerHandle, str] | None = None
         for key, end in visits:
-            runner = await pool.take(key)
+            runner = await pool.acquire(key)
             assert runner not in ended
             assert runner.alive
             of = served.setdefault(runner, [])
@@ -505,30 +516,30 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int) -> None:
                 runner.kill()
             elif end == "ended":
                 zygote.end(runner)
-            pool.give_back(runner, answered=end in ("reset", "spent"))
+            pool.release(runner, answered=end in ("reset", "spent"))
             if end != "reset" or not key or len(of) == most:
                 ended.add(runner)
-                await pool.idle()
+                await pool.wait_until_reset()
             last = runner, key
-        await pool.empty()
+        await pool.clear()
 
 
-async def taken_and_reset(zygote: Zygote, pool: PerUser, key: str) -> Runner:
+async def taken_and_reset(zygote: Zygote, pool: PerUserRunners, key: str) -> RunnerHandle:
     """A runner after a request that it was reset from."""
-    runner = await pool.take(key)
+    runner = await pool.acquire(key)
     zygote.says(runner, IDLE)
-    pool.give_back(runner, answered=True)
-    assert await pool.idle()
+    pool.release(runner, answered=True)
+    assert await pool.wait_until_reset()
     return runner
 
 
 @on_loop
 async def test_the_next_key_waits_until_the_last_ones_process_is_gone() -> None:
     async with a_zygote() as zygote:
-        pool = PerUser(Fresh(zygote.fork, 2), 60, 10)
+        pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)
         await pool.start()
         runner = await taken_and_reset(zygote, pool, "ada")
-        taking = asyncio.create_task(pool.take("bob"))
+        taking = asyncio.create_task(pool.acquire("bob"))
         await nothing_more_happens()
         assert not taking.done()
         zygote.end(runner)
@@ -538,11 +549,11 @@ async def test_the_next_key_waits_until_the_last_ones_process_is_gone() -> None:
 @on_loop
 async def test_the_next_request_waits_for_the_reset() -> None:
     async with a_zygote() as zygote:
-        pool = PerUser(Fresh(zygote.fork, 2), 60, 10)
+        pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)
         await pool.start()
-        runner = await pool.take("ada")
-        pool.give_back(runner, answered=True)
-        taking = asyncio.create_task(pool.take("ada"))
+        runner = await pool.acquire("ada")
+        pool.release(runner, answered=True)
+        taking = asyncio.create_task(pool.acquire("ada"))
         await nothing_more_happens()
         assert not taking.done()
         zygote.says(runner, IDLE)
@@ -550,23 +561,23 @@ async def test_the_next_request_waits_for_the_reset() -> None:
 
 
 @on_loop
-async def test_what_a_runner_says_instead_of_being_reset_ends_it() -> None:
+async def test_a_runner_that_does_not_report_its_reset_is_ended() -> None:
     async with a_zygote() as zygote:
-        pool = PerUser(Fresh(zygote.fork, 2), 60, 10)
+        pool = PerUserRunners(FreshRunners(zygote.fork, 2), 60, 10)
         await pool.start()
-        runner = await pool.take("ada")
+        runner = await pool.acquire("ada")
         zygote.says(runner, pack({"kind": "log"}))
-        pool.give_back(runner, answered=True)
-        assert not await pool.idle()
+        pool.release(runner, answered=True)
+        assert not await pool.wait_until_reset()
         zygote.end(runner)
-        assert await pool.take("ada") is not runner
+        assert await pool.acquire("ada") is not runner
 
 
 @on_loop
-async def test_a_process_that_waits_for_its_user_is_stopped() -> None:
+async def test_a_waiting_runner_is_stopped() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
-        pool = PerUser(Fresh(zygote.fork, 1), 60, 10)
+        pool = PerUserRunners(FreshRunners(zygote.fork, 1), 60, 10)
         await pool.start()
 
         def state() -> str:
@@ -575,18 +586,38 @@ async def test_a_process_that_waits_for_its_user_is_stopped() -> None:
 
         await taken_and_reset(zygote, pool, "ada")
         await settle(lambda: state() == "T")
-        await pool.take("ada")
+        await pool.acquire("ada")
         await settle(lambda: state() == "S")
 
 
 @on_loop
-async def test_who_idles_is_ended() -> None:
+async def test_an_idle_runner_is_ended() -> None:
     async with a_zygote() as zygote:
         zygote.real = True
-        pool = PerUser(Fresh(zygote.fork, 1), 0.05, 10)
+        pool = PerUserRunners(FreshRunners(zygote.fork, 1), 0.05, 10)
         await pool.start()
         await taken_and_reset(zygote, pool, "ada")
         assert await asyncio.to_thread(zygote.processes[0].wait, 5) == -signal.SIGKILL
-        assert not await pool.idle()
+        assert not await pool.wait_until_reset()
         # Another waits in its place.
         await settle(lambda: len(zygote.runners) == 2)
+
+
+# CUDA contexts.
+
+
+@pytest.mark.parametrize(
+    ("untrusted", "trusted", "processes"),
+    [(False, True, 3), (True, False, 4), (True, True, 6)],
+)
+def test_each_process_has_a_context(untrusted: bool, trusted: bool, processes: int) -> None:
+    config = Settings(gpu_context_bytes=100 * MiB, runner_pool=2)
+    assert context_bytes(config, untrusted=untrusted, trusted=trusted) == processes * 100 * MiB
+
+
+def test_waiting_runners_have_contexts() -> None:
+    config = Settings(runner_pool=6, runner_scope="request")
+    assert context_bytes(config, untrusted=True, trusted=False) == 7 * 512 * MiB
+    # And the one that a key has for itself.
+    config = Settings(runner_pool=6)
+    assert context_bytes(config, untrusted=True, trusted=False) == 8 * 512 * MiB

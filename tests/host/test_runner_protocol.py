@@ -1,4 +1,4 @@
-"""What a runner may say and when, how much of it, and what it may say that a run cost."""
+"""The frames that a runner may send: their order, their size, and the cost that they report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 
 from ndif.host.channel import ProtocolError
-from ndif.host.dialogue import Dialogue, LimitError, Limits, UnheardError, meta_of
+from ndif.host.runner_protocol import (
+    LimitError,
+    Limits,
+    NoLiveClientError,
+    RunnerProtocol,
+    parse_meta,
+)
 from ndif.runtime.frames import MAX_TEXT
 
 FRAME = 256
-"""What an empty streamed frame counts for."""
+"""Bytes that an empty streamed frame counts for."""
 
 BEFORE = {"idle", "running"}
 DURING = {"log", "stream", "await upload", "spill", "result", "error"}
@@ -36,28 +42,28 @@ class Clock:
         return self.now
 
 
-def a_dialogue(
+def a_protocol(
     *,
     log_bytes: int = 1 << 30,
     log_lines_per_s: float = 1e9,
     streamed_bytes: int = 1 << 30,
     clock: Clock | None = None,
-    converses: bool = True,
+    is_hybrid: bool = True,
     state: str = "during",
-) -> Dialogue:
+) -> RunnerProtocol:
     limits = Limits(log_bytes, log_lines_per_s, streamed_bytes, frame_bytes=1000)
-    dialogue = Dialogue(limits, converses=converses, clock=clock or Clock())
+    protocol = RunnerProtocol(limits, is_hybrid=is_hybrid, clock=clock or Clock())
     for kind in PATHS[state]:
-        dialogue.hear({"kind": kind}, b"")
-    return dialogue
+        protocol.accept({"kind": kind}, b"")
+    return protocol
 
 
-def log(dialogue: Dialogue, body: bytes = b"x") -> None:
-    assert dialogue.hear({"kind": "log"}, body) == "log"
+def log(protocol: RunnerProtocol, body: bytes = b"x") -> None:
+    assert protocol.accept({"kind": "log"}, body) == "log"
 
 
-def stream(dialogue: Dialogue, body: bytes = b"") -> None:
-    assert dialogue.hear({"kind": "stream"}, body) == "stream"
+def stream(protocol: RunnerProtocol, body: bytes = b"") -> None:
+    assert protocol.accept({"kind": "stream"}, body) == "stream"
 
 
 # Which may come when.
@@ -66,209 +72,209 @@ def stream(dialogue: Dialogue, body: bytes = b"") -> None:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("kind", EVERY)
 def test_each_kind_in_each_state(state: str, kind: str) -> None:
-    dialogue = a_dialogue(state=state)
+    protocol = a_protocol(state=state)
     if kind in STATES[state]:
-        assert dialogue.hear({"kind": kind}, b"x") == kind
+        assert protocol.accept({"kind": kind}, b"x") == kind
     else:
-        with pytest.raises(ProtocolError, match="may not come here"):
-            dialogue.hear({"kind": kind}, b"x")
+        with pytest.raises(ProtocolError, match="is not allowed in this state"):
+            protocol.accept({"kind": kind}, b"x")
 
 
 @pytest.mark.parametrize("kind", ["stream", "await upload"])
-def test_nothing_is_said_to_a_client_that_polls(kind: str) -> None:
+def test_a_polling_client_gets_no_hybrid_frames(kind: str) -> None:
     limits = Limits(1000, 1000, 1000, 1000)
-    dialogue = Dialogue(limits, converses=True, listens=False, clock=Clock())
-    assert dialogue.hear({"kind": "running"}, b"") == "running"
-    assert dialogue.hear({"kind": "log"}, b"x") == "log"
-    with pytest.raises(UnheardError, match="blocking=True"):
-        dialogue.hear({"kind": kind}, b"")
+    protocol = RunnerProtocol(limits, is_hybrid=True, has_live_client=False, clock=Clock())
+    assert protocol.accept({"kind": "running"}, b"") == "running"
+    assert protocol.accept({"kind": "log"}, b"x") == "log"
+    with pytest.raises(NoLiveClientError, match="blocking=True"):
+        protocol.accept({"kind": kind}, b"")
 
 
 @pytest.mark.parametrize(
     ("state", "kind"), [(state, kind) for state in STATES for kind in sorted(STATES[state])]
 )
-def test_where_each_kind_leads(state: str, kind: str) -> None:
-    dialogue = a_dialogue(state=state)
-    dialogue.hear({"kind": kind}, b"")
+def test_the_state_after_each_kind(state: str, kind: str) -> None:
+    protocol = a_protocol(state=state)
+    protocol.accept({"kind": kind}, b"")
     after = {"running": DURING, "spill": SPILLING}.get(kind, STATES[state])
     for following in EVERY:
-        trial = a_dialogue(state=state)
-        trial.hear({"kind": kind}, b"")
+        trial = a_protocol(state=state)
+        trial.accept({"kind": kind}, b"")
         if following in after:
-            trial.hear({"kind": following}, b"")
+            trial.accept({"kind": following}, b"")
         else:
             with pytest.raises(ProtocolError):
-                trial.hear({"kind": following}, b"")
+                trial.accept({"kind": following}, b"")
 
 
-def test_a_whole_conversation() -> None:
-    dialogue = a_dialogue(state="before")
+def test_all_frames_of_a_request() -> None:
+    protocol = a_protocol(state="before")
     kinds = [
         "idle", "running", "log", "stream", "await upload", "stream", "log", "spill", "spilled"
     ]  # fmt: skip
-    assert [dialogue.hear({"kind": kind}, b"x") for kind in kinds] == kinds
+    assert [protocol.accept({"kind": kind}, b"x") for kind in kinds] == kinds
 
 
-def test_it_runs_once() -> None:
-    dialogue = a_dialogue()
-    with pytest.raises(ProtocolError, match="'running' may not come here"):
-        dialogue.hear({"kind": "running"}, b"")
+def test_a_request_runs_once() -> None:
+    protocol = a_protocol()
+    with pytest.raises(ProtocolError, match="frame 'running' is not allowed in this state"):
+        protocol.accept({"kind": "running"}, b"")
 
 
-def test_it_hands_in_one_file() -> None:
+def test_a_request_spills_once() -> None:
     # Each would have another made for it.
-    dialogue = a_dialogue(state="spilling")
-    with pytest.raises(ProtocolError, match="'spill' may not come here"):
-        dialogue.hear({"kind": "spill"}, b"")
+    protocol = a_protocol(state="spilling")
+    with pytest.raises(ProtocolError, match="'spill' is not allowed in this state"):
+        protocol.accept({"kind": "spill"}, b"")
 
 
 def test_nothing_is_printed_or_streamed_while_a_file_is_written() -> None:
     for kind in ("log", "stream", "await upload", "result"):
         with pytest.raises(ProtocolError):
-            a_dialogue(state="spilling").hear({"kind": kind}, b"")
+            a_protocol(state="spilling").accept({"kind": kind}, b"")
 
 
-def test_a_client_that_cannot_answer_is_asked_nothing() -> None:
+def test_hybrid_frames_need_a_hybrid_client() -> None:
     for kind in ("stream", "await upload"):
-        with pytest.raises(ProtocolError, match="may not come here"):
-            a_dialogue(converses=False).hear({"kind": kind}, b"")
-    log(a_dialogue(converses=False))
+        with pytest.raises(ProtocolError, match="is not allowed in this state"):
+            a_protocol(is_hybrid=False).accept({"kind": kind}, b"")
+    log(a_protocol(is_hybrid=False))
 
 
-def test_each_kind_has_room_for_what_it_carries() -> None:
-    room = a_dialogue().room
+def test_the_largest_body_of_each_kind() -> None:
+    room = a_protocol().max_body_bytes
     assert {room({"kind": kind}) for kind in ("result", "stream")} == {1000}
     assert {room({"kind": kind}) for kind in ("log", "error")} == {MAX_TEXT}
     others = set(EVERY) - {"result", "stream", "log", "error"}
     assert {room({"kind": kind}) for kind in others} == {0}
 
 
-def test_what_is_refused_is_named_briefly() -> None:
+def test_a_refused_kind_is_shortened_in_the_message() -> None:
     with pytest.raises(ProtocolError) as refused:
-        a_dialogue().hear({"kind": "x" * 10_000}, b"")
-    assert str(refused.value) == f"'{'x' * 20}' may not come here"
+        a_protocol().accept({"kind": "x" * 10_000}, b"")
+    assert str(refused.value) == f"a frame '{'x' * 20}' is not allowed in this state"
 
 
 # How much is printed.
 
 
 def test_logs_to_the_last_byte() -> None:
-    dialogue = a_dialogue(log_bytes=10)
-    log(dialogue, b"x" * 4)
-    log(dialogue, b"x" * 6)
-    log(dialogue, b"")
+    protocol = a_protocol(log_bytes=10)
+    log(protocol, b"x" * 4)
+    log(protocol, b"x" * 6)
+    log(protocol, b"")
     with pytest.raises(LimitError, match=r"more than 10 bytes.*NDIF_MAX_LOG_BYTES"):
-        log(dialogue)
+        log(protocol)
 
 
 def test_logs_do_not_become_fewer_with_time() -> None:
     clock = Clock()
-    dialogue = a_dialogue(log_bytes=10, clock=clock)
-    log(dialogue, b"x" * 10)
+    protocol = a_protocol(log_bytes=10, clock=clock)
+    log(protocol, b"x" * 10)
     clock.now += 1e6
     with pytest.raises(LimitError):
-        log(dialogue)
+        log(protocol)
 
 
 def test_ten_seconds_of_lines_may_come_at_once() -> None:
-    dialogue = a_dialogue(log_lines_per_s=5)
+    protocol = a_protocol(log_lines_per_s=5)
     for _ in range(50):
-        log(dialogue)
+        log(protocol)
     with pytest.raises(LimitError, match=r"more than 5 lines a second.*NDIF_MAX_LOG_LINES_PER_S"):
-        log(dialogue)
+        log(protocol)
 
 
-def test_lines_come_back_with_time() -> None:
+def test_allowed_lines_return_with_time() -> None:
     clock = Clock()
-    dialogue = a_dialogue(log_lines_per_s=5, clock=clock)
+    protocol = a_protocol(log_lines_per_s=5, clock=clock)
     for _ in range(50):
-        log(dialogue)
+        log(protocol)
     clock.now += 2
     for _ in range(10):
-        log(dialogue)
+        log(protocol)
     with pytest.raises(LimitError):
-        log(dialogue)
+        log(protocol)
 
 
-def test_lines_do_not_pile_up() -> None:
+def test_allowed_lines_do_not_accumulate() -> None:
     clock = Clock()
-    dialogue = a_dialogue(log_lines_per_s=5, clock=clock)
+    protocol = a_protocol(log_lines_per_s=5, clock=clock)
     clock.now += 3600
     for _ in range(50):
-        log(dialogue)
+        log(protocol)
     with pytest.raises(LimitError):
-        log(dialogue)
+        log(protocol)
 
 
 def test_a_rate_below_the_limit_goes_on_for_ever() -> None:
     clock = Clock()
-    dialogue = a_dialogue(log_lines_per_s=5, clock=clock)
+    protocol = a_protocol(log_lines_per_s=5, clock=clock)
     for _ in range(10_000):
         clock.now += 0.2
-        log(dialogue)
+        log(protocol)
 
 
 def test_lines_of_one_frame_count_each() -> None:
-    dialogue = a_dialogue(log_lines_per_s=1)
-    log(dialogue, b"\n" * 9)
+    protocol = a_protocol(log_lines_per_s=1)
+    log(protocol, b"\n" * 9)
     with pytest.raises(LimitError):
-        log(dialogue)
+        log(protocol)
 
 
 def test_empty_frames_count_as_lines() -> None:
-    dialogue = a_dialogue(log_lines_per_s=0.1)
-    log(dialogue, b"")
+    protocol = a_protocol(log_lines_per_s=0.1)
+    log(protocol, b"")
     with pytest.raises(LimitError, match=r"more than 0\.1 lines a second"):
-        log(dialogue, b"")
+        log(protocol, b"")
 
 
-def test_a_clock_that_stands_still_gives_nothing_back() -> None:
-    dialogue = a_dialogue(log_lines_per_s=1)
+def test_a_clock_that_stands_still_allows_no_more_lines() -> None:
+    protocol = a_protocol(log_lines_per_s=1)
     for _ in range(10):
-        log(dialogue)
+        log(protocol)
     with pytest.raises(LimitError):
-        log(dialogue)
+        log(protocol)
 
 
 # How much is streamed.
 
 
 def test_streams_to_the_last_byte() -> None:
-    dialogue = a_dialogue(streamed_bytes=2 * FRAME + 10)
-    stream(dialogue, b"x" * 4)
-    stream(dialogue, b"x" * 6)
+    protocol = a_protocol(streamed_bytes=2 * FRAME + 10)
+    stream(protocol, b"x" * 4)
+    stream(protocol, b"x" * 6)
     with pytest.raises(LimitError, match=r"more than 522 bytes.*NDIF_MAX_STREAMED_BYTES"):
-        stream(dialogue)
+        stream(protocol)
 
 
 def test_one_byte_too_many_at_once() -> None:
-    dialogue = a_dialogue(streamed_bytes=FRAME + 10)
+    protocol = a_protocol(streamed_bytes=FRAME + 10)
     with pytest.raises(LimitError):
-        stream(dialogue, b"x" * 11)
+        stream(protocol, b"x" * 11)
 
 
 def test_empty_streamed_frames_have_an_end() -> None:
-    dialogue = a_dialogue(streamed_bytes=100 * FRAME)
+    protocol = a_protocol(streamed_bytes=100 * FRAME)
     for _ in range(100):
-        stream(dialogue)
+        stream(protocol)
     with pytest.raises(LimitError):
-        stream(dialogue)
+        stream(protocol)
 
 
 def test_logs_and_streams_are_counted_apart() -> None:
-    dialogue = a_dialogue(log_bytes=10, streamed_bytes=FRAME + 10)
-    log(dialogue, b"x" * 10)
-    stream(dialogue, b"x" * 10)
+    protocol = a_protocol(log_bytes=10, streamed_bytes=FRAME + 10)
+    log(protocol, b"x" * 10)
+    stream(protocol, b"x" * 10)
     with pytest.raises(LimitError, match="NDIF_MAX_LOG_BYTES"):
-        log(dialogue)
+        log(protocol)
     with pytest.raises(LimitError, match="NDIF_MAX_STREAMED_BYTES"):
-        stream(dialogue)
+        stream(protocol)
 
 
 def test_results_and_errors_are_not_counted_here() -> None:
-    dialogue = a_dialogue(log_bytes=1, streamed_bytes=1)
-    assert dialogue.hear({"kind": "result"}, bytes(1000)) == "result"
-    assert a_dialogue(log_bytes=1).hear({"kind": "error"}, bytes(1000)) == "error"
+    protocol = a_protocol(log_bytes=1, streamed_bytes=1)
+    assert protocol.accept({"kind": "result"}, bytes(1000)) == "result"
+    assert a_protocol(log_bytes=1).accept({"kind": "error"}, bytes(1000)) == "error"
 
 
 # What a run cost.
@@ -285,8 +291,8 @@ def test_results_and_errors_are_not_counted_here() -> None:
 )
 def test_a_cost(meta: dict[str, Any]) -> None:
     header = {"kind": "result", "meta": meta, "and": "more"}
-    assert meta_of(header) == meta
-    assert meta_of(header) is not meta
+    assert parse_meta(header) == meta
+    assert parse_meta(header) is not meta
 
 
 @pytest.mark.parametrize(
@@ -306,8 +312,8 @@ def test_a_cost(meta: dict[str, Any]) -> None:
     ],
 )
 def test_no_cost(header: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="what the run cost is missing"):
-        meta_of(header)
+    with pytest.raises(ProtocolError, match="a frame lacks the execution time or the peak memory"):
+        parse_meta(header)
 
 
 @pytest.mark.parametrize("name", ["execution_time", "peak_memory"])
@@ -333,13 +339,17 @@ def test_no_cost(header: dict[str, Any]) -> None:
 )
 def test_a_cost_that_is_no_number(name: str, value: object) -> None:
     meta = {"execution_time": 1, "peak_memory": 1, name: value}
-    with pytest.raises(ProtocolError, match="what the run cost is no number"):
-        meta_of({"meta": meta})
+    with pytest.raises(
+        ProtocolError, match="the execution time or the peak memory is not a valid number"
+    ):
+        parse_meta({"meta": meta})
 
 
 @pytest.mark.parametrize("name", ["execution_time", "peak_memory"])
 def test_a_cost_that_no_float_holds(name: str) -> None:
     # JSON has integers of a thousand digits, too, and whoever makes a float of one fails.
     meta = {"execution_time": 1, "peak_memory": 1, name: 10**1000}
-    with pytest.raises(ProtocolError, match="what the run cost is no number"):
-        meta_of({"meta": meta})
+    with pytest.raises(
+        ProtocolError, match="the execution time or the peak memory is not a valid number"
+    ):
+        parse_meta({"meta": meta})

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import ndif
 from ndif.cli.runtime import command
-from ndif.config import settings
+from ndif.config.settings import settings
 from ndif.host.runtimes import SUPPORTED, Runtimes, RuntimesError, generation_of, pins
 
 Edit = Callable[[Path], None]

@@ -1,4 +1,4 @@
-"""Memory for weights, handed to one process after the other."""
+"""Shared memory for weights, which one process fills and others map."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import os
 from pathlib import Path
 
+from ndif.host.shared_weights import SharedWeights
 from tests.on_loop import on_loop
-
-from ndif.host.weights import Weights
 
 SIZE = 1 << 20
 
@@ -19,7 +18,7 @@ def descriptors() -> int:
 
 @on_loop
 async def test_the_first_fills_and_the_second_finds_it_filled() -> None:
-    weights = Weights()
+    weights = SharedWeights()
     fd = await weights.of("first", "a model", SIZE)
     assert fd is not None
     assert not weights.filled("a model")
@@ -38,7 +37,7 @@ async def test_the_first_fills_and_the_second_finds_it_filled() -> None:
 
 @on_loop
 async def test_a_second_waits_while_the_first_fills() -> None:
-    weights = Weights()
+    weights = SharedWeights()
     fd = await weights.of("first", "a model", SIZE)
     waiting = asyncio.create_task(weights.of("second", "a model", SIZE))
     await asyncio.sleep(0.05)
@@ -50,8 +49,8 @@ async def test_a_second_waits_while_the_first_fills() -> None:
 
 
 @on_loop
-async def test_who_ends_while_it_fills_is_followed_by_the_next() -> None:
-    weights = Weights()
+async def test_the_next_process_fills_if_the_first_ends() -> None:
+    weights = SharedWeights()
     await weights.of("first", "a model", SIZE)
     waiting = [asyncio.create_task(weights.of(n, "a model", SIZE)) for n in ("second", "third")]
     await asyncio.sleep(0.05)
@@ -67,8 +66,8 @@ async def test_who_ends_while_it_fills_is_followed_by_the_next() -> None:
 
 
 @on_loop
-async def test_where_the_first_could_not_nobody_is_asked_to() -> None:
-    weights = Weights()
+async def test_no_process_fills_if_the_first_could_not() -> None:
+    weights = SharedWeights()
     await weights.of("first", "a model", SIZE)
     weights.fill("a model", usable=False)
     assert await weights.of("second", "a model", SIZE) is None
@@ -77,9 +76,9 @@ async def test_where_the_first_could_not_nobody_is_asked_to() -> None:
 
 
 @on_loop
-async def test_it_is_there_as_long_as_one_uses_it() -> None:
+async def test_the_memory_exists_as_long_as_a_process_uses_it() -> None:
     before = descriptors()
-    weights = Weights()
+    weights = SharedWeights()
     fd = await weights.of("first", "a model", SIZE)
     weights.fill("a model", usable=True)
     assert fd is not None
@@ -100,7 +99,7 @@ async def test_it_is_there_as_long_as_one_uses_it() -> None:
 
 
 @on_loop
-async def test_more_than_half_of_what_is_free_is_not_taken() -> None:
-    weights = Weights()
+async def test_at_most_half_of_the_free_memory_is_used() -> None:
+    weights = SharedWeights()
     assert await weights.of("first", "a large model", 1 << 50) is None
     assert not weights.filled("a large model")

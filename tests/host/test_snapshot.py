@@ -1,4 +1,4 @@
-"""What of a checkpoint is shared travels whole, and nothing travels with it."""
+"""The archive of a checkpoint's shared files: complete, and without any other file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.on_loop import on_loop
 
-from ndif.host.snapshot import look, pack, share, unpack
+from ndif.host.snapshot import pack, publish, scan, unpack
 from ndif.stores.objects import FileStore
+from tests.on_loop import on_loop
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -31,9 +31,9 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_what_is_shared_comes_out_as_it_went_in(tmp_path: Path) -> None:
+def test_an_unpacked_snapshot_equals_the_packed_one(tmp_path: Path) -> None:
     of = checkpoint(tmp_path / "of")
-    packed = pack(look(of, COMMIT, share_weights=False))
+    packed = pack(scan(of, COMMIT, share_weights=False))
     found = unpack(packed, tmp_path / "to")
     assert set(found.files) == {"config.json", "tokenizer.json", "original/tokenizer.model"}
     assert all(path.read_bytes() == (of / name).read_bytes() for name, path in found.files.items())
@@ -45,13 +45,13 @@ def test_what_is_shared_comes_out_as_it_went_in(tmp_path: Path) -> None:
 def test_the_same_files_are_packed_the_same(tmp_path: Path) -> None:
     first, second = checkpoint(tmp_path / "first"), checkpoint(tmp_path / "second")
     (second / "config.json").touch()
-    packed = [pack(look(folder, None, share_weights=False)) for folder in (first, second)]
+    packed = [pack(scan(folder, None, share_weights=False)) for folder in (first, second)]
     assert packed[0] == packed[1]
     (second / "config.json").write_text('{"a": 1}')
-    assert pack(look(second, None, share_weights=False)) != packed[0]
+    assert pack(scan(second, None, share_weights=False)) != packed[0]
 
 
-def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+def test_no_name_is_extracted_outside_of_the_folder(tmp_path: Path) -> None:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.comment = json.dumps({"commit": None, "withheld": []}).encode()
@@ -63,17 +63,17 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no archive", pack(look(Path("/nowhere"), None, share_weights=False))[:-3]]
+    "content", [b"", b"no archive", pack(scan(Path("/nowhere"), None, share_weights=False))[:-3]]
 )
-def test_what_is_no_archive_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match="no archive of a checkpoint"):
         unpack(content, tmp_path)
 
 
 @on_loop
-async def test_it_is_kept_among_the_objects_for_as_long_as_there_are_any(tmp_path: Path) -> None:
+async def test_a_published_snapshot_does_not_expire(tmp_path: Path) -> None:
     objects = FileStore(tmp_path / "objects", ttl_s=0)
-    key = await share(checkpoint(tmp_path / "of"), None, objects)
+    key = await publish(checkpoint(tmp_path / "of"), None, objects)
     objects.sweep()
     content = await objects.get(key)
     assert content is not None

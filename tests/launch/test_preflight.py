@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ndif.config import Settings
-from ndif.gateway.serving import StartError
-from ndif.launch.preflight import Ready, Wanted, preflight
+from ndif.config.settings import Settings
+from ndif.launch.preflight import Prepared, ServerOptions, preflight
+from ndif.net import StartError
 from ndif.schema.deployment import DeploymentConfig
 
 
@@ -24,7 +24,7 @@ def ready(
     root: Path, *checkpoints: str, file: Path | None = None, deployments: str = ""
 ) -> tuple[DeploymentConfig, ...]:
     options = Settings(session_root=root, deployments=deployments)
-    found: Ready = preflight(options, Wanted("127.0.0.1", free_port(), checkpoints, file))
+    found: Prepared = preflight(options, ServerOptions("127.0.0.1", free_port(), checkpoints, file))
     found.listening.close()
     return found.deployments
 
@@ -55,16 +55,16 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     real = shutil.disk_usage(tmp_path)
     usage = type(real)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 951 * 10**9, 49 * 10**9))
-    with pytest.raises(StartError, match=r"is full but for 49\.0 GB, less than 5% of it"):
+    with pytest.raises(StartError, match=r"has 49\.0 GB free, less than 5% of its size"):
         ready(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 949 * 10**9, 51 * 10**9))
     assert ready(tmp_path) == ()
 
 
 def test_the_port_is_held_from_then_on(tmp_path: Path) -> None:
-    wanted = Wanted("127.0.0.1", free_port(), (), None)
+    server = ServerOptions("127.0.0.1", free_port(), (), None)
     options = Settings(session_root=tmp_path)
-    taken = rf"^Port {wanted.port} is in use\. Choose another"
-    with preflight(options, wanted).listening, pytest.raises(StartError, match=taken):
-        preflight(options, wanted)
-    preflight(options, wanted).listening.close()
+    taken = rf"^Port {server.port} is in use\. Choose another"
+    with preflight(options, server).listening, pytest.raises(StartError, match=taken):
+        preflight(options, server)
+    preflight(options, server).listening.close()

@@ -14,28 +14,33 @@ from pathlib import Path
 
 import pytest
 
-from ndif.session.folder import Own, SessionError, Sessions
-from ndif.session.record import Record, record_of, started_at
+from ndif.launch.run_folder import (
+    ActiveRunFolder,
+    RunFolderError,
+    RunFolders,
+    RunRecord,
+    started_at,
+)
 
 BEGIN = """
 import sys, time
 from pathlib import Path
-from ndif.session.folder import Sessions, SessionError
-from ndif.session.record import record_of
+from ndif.launch.run_folder import RunFolderError, RunFolders, RunRecord
+
 try:
-    session = Sessions(Path(sys.argv[1])).begin()
-except SessionError as error:
+    session = RunFolders(Path(sys.argv[1])).create()
+except RunFolderError as error:
     print(error, flush=True)
     raise SystemExit(1)
-session.publish(record_of(session.id, url="http://u", host="h", port=1, version="v", arguments=[],
-                          settings={}))
+session.publish(RunRecord.of_this_process(session.id, url="http://u", host="h", port=1, version="v",
+                                          arguments=[], settings={}))
 print(session.id, flush=True)
 time.sleep(600)
 """
 
 
-def record(session: Own) -> Record:
-    return record_of(
+def record(session: ActiveRunFolder) -> RunRecord:
+    return RunRecord.of_this_process(
         session.id,
         url="http://127.0.0.1:8001",
         host="127.0.0.1",
@@ -70,8 +75,8 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 def test_a_session_is_what_the_specification_says(tmp_path: Path) -> None:
     root = tmp_path / "a" / "b"
-    sessions = Sessions(root)
-    session = sessions.begin()
+    sessions = RunFolders(root)
+    session = sessions.create()
     assert sessions.current() is None
     session.publish(record(session))
 
@@ -103,8 +108,8 @@ def test_a_session_is_what_the_specification_says(tmp_path: Path) -> None:
 
 
 def test_of_a_session_that_ended_its_log_and_record_are_left(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path)
-    session = sessions.begin()
+    sessions = RunFolders(tmp_path)
+    session = sessions.create()
     session.publish(record(session))
     session.log().write_text("line\n")
     (session.results / "large.pt").write_bytes(b"x")
@@ -123,41 +128,41 @@ def test_of_a_session_that_ended_its_log_and_record_are_left(tmp_path: Path) -> 
 
 
 def test_what_jobs_came_to_is_found_in_the_session_that_follows(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path)
-    first = sessions.begin()
+    sessions = RunFolders(tmp_path)
+    first = sessions.create()
     (first.results / "large.pt").write_bytes(b"x")
     first.end()
-    second = sessions.begin()
+    second = sessions.create()
     assert not first.results.exists()
     assert (second.results / "large.pt").read_bytes() == b"x"
     second.end()
 
 
 def test_what_jobs_came_to_outlasts_a_start_that_fails(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path)
-    first = sessions.begin()
+    sessions = RunFolders(tmp_path)
+    first = sessions.create()
     (first.results / "large.pt").write_bytes(b"x")
-    signing = first.signing()
+    signing = first.signing_key()
     first.end()
-    sessions.begin().discard()
-    third = sessions.begin()
+    sessions.create().discard()
+    third = sessions.create()
     assert (third.results / "large.pt").read_bytes() == b"x"
-    assert third.signing() == signing
+    assert third.signing_key() == signing
     third.end()
 
 
 def test_of_one_that_never_was_nothing_is_left(tmp_path: Path) -> None:
-    session = Sessions(tmp_path).begin()
+    session = RunFolders(tmp_path).create()
     session.publish(record(session))
     session.discard()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    Sessions(tmp_path).begin().discard()
+    RunFolders(tmp_path).create().discard()
 
 
 def test_two_that_begin_in_one_second_are_two(tmp_path: Path) -> None:
     ids = set()
     for _ in range(3):
-        session = Sessions(tmp_path).begin()
+        session = RunFolders(tmp_path).create()
         ids.add(session.id)
         session.end()
     assert len(ids) == 3
@@ -168,12 +173,12 @@ def test_a_second_server_is_refused_and_changes_nothing(
 ) -> None:
     name = first_line(other)
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(SessionError) as refused:
-        Sessions(tmp_path).begin()
+    with pytest.raises(RunFolderError) as refused:
+        RunFolders(tmp_path).create()
     assert f"running already at http://u (process {other.pid})" in str(refused.value)
     assert "NDIF_SESSION_ROOT" in str(refused.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-    running = Sessions(tmp_path).running()
+    running = RunFolders(tmp_path).running()
     assert running is not None
     assert running[0].id == name
 
@@ -197,10 +202,10 @@ def test_a_killed_servers_place_is_taken_over(tmp_path: Path, other: subprocess.
     name = first_line(other)
     other.send_signal(signal.SIGKILL)
     other.wait()
-    sessions = Sessions(tmp_path)
+    sessions = RunFolders(tmp_path)
     assert sessions.current() is not None
     assert sessions.running() is None
-    session = sessions.begin()
+    session = sessions.create()
     assert session.stale is not None
     assert session.stale.id == name
     assert session.stale.token() is None
@@ -212,10 +217,10 @@ def test_a_killed_servers_place_is_taken_over(tmp_path: Path, other: subprocess.
 
 
 def test_another_process_of_the_same_number_is_not_the_servers(tmp_path: Path) -> None:
-    session = Sessions(tmp_path).begin()
+    session = RunFolders(tmp_path).create()
     mine = record(session)
     assert mine.is_alive
-    assert not Record(**{**vars(mine), "pid_started": mine.pid_started - 1}).is_alive
+    assert not RunRecord(**{**vars(mine), "pid_started": mine.pid_started - 1}).is_alive
     session.end()
 
 
@@ -229,15 +234,15 @@ def test_a_process_that_was_not_waited_for_is_gone() -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "null"])
 def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
-    session = Sessions(tmp_path).begin()
+    session = RunFolders(tmp_path).create()
     session.publish(record(session))
     (session.folder / "config.json").write_text(content)
     assert session.record() is None
-    assert Sessions(tmp_path).running() is None
+    assert RunFolders(tmp_path).running() is None
     session.end()
 
 
 def test_a_root_that_cannot_be_written_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SessionError, match=r"cannot be kept in .*file.*NDIF_SESSION_ROOT"):
-        Sessions(tmp_path / "file").begin()
+    with pytest.raises(RunFolderError, match=r"cannot be kept in .*file.*NDIF_SESSION_ROOT"):
+        RunFolders(tmp_path / "file").create()

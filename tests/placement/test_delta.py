@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ndif.cluster.cluster import Cluster
-from ndif.cluster.delta import DeploymentDelta, apply_to, build
-from ndif.cluster.deployment import Deployment
-from tests.cluster.worlds import (
+from ndif.placement.cluster import Cluster
+from ndif.placement.delta import DeploymentDelta, build
+from ndif.placement.replica import PlacedReplica
+from tests.placement.worlds import (
     a_node,
+    apply_to,
     deploy,
     levels,
     want,
@@ -16,8 +17,8 @@ from tests.cluster.worlds import (
 )
 
 
-def names(deployments: tuple[Deployment, ...]) -> list[str]:
-    return [deployment.replica_id for deployment in deployments]
+def names(hot: tuple[PlacedReplica, ...]) -> list[str]:
+    return [replica.replica_id for replica in hot]
 
 
 def test_nothing_has_to_be_done_for_what_is_so() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ndif.cluster.node import Node
-from ndif.cluster.packing import assign
-from ndif.cluster.rules import DEFAULT_RULES
-from tests.cluster.worlds import GiB, a_node, with_hot
+from ndif.placement.demand import DEFAULT_RULES
+from ndif.placement.node import Node
+from ndif.placement.packing import assign
+from tests.placement.worlds import GiB, a_node, with_hot
 
 
 def placed(node: Node, size: float) -> tuple[dict[int, float], float | None] | None:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from ndif.cluster.node import Node
-from ndif.cluster.refusal import Hold, Refusal
-from ndif.cluster.wanted import Device, Wanted
-from ndif.cluster.why import why_not
-from tests.cluster.worlds import GiB, a_node, deploy, want, with_cpu, with_hot, with_warm
+from ndif.placement.demand import Demand, Device
+from ndif.placement.explanation import explain_refusal
+from ndif.placement.node import Node
+from ndif.placement.refusal import Blocker, BlockReason, PlacementRefusal
+from tests.placement.worlds import GiB, a_node, deploy, want, with_cpu, with_hot, with_warm
 
 GB = 10**9
 
 
-def refused(nodes: list[Node], *wanted: Wanted) -> Refusal:
-    (refusal,) = deploy(nodes, *wanted).refused
+def refused(nodes: list[Node], *demand: Demand) -> PlacementRefusal:
+    (refusal,) = deploy(nodes, *demand).refused
     return refusal
 
 
-def holds(refusal: Refusal) -> dict[str, Hold]:
-    return {obstacle.model_key: obstacle.hold for obstacle in refusal.obstacles}
+def holds(refusal: PlacementRefusal) -> dict[str, BlockReason]:
+    return {blocker.model_key: blocker.reason for blocker in refusal.blockers}
 
 
 def test_what_is_young_is_named_with_the_time_until_it_may_go() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], age=3600 - 12 * 60)
     refusal = refused([node], want("new", 20))
-    assert holds(refusal) == {"a": Hold.YOUNG}
+    assert holds(refusal) == {"a": BlockReason.YOUNG}
     assert refusal.retry_after_s == pytest.approx(12 * 60)
-    assert why_not(refusal) == (
+    assert explain_refusal(refusal) == (
         "'new' needs 21.5 GB on GPUs; name-n1 has no room; 'a' is protected for another 12 min. "
         "Try again in 12 min."
     )
@@ -43,27 +41,27 @@ def test_the_node_that_is_ready_first_is_named() -> None:
     sooner = with_hot(sooner, "d", 20, [1], age=1000)
     refusal = refused([later, never, sooner], want("new", 20))
     assert refusal.node_name == "name-n3"
-    assert holds(refusal) == {"c": Hold.YOUNG}
+    assert holds(refusal) == {"c": BlockReason.YOUNG}
     assert refusal.retry_after_s == pytest.approx(600)
     both = refused([later, never, sooner], want("new", 40))
-    assert holds(both) == {"c": Hold.YOUNG, "d": Hold.YOUNG}
+    assert holds(both) == {"c": BlockReason.YOUNG, "d": BlockReason.YOUNG}
     assert both.retry_after_s == pytest.approx(2600)
 
 
 def test_what_may_go_but_does_not_suffice_is_no_reason() -> None:
     node = with_hot(with_hot(a_node("2x24GiB"), "old", 20, [0]), "young", 20, [1], age=0)
     refusal = refused([node], want("new", 40))
-    assert holds(refusal) == {"old": Hold.NOTHING, "young": Hold.YOUNG}
-    assert "'old'" not in why_not(refusal)
+    assert holds(refusal) == {"old": BlockReason.NOTHING, "young": BlockReason.YOUNG}
+    assert "'old'" not in explain_refusal(refusal)
 
 
 def test_what_is_dedicated_is_named_and_no_time_is() -> None:
     node = with_hot(a_node("2x24GiB"), "d", 20, [0], dedicated=True)
     node = with_hot(node, "y", 20, [1], age=0)
     refusal = refused([node], want("new", 40))
-    assert holds(refusal) == {"d": Hold.DEDICATED, "y": Hold.YOUNG}
+    assert holds(refusal) == {"d": BlockReason.DEDICATED, "y": BlockReason.YOUNG}
     assert refusal.retry_after_s is None
-    assert why_not(refusal) == (
+    assert explain_refusal(refusal) == (
         "'new' needs 42.9 GB on GPUs; name-n1 has no room; 'd' (dedicated) would have to go; "
         "'y' is protected for another 60 min."
     )
@@ -72,22 +70,22 @@ def test_what_is_dedicated_is_named_and_no_time_is() -> None:
 def test_nobody_dedicated_is_named_who_is_not_in_the_way() -> None:
     node = with_hot(a_node("2x24GiB"), "d", 20, [0], dedicated=True)
     node = with_hot(node, "y", 20, [1], age=0)
-    assert holds(refused([node], want("new", 20))) == {"y": Hold.YOUNG}
+    assert holds(refused([node], want("new", 20))) == {"y": BlockReason.YOUNG}
 
 
 def test_what_was_asked_for_together_is_named() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0])
     refusal = refused([node], want("new", 20), want("a", 20))
-    assert holds(refusal) == {"a": Hold.TOGETHER}
-    assert "'a' (asked for together with it) would have to go" in why_not(refusal)
+    assert holds(refusal) == {"a": BlockReason.TOGETHER}
+    assert "'a' (asked for together with it) would have to go" in explain_refusal(refusal)
     assert refusal.retry_after_s is None
 
 
 def test_a_model_too_large_for_every_node_hears_of_the_largest() -> None:
     nodes = [a_node("1x24GiB"), a_node("2x24GiB", node_id="n2"), a_node(node_id="n3")]
     refusal = refused(nodes, want("new", 100))
-    assert (refusal.obstacles, refusal.capacity_bytes) == ((), 48 * GiB)
-    assert why_not(refusal) == (
+    assert (refusal.blockers, refusal.capacity_bytes) == ((), 48 * GiB)
+    assert explain_refusal(refusal) == (
         "'new' needs 107.4 GB on GPUs; the largest node, name-n2, has 51.5 GB."
     )
 
@@ -96,25 +94,29 @@ def test_a_model_on_the_cpu_hears_of_cpu_memory() -> None:
     node = with_warm(with_cpu(a_node(cpu=100), "a", 60, age=0), "w", 20)
     refusal = refused([node], want("new", 50, device=Device.CPU))
     assert refusal.on_cpu
-    assert holds(refusal) == {"a": Hold.YOUNG}
-    assert why_not(refusal) == (
+    assert holds(refusal) == {"a": BlockReason.YOUNG}
+    assert explain_refusal(refusal) == (
         "'new' needs 53.7 GB of CPU memory; name-n1 has room for 21.5 GB; "
         "'a' is protected for another 60 min. Try again in 60 min."
     )
 
 
 def test_a_cluster_without_such_memory_says_so() -> None:
-    assert why_not(refused([], want("new", 1))).endswith("; no node of this server has GPUs.")
-    assert why_not(refused([a_node()], want("new", 1))).endswith("no node of this server has GPUs.")
+    assert explain_refusal(refused([], want("new", 1))).endswith(
+        "; no node of this server has GPUs."
+    )
+    assert explain_refusal(refused([a_node()], want("new", 1))).endswith(
+        "no node of this server has GPUs."
+    )
     on_cpu = refused([a_node("1x24GiB", cpu=0)], want("new", 1, device=Device.CPU))
-    assert why_not(on_cpu).endswith("no node of this server has CPU memory.")
+    assert explain_refusal(on_cpu).endswith("no node of this server has CPU memory.")
 
 
 def test_auto_hears_of_whichever_is_nearest() -> None:
     node = with_hot(a_node("1x24GiB", cpu=30), "d", 20, [0], dedicated=True)
     node = with_cpu(node, "y", 20, age=0)
     refusal = refused([node], want("new", 20, device=Device.AUTO))
-    assert (refusal.on_cpu, holds(refusal)) == (True, {"y": Hold.YOUNG})
+    assert (refusal.on_cpu, holds(refusal)) == (True, {"y": BlockReason.YOUNG})
 
 
 def test_models_are_called_by_the_names_that_users_know() -> None:
@@ -127,17 +129,15 @@ def test_models_are_called_by_the_names_that_users_know() -> None:
         node = with_hot(node, key(f"org/m{index}"), 20, [index], age=100)
     node = with_hot(node, key("org/m4", "v2"), 20, [5], age=3300)
     refusal = refused([node], want(key("org/new"), 140, 2))
-    assert why_not(refusal) == (
+    assert explain_refusal(refusal) == (
         "'org/new' needs 150.3 GB on GPUs for each of 2 more replicas; name-n1 has no room; "
         "'org/m4' at revision 'v2', 'org/m0', 'org/m1', 'org/m2' and 2 others "
         "are protected for another 59 min. Try again in 59 min."
     )
 
 
-def test_a_refusal_can_be_printed() -> None:
+def test_a_refusal_says_how_long_a_young_replica_is_protected() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0], age=3000)
-    described = json.loads(json.dumps(refused([node], want("new", 20)).describe()))
-    assert described["obstacles"] == [
-        {"model_key": "a", "replica_id": "a-1", "hold": "young", "protected_s": 600}
-    ]
-    assert described["size_bytes"] == 20 * GiB
+    refusal = refused([node], want("new", 20))
+    assert refusal.blockers == (Blocker("a", "a-1", BlockReason.YOUNG, 600),)
+    assert refusal.size_bytes == 20 * GiB

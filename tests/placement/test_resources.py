@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ndif.cluster.resources import Resources, parse_gpus
-from ndif.cluster.rules import Rules
-from ndif.cluster.wanted import Wanted
+from ndif.config.units import parse_gpus
+from ndif.placement.demand import Demand, PlacementRules
+from ndif.placement.resources import Resources
 
 GiB = 1024**3
 
@@ -86,14 +86,14 @@ def test_resources_can_be_printed() -> None:
 )
 def test_rules_that_contradict_each_other_are_refused(changed: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(changed)).split("_")[0]):
-        Rules(**changed)
+        PlacementRules(**changed)
 
 
 def test_nobody_can_want_nothing() -> None:
     with pytest.raises(ValueError, match="at least one byte"):
-        Wanted("m", 0)
+        Demand("m", 0)
     with pytest.raises(ValueError, match="-1 replicas"):
-        Wanted("m", 1, -1)
+        Demand("m", 1, -1)
 
 
 def test_each_gpu_has_a_name_or_none_has() -> None:

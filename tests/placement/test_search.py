@@ -14,13 +14,12 @@ from dataclasses import replace
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ndif.cluster.cluster import Cluster
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import CandidateLevel, DeploymentLevel
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources
-from ndif.cluster.rules import DEFAULT_RULES
-from ndif.cluster.wanted import Device, Wanted
+from ndif.placement.cluster import Cluster
+from ndif.placement.demand import DEFAULT_RULES, Demand, Device
+from ndif.placement.node import Node
+from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica
+from ndif.placement.resources import Resources
+from tests.placement.worlds import warm
 
 NOW = 10_000.0
 MINIMUM_S = 3600.0
@@ -32,12 +31,12 @@ Place = tuple[bool, int]
 # By brute force
 
 
-def gpu_room(node: Node, staying: Sequence[Deployment], size: int) -> bool:
+def gpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
     """Whether a model fits on GPUs of a node beside those that stay."""
     total = node.resources.gpu_bytes
     tenants: list[list[int]] = [[] for _ in total]
-    for deployment in staying:
-        for index, held in deployment.gpu_mem_bytes_by_id.items():
+    for replica in staying:
+        for index, held in replica.gpu_mem_bytes_by_id.items():
             tenants[index].append(held)
     context = node.resources.context_bytes
     there = [
@@ -59,61 +58,61 @@ def gpu_room(node: Node, staying: Sequence[Deployment], size: int) -> bool:
     )
 
 
-def cpu_room(node: Node, staying: Sequence[Deployment], size: int) -> bool:
+def cpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
     """Whether a model fits in the CPU memory of a node beside those that stay."""
     used = sum(d.size_bytes for d in staying if d.on_cpu or d.level is DeploymentLevel.WARM)
     return size <= node.resources.cpu_bytes - used
 
 
-def subsets(items: Sequence[Deployment]) -> Iterable[tuple[Deployment, ...]]:
+def subsets(items: Sequence[PlacedReplica]) -> Iterable[tuple[PlacedReplica, ...]]:
     for count in range(len(items) + 1):
         yield from itertools.combinations(items, count)
 
 
-def goes(deployment: Deployment, wanted: Wanted, together: set[str], on_cpu: bool) -> bool:
+def goes(replica: PlacedReplica, demand: Demand, together: set[str], on_cpu: bool) -> bool:
     """Whether a replica may have to go for what is wanted."""
-    if deployment.level is DeploymentLevel.WARM:
-        return on_cpu and deployment.model_key not in together - {wanted.model_key}
-    ripe = wanted.dedicated or NOW - deployment.deployed >= MINIMUM_S
-    return ripe and not deployment.dedicated and deployment.model_key not in together
+    if replica.level is DeploymentLevel.WARM:
+        return on_cpu and replica.model_key not in together - {demand.model_key}
+    ripe = demand.dedicated or NOW - replica.deployed >= MINIMUM_S
+    return ripe and not replica.dedicated and replica.model_key not in together
 
 
-def places(cluster: Cluster, wanted: Wanted, together: set[str]) -> set[Place]:
+def places(cluster: Cluster, demand: Demand, together: set[str]) -> set[Place]:
     """Every way there is."""
     found: set[Place] = set()
-    kinds = {Device.GPU: [False], Device.CPU: [True], Device.AUTO: [False, True]}[wanted.device]
+    kinds = {Device.GPU: [False], Device.CPU: [True], Device.AUTO: [False, True]}[demand.device]
     for node, on_cpu in itertools.product(cluster.nodes.values(), kinds):
         room = cpu_room if on_cpu else gpu_room
         there = list(node.replicas())
-        movable = [d for d in there if goes(d, wanted, together, on_cpu)]
+        movable = [d for d in there if goes(d, demand, together, on_cpu)]
         warm = [
             d
             for d in there
             if d.level is DeploymentLevel.WARM
-            and d.model_key == wanted.model_key
+            and d.model_key == demand.model_key
             and d.on_cpu == on_cpu
         ]
-        for going in subsets(movable):
-            staying = [d for d in there if d not in going]
-            if room(node, staying, wanted.size_bytes):
-                found.add((on_cpu, 4 if going else 2))
-            for deployment in warm:
+        for evicted in subsets(movable):
+            staying = [d for d in there if d not in evicted]
+            if room(node, staying, demand.size_bytes):
+                found.add((on_cpu, 4 if evicted else 2))
+            for replica in warm:
                 if on_cpu:
                     found.add((on_cpu, 1))
-                elif room(node, staying, deployment.size_bytes):
-                    found.add((on_cpu, 3 if going else 1))
+                elif room(node, staying, replica.size_bytes):
+                    found.add((on_cpu, 3 if evicted else 1))
     return found
 
 
 def could_have_stayed(
-    node: Node, going: Sequence[Deployment], size: int, on_cpu: bool
-) -> list[Deployment]:
+    node: Node, evicted: Sequence[PlacedReplica], size: int, on_cpu: bool
+) -> list[PlacedReplica]:
     """Those that one need not have evicted, given the others."""
     room = cpu_room if on_cpu else gpu_room
     return [
         spared
-        for spared in going
-        if room(node, [d for d in node.replicas() if d not in going or d is spared], size)
+        for spared in evicted
+        if room(node, [d for d in node.replicas() if d not in evicted or d is spared], size)
     ]
 
 
@@ -162,7 +161,7 @@ def one_more(node: Node, replica_id: str, rng: random.Random) -> Node:
         return node
     level = DeploymentLevel.WARM if kind.startswith("warm") else DeploymentLevel.HOT
     return node.with_replica(
-        Deployment(
+        PlacedReplica(
             model_key=rng.choice("abc"),
             replica_id=replica_id,
             node_id=node.id,
@@ -184,8 +183,8 @@ def shares(node: Node, index: int, size: int) -> bool:
     return 3 * size <= total and used + size <= 0.8 * total and total - used >= 0.3 * total
 
 
-def a_wish(rng: random.Random) -> Wanted:
-    return Wanted(
+def a_wish(rng: random.Random) -> Demand:
+    return Demand(
         model_key=rng.choice("aabd"),
         size_bytes=rng.randint(1, rng.choice([8, 12, 24, 60, 150])),
         dedicated=rng.random() < 0.3,
@@ -197,13 +196,13 @@ chances = st.integers(0, 2**64).map(random.Random)
 """Clusters come from chance alone: what Hypothesis would choose itself is mostly empty."""
 
 
-def one_more_of(cluster: Cluster, wanted: Wanted) -> Wanted:
-    return Wanted(
-        wanted.model_key,
-        wanted.size_bytes,
-        len(cluster.hot(wanted.model_key)) + 1,
-        wanted.dedicated,
-        wanted.device,
+def one_more_of(cluster: Cluster, demand: Demand) -> Demand:
+    return Demand(
+        demand.model_key,
+        demand.size_bytes,
+        len(cluster.hot(demand.model_key)) + 1,
+        demand.dedicated,
+        demand.device,
     )
 
 
@@ -216,13 +215,13 @@ def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
     rng: random.Random,
 ) -> None:
     cluster = a_cluster(rng)
-    wanted = one_more_of(cluster, a_wish(rng))
+    demand = one_more_of(cluster, a_wish(rng))
     # Another model that is asked for together, and has what it asks for.
-    others = [Wanted("b", 1, 0)] if wanted.model_key != "b" and rng.random() < 0.4 else []
-    together = {wanted.model_key, *(other.model_key for other in others)}
-    ways = places(cluster, wanted, together)
+    others = [Demand("b", 1, 0)] if demand.model_key != "b" and rng.random() < 0.4 else []
+    together = {demand.model_key, *(other.model_key for other in others)}
+    ways = places(cluster, demand, together)
     event(f"on the CPU, level: {min(ways, default=None)}")
-    decision = cluster.deploy([wanted, *others], NOW, rng, DEFAULT_RULES)
+    decision = cluster.deploy([demand, *others], NOW, rng, DEFAULT_RULES)
     assert bool(decision.refused) == (not ways)
     if not ways:
         assert decision.evictions == ()
@@ -231,34 +230,34 @@ def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
         }
         return
     (placement,) = (p for p in decision.placed if p.level is not CandidateLevel.DEPLOYED)
-    new = placement.deployment
+    new = placement.replica
     assert (new.on_cpu, placement.level) == min(ways)
     before = cluster.nodes[new.node_id]
-    candidate = before.evaluate(wanted, new.replica_id, NOW, DEFAULT_RULES, together)
-    going = [*candidate.evictions, *candidate.dropped]
-    event(f"replicas that go: {len(going)}")
-    assert all(goes(d, wanted, together, new.on_cpu) for d in going)
-    assert could_have_stayed(before, going, new.size_bytes, new.on_cpu) == []
+    candidate = before.evaluate(demand, new.replica_id, NOW, DEFAULT_RULES, together)
+    evicted = [*candidate.evictions, *candidate.dropped]
+    event(f"replicas that go: {len(evicted)}")
+    assert all(goes(d, demand, together, new.on_cpu) for d in evicted)
+    assert could_have_stayed(before, evicted, new.size_bytes, new.on_cpu) == []
 
 
 @examples
 @given(chances)
 def test_a_refusal_is_true(rng: random.Random) -> None:
     cluster = a_cluster(rng)
-    wanted = one_more_of(cluster, a_wish(rng))
+    demand = one_more_of(cluster, a_wish(rng))
     # What is WARM returns with a size of its own; a refusal speaks of what was asked for.
-    cluster = cluster.without(deployment.key for deployment in cluster.warm(wanted.model_key))
-    for refusal in cluster.deploy([wanted], NOW, rng, DEFAULT_RULES).refused:
+    cluster = cluster.without(replica.key for replica in warm(cluster, demand.model_key))
+    for refusal in cluster.deploy([demand], NOW, rng, DEFAULT_RULES).refused:
         if refusal.retry_after_s is not None:
             event("time will do")
             later = NOW + refusal.retry_after_s
-            assert not cluster.deploy([wanted], later, rng).refused
-            assert cluster.deploy([wanted], later - 0.5, rng).refused
-        elif refusal.obstacles:
+            assert not cluster.deploy([demand], later, rng).refused
+            assert cluster.deploy([demand], later - 0.5, rng).refused
+        elif refusal.blockers:
             event("somebody has to go")
-            without = cluster.without((o.model_key, o.replica_id) for o in refusal.obstacles)
-            assert not without.deploy([one_more_of(without, wanted)], NOW, rng).refused
+            without = cluster.without((o.model_key, o.replica_id) for o in refusal.blockers)
+            assert not without.deploy([one_more_of(without, demand)], NOW, rng).refused
         else:
             event("too large")
             empty = Cluster.of(*(node.emptied() for node in cluster.nodes.values()))
-            assert empty.deploy([wanted], NOW, rng).refused
+            assert empty.deploy([demand], NOW, rng).refused

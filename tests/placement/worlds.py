@@ -1,17 +1,17 @@
-"""Small clusters, said shortly. Sizes are in GiB, times in seconds before `NOW`."""
+"""Small clusters in few words. Sizes are in GiB, times in seconds before `NOW`."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-from ndif.cluster.cluster import Cluster, Decision
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import DeploymentLevel
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources, parse_gpus
-from ndif.cluster.rules import DEFAULT_RULES
-from ndif.cluster.wanted import Device, Wanted
+from ndif.config.units import parse_gpus
+from ndif.placement.cluster import Cluster, Decision
+from ndif.placement.delta import DeploymentDelta
+from ndif.placement.demand import DEFAULT_RULES, Demand, Device
+from ndif.placement.node import Node
+from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.resources import Resources
 
 GiB = 1024**3
 NOW = 1_000_000.0
@@ -38,7 +38,7 @@ def with_hot(
     size_bytes = int(size * GiB)
     total = node.resources.gpu_bytes
     return node.with_replica(
-        Deployment(
+        PlacedReplica(
             model_key=model,
             replica_id=f"{model}-{replica}",
             node_id=node.id,
@@ -65,7 +65,7 @@ def with_cpu(
 ) -> Node:
     """In the node's CPU memory."""
     return node.with_replica(
-        Deployment(
+        PlacedReplica(
             model_key=model,
             replica_id=f"{model}-{replica}",
             node_id=node.id,
@@ -90,15 +90,15 @@ def want(
     *,
     dedicated: bool = False,
     device: Device = Device.GPU,
-) -> Wanted:
-    return Wanted(model, int(size * GiB), replicas, dedicated, device)
+) -> Demand:
+    return Demand(model, int(size * GiB), replicas, dedicated, device)
 
 
 def deploy(
-    nodes: Sequence[Node] | Cluster, *wanted: Wanted, now: float = NOW, seed: int = 0
+    nodes: Sequence[Node] | Cluster, *demand: Demand, now: float = NOW, seed: int = 0
 ) -> Decision:
     cluster = nodes if isinstance(nodes, Cluster) else Cluster.of(*nodes)
-    return cluster.deploy(wanted, now, random.Random(seed), DEFAULT_RULES)
+    return cluster.deploy(demand, now, random.Random(seed), DEFAULT_RULES)
 
 
 def gone(decision: Decision) -> list[str]:
@@ -109,3 +109,38 @@ def gone(decision: Decision) -> list[str]:
 def levels(cluster: Cluster) -> dict[str, str]:
     """Each replica's level, by its id."""
     return {d.replica_id: d.level.value for d in cluster.replicas()}
+
+
+def warm(cluster: Cluster, model_key: str) -> list[PlacedReplica]:
+    """The WARM replicas of a model."""
+    return [r for node in cluster.nodes.values() for r in node.warm.get(model_key, {}).values()]
+
+
+def apply_to(state: Cluster, delta: DeploymentDelta) -> Cluster:
+    """The cluster after every change of a delta.
+
+    Raises:
+        KeyError: if a node of the delta does not exist.
+        ValueError: if the memory of a node does not suffice.
+    """
+    changed: dict[str, dict[ReplicaKey, PlacedReplica]] = {}
+
+    def on(replica: PlacedReplica) -> dict[ReplicaKey, PlacedReplica]:
+        node_id = replica.node_id
+        if node_id not in changed:
+            changed[node_id] = {there.key: there for there in state.nodes[node_id].replicas()}
+        return changed[node_id]
+
+    for replica in delta.to_delete:
+        on(replica).pop(replica.key, None)
+    for replica in delta.to_cache:
+        on(replica)[replica.key] = replica.as_warm()
+    for replica in (*delta.from_cache, *delta.to_create):
+        on(replica)[replica.key] = replica
+    nodes = dict(state.nodes)
+    for node_id, replicas in changed.items():
+        node = nodes[node_id].emptied()
+        for replica in replicas.values():
+            node = node.with_replica(replica)
+        nodes[node_id] = node
+    return Cluster(nodes)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ndif.queue.autoscale import (
+from ndif.queue.autoscaler import (
     Autoscaler,
     Bounds,
     Observation,

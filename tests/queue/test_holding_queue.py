@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests import frames
-from tests.on_loop import on_loop
-
-from ndif.queue.responder import Responder
-from ndif.queue.waiting_room import WaitingRoom
+from ndif.queue.holding_queue import HoldingQueue
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
+from ndif.stores.responder import Responder
+from tests import frames
+from tests.on_loop import on_loop
 
 MODEL = ModelKey("a.B", "org/name")
 TEXT = "It waits."
 
 
-def a_request(session: str) -> Request:
-    return Request(MODEL, "0.8", Wire.ENVELOPE, b"", False, "http://here", session=session)
+def a_request(subscription_id: str) -> Request:
+    return Request(
+        MODEL, "0.8", Wire.ENVELOPE, b"", False, "http://here", subscription_id=subscription_id
+    )
 
 
 @on_loop
 async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    room = WaitingRoom(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
+    room = HoldingQueue(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
     client = await broker.subscribe()
-    sent = [a_request(client.session) for _ in range(3)]
+    sent = [a_request(client.id) for _ in range(3)]
     for request in sent:
         await broker.submit(request)
     room.open()
@@ -39,19 +40,19 @@ async def test_each_is_told_and_none_is_lost(tmp_path: Path) -> None:
     # Whoever has left hears nothing, and is kept like the others.
     gone = a_request("gone")
     await broker.submit(gone)
-    last = a_request(client.session)
+    last = a_request(client.id)
     await broker.submit(last)
     assert frames.read(await client.next()).id == last.id
     waited = await room.close()
     assert [request.id for request in waited] == [one.id for one in (*sent, gone, last)]
     # From now on others take them.
-    await broker.submit(later := a_request(client.session))
+    await broker.submit(later := a_request(client.id))
     assert (await broker.claim()).id == later.id
 
 
 @on_loop
 async def test_one_that_was_never_opened(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    room = WaitingRoom(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
+    room = HoldingQueue(broker, Responder(broker, FileStore(tmp_path, 60)), TEXT)
     await broker.submit(a_request("me"))
     assert await room.close() == []

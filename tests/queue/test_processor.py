@@ -12,22 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import frames
-from tests.on_loop import on_loop
 
-from ndif.cluster.asking import MakeActor, Measured
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import Deployment
+from ndif.cluster.controller_types import MakeActor, Measured
 from ndif.cluster.models import Models
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources
-from ndif.host.announcement import announce
+from ndif.host import request_lifecycle
+from ndif.host.execution import announce
 from ndif.host.port import ActorError, EndedError, ReplicaLostError
-from ndif.queue import service
+from ndif.placement.node import Node
+from ndif.placement.replica import PlacedReplica
+from ndif.placement.resources import Resources
 from ndif.queue.dispatcher import Dispatcher
-from ndif.queue.processor import Customs, Processor
+from ndif.queue.processor import Processor, QueuePolicy
 from ndif.queue.replicas import ProcessorStatus
-from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
@@ -35,7 +32,10 @@ from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.objects import FileStore
+from ndif.stores.responder import Responder
 from ndif.tasks import within
+from tests import frames
+from tests.on_loop import on_loop
 
 Respond = Callable[[Response], Awaitable[None]]
 Act = Callable[["Replica", Request, Respond], Awaitable[Response]]
@@ -73,7 +73,7 @@ class Replica:
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         raise NotImplementedError
 
-    async def __call__(self, request: Request, respond: Respond) -> Response:
+    async def run(self, request: Request, respond: Respond) -> Response:
         await announce(request, respond)
         self.ran.append(request.id)
         await respond(Response(request.id, Status.RUNNING))
@@ -92,6 +92,7 @@ class Replica:
 class Line:
     """A processor that runs, and what it runs on."""
 
+    dispatcher: Dispatcher
     processor: Processor
     broker: Broker
     store: FileStore
@@ -110,12 +111,12 @@ class Line:
             payload=b"opaque",
             compress=False,
             base_url="http://here",
-            session=channel.session if channel else None,
+            subscription_id=channel.id if channel else None,
             user=user,
         )
         await self.broker.submit(request)
         claimed = await self.broker.claim()
-        await self.processor.enqueue(claimed)
+        await self.dispatcher.accept(claimed)
         return Client(request, channel, self.store)
 
 
@@ -162,7 +163,7 @@ async def a_line(
     *,
     reasons: list[str] | None = None,
     may_start: asyncio.Event | None = None,
-    reply_freq_s: float = NEVER_S,
+    update_interval_s: float = NEVER_S,
     store: FileStore | None = None,
     max_attempts: int = 2,
     count: int = 1,
@@ -172,18 +173,18 @@ async def a_line(
     replicas: list[Replica] = []
     ran: list[str] = []
 
-    def make(config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
+    def make(config: DeploymentConfig, generation: str, place: PlacedReplica) -> Replica:
         replicas.append(Replica(act, reasons.pop(0) if reasons else None, ran, may_start))
         return replicas[-1]
 
     controller = await a_controller(make, replicas=count)
     (model,) = controller.models
     dispatcher = Dispatcher(
-        controller, broker, Responder(broker, store), Customs(reply_freq_s, max_attempts)
+        controller, broker, Responder(broker, store), QueuePolicy(update_interval_s, max_attempts)
     )
     processor = dispatcher.processor(model, "0.8")
     try:
-        yield Line(processor, broker, store, replicas, ran)
+        yield Line(dispatcher, processor, broker, store, replicas, ran)
         assert processor.status is not ProcessorStatus.CANCELLED, "the line came to a halt"
     finally:
         await asyncio.wait_for(dispatcher.stop(), timeout=2)
@@ -224,8 +225,8 @@ class Gate:
 
 def position(response: Response) -> int:
     found = re.fullmatch(
-        r"Your job is number (\d+) in the line for org/name\."
-        r"( By what jobs took lately it starts in [a-z0-9 ]+\.)?",
+        r"Your job is number (\d+) in the queue for org/name\."
+        r"( Estimated start: in [a-z0-9 ]+\.)?",
         response.description,
     )
     assert found, response
@@ -313,7 +314,7 @@ async def test_a_job_is_cancelled_on_whichever_replica_it_is(tmp_path: Path) -> 
         for client in clients:
             await client.hears(Status.RUNNING)
         for client in reversed(clients):
-            assert await line.processor.cancel(client.request.id, f"no {client.request.id}")
+            assert await line.dispatcher.cancel(client.request.id, f"no {client.request.id}")
             response = await client.hears(Status.ERROR)
             assert response.description == f"no {client.request.id}"
 
@@ -416,7 +417,7 @@ async def test_a_wait_is_told_once_there_is_something_to_tell_it_by(tmp_path: Pa
     async with a_line(tmp_path, act) as line:
         first = await line.join()
         heard = await first.hears(Status.QUEUED)
-        assert "lately" not in heard.description  # nothing is known yet
+        assert "Estimated" not in heard.description  # nothing is known yet
         slow.add(first.request.id)
         await first.hears(Status.COMPLETED)
         await line.join()
@@ -424,7 +425,7 @@ async def test_a_wait_is_told_once_there_is_something_to_tell_it_by(tmp_path: Pa
         for _ in range(6):
             last = await line.join()
         said = (await last.hears(Status.QUEUED)).description
-        found = re.search(r"it starts in about (\d+) seconds\.", said)
+        found = re.search(r"Estimated start: in about (\d+) seconds\.", said)
         assert found, said
         # Six are ahead at a second and a half, one of which has begun.
         assert 5 <= int(found[1]) <= 12
@@ -448,7 +449,7 @@ async def test_everyone_is_told_the_position(tmp_path: Path) -> None:
 @on_loop
 async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> None:
     gate = Gate()
-    async with a_line(tmp_path, gate, reply_freq_s=OFTEN_S) as line:
+    async with a_line(tmp_path, gate, update_interval_s=OFTEN_S) as line:
         first, second, third = [await line.join() for _ in range(3)]
         await gate.began.get()
         heard = [position(await third.hears(Status.QUEUED))]
@@ -466,7 +467,7 @@ async def test_those_who_wait_are_told_how_the_line_moves(tmp_path: Path) -> Non
 
 @on_loop
 async def test_nothing_follows_the_last_word(tmp_path: Path) -> None:
-    async with a_line(tmp_path, reply_freq_s=OFTEN_S) as line:
+    async with a_line(tmp_path, update_interval_s=OFTEN_S) as line:
         client = await line.join()
         await client.hears(Status.COMPLETED)
         following = asyncio.create_task(client.hears(Status.COMPLETED))
@@ -555,7 +556,7 @@ class SlowStore(FileStore):
 @on_loop
 async def test_a_position_stored_late_does_not_hide_how_a_job_ended(tmp_path: Path) -> None:
     gate, store = Gate(), SlowStore(tmp_path, 3600)
-    async with a_line(tmp_path, gate, store=store, reply_freq_s=OFTEN_S) as line:
+    async with a_line(tmp_path, gate, store=store, update_interval_s=OFTEN_S) as line:
         clients = [await line.join(polled=True) for _ in range(3)]
         # By now someone who waits is being told so, and before that is stored everything is over.
         gate.let_end(4)
@@ -748,7 +749,7 @@ async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
 async def test_a_client_that_left_while_it_waited_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_LOOK_S", OFTEN_S)
+    monkeypatch.setattr(request_lifecycle, "_LOOK_S", OFTEN_S)
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, gone, third = [await line.join() for _ in range(3)]
@@ -774,8 +775,8 @@ async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
         await away.leave()
         gate.let_end()
         await gate.began.get()  # the third runs: the second has had its turn
-        assert await line.processor.cancel(away.request.id, "Killed.")
-        away.channel = await line.broker.subscribe(away.channel.session)
+        assert await line.dispatcher.cancel(away.request.id, "Killed.")
+        away.channel = await line.broker.subscribe(away.channel.id)
         gate.let_end()
         await third.hears(Status.COMPLETED)
         assert (await away.hears(Status.ERROR)).description == "Killed."
@@ -849,12 +850,12 @@ async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
     async with a_line(tmp_path, act) as line:
         running, waiting = await line.join(), await line.join()
         await began.wait()
-        assert await line.processor.cancel(waiting.request.id, "Changed my mind.")
+        assert await line.dispatcher.cancel(waiting.request.id, "Changed my mind.")
         assert (await waiting.hears(Status.ERROR)).description == "Changed my mind."
-        assert await line.processor.cancel(running.request.id, "Not this one either.")
+        assert await line.dispatcher.cancel(running.request.id, "Not this one either.")
         assert (await running.hears(Status.ERROR)).description == "Not this one either."
         for unknown in (waiting.request.id, "no such job", ""):
-            assert not await line.processor.cancel(unknown, "Why?")
+            assert not await line.dispatcher.cancel(unknown, "Why?")
         assert line.ran == [running.request.id]
 
 
@@ -864,7 +865,7 @@ async def test_a_job_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> N
     async with a_line(tmp_path, may_start=may_start) as line:
         client = await line.join()
         await client.hears(Status.DEPLOYING)
-        assert await line.processor.cancel(client.request.id, "Changed my mind.")
+        assert await line.dispatcher.cancel(client.request.id, "Changed my mind.")
         await client.hears(Status.ERROR)
         may_start.set()
         await asyncio.sleep(OFTEN_S)
@@ -924,7 +925,7 @@ async def test_a_processor_ends_when_told_to_even_as_a_job_does(tmp_path: Path, 
 async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
     gate = Gate()
 
-    def make(config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
+    def make(config: DeploymentConfig, generation: str, place: PlacedReplica) -> Replica:
         return Replica(gate if generation == "0.8" else complete, None, [])
 
     broker, store = MemoryBroker(), FileStore(tmp_path, 3600)
@@ -934,7 +935,7 @@ async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
     try:
         channel = await broker.subscribe()
         requests = [
-            Request(MODEL, generation, Wire.ENVELOPE, b"", False, "", session=channel.session)
+            Request(MODEL, generation, Wire.ENVELOPE, b"", False, "", subscription_id=channel.id)
             for generation in ("0.8", "0.7", "0.8")
         ]
         for request in requests:

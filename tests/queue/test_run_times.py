@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ndif.queue.estimates import RunTimes, Wait, describe_wait
-from ndif.queue.line import Entry, Line
+from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.queue.run_times import RunTimes, WaitEstimate, describe_wait
 
 Draw = Callable[[random.Random], float]
 
@@ -86,8 +86,8 @@ def test_without_a_replica_nobody_knows() -> None:
 
 def test_an_idle_replica_takes_at_once() -> None:
     times = measured(*[10.0] * 9)
-    assert times.wait(1, 2, [0.0], 0.0) == Wait(0.0, 0.0, 0.0)
-    assert times.wait(2, 2, [], 0.0) == Wait(0.0, 0.0, 0.0)
+    assert times.wait(1, 2, [0.0], 0.0) == WaitEstimate(0.0, 0.0, 0.0)
+    assert times.wait(2, 2, [], 0.0) == WaitEstimate(0.0, 0.0, 0.0)
 
 
 def test_run_times_that_are_all_alike_are_foreseen() -> None:
@@ -135,7 +135,7 @@ DISTRIBUTIONS: dict[str, Draw] = {
 class Told:
     """What an arrival was told, and what came of it."""
 
-    wait: Wait
+    wait: WaitEstimate
     real: float
 
 
@@ -191,7 +191,7 @@ def test_waits_are_honest_where_users_are_unlike() -> None:
     times = RunTimes()
     for user in (["ann"] + ["bob"] * 20) * 12:
         times.measured(entry(user), runs_s[user](dice))
-    line: Line[None] = Line()
+    line: FairQueue[None] = FairQueue()
     for number, user in enumerate(["ann"] * 30 + ["bob"] * 600):
         one = Entry(f"{number}", user, None, float(number))
         line.add(replace(one, cost=times.expected(one)))

@@ -7,46 +7,55 @@ import contextlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
-from tests import frames
 
-from ndif.cluster.asking import Measured
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.hosted import Hosted, State
+from ndif.cluster.controller_types import Measured
 from ndif.cluster.models import Models
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources
-from ndif.cluster.rules import Rules
-from ndif.cluster.schedule_source import ScheduleSource
-from ndif.cluster.status import for_clients
-from ndif.host.announcement import announce
+from ndif.cluster.replica import Replica, ReplicaState
+from ndif.cluster.status import client_status
+from ndif.control.control_plane import ControlPlane
+from ndif.control.operations import (
+    Deploy,
+    Evict,
+    Export,
+    GetQueue,
+    GetStatus,
+    Kill,
+    Restart,
+    Scale,
+)
+from ndif.control.reconciler import Reconciler
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.execution import announce
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.queue.autoscale import Bounds
+from ndif.placement.demand import PlacementRules
+from ndif.placement.node import Node
+from ndif.placement.replica import PlacedReplica
+from ndif.placement.resources import Resources
+from ndif.queue.autoscaler import Bounds, Scaling
 from ndif.queue.dispatcher import Dispatcher
-from ndif.queue.operations import Operations
-from ndif.queue.processor import Customs
-from ndif.queue.responder import Responder
-from ndif.queue.scaling import Scaling
-from ndif.queue.upkeep import Upkeep
-from ndif.schema.deployment import DeploymentConfig
+from ndif.queue.processor import QueuePolicy
+from ndif.schedule.expansion import Expansion, expand
+from ndif.schedule.source import ScheduleSource
+from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import from_value
-from ndif.schema.model_key import ModelKey
-from ndif.schema.operation import OperationError
+from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.variant import Variant
 from ndif.simulation.virtual_time import run
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
+from ndif.stores.responder import Responder
+from tests import frames
 
 LOAD_S, MOVE_S = 20.0, 2.0
 LONG_AGO = datetime(2026, 3, 2, 8, tzinfo=timezone.utc)
@@ -71,10 +80,45 @@ class Memory:
             assert self.used[place] >= 0
 
 
-class Replica:
+class OperationCalls(ControlPlane):
+    """Operations as calls that return the part of their answer that tests check."""
+
+    async def deploy(
+        self, configs: Sequence[DeploymentConfig], generation: str | None, *, wait: bool, sync: bool
+    ) -> Any:
+        operation = Deploy(deployments=tuple(configs), generation=generation, wait=wait, sync=sync)
+        return (await operation.perform(self))["models"]
+
+    async def evict(self, model: str, replica: str | None, *, cold: bool) -> Any:
+        return (await Evict(model=model, replica=replica, cold=cold).perform(self))["evicted"]
+
+    async def scale(self, model: str, replicas: int, generation: str | None) -> Any:
+        operation = Scale(model=model, replicas=replicas, generation=generation)
+        return (await operation.perform(self))["models"]
+
+    async def restart(self, model: str) -> Any:
+        return (await Restart(model=model).perform(self))["restarted"]
+
+    async def kill(self, request_id: str) -> bool:
+        try:
+            return (await Kill(request_id=request_id).perform(self))["killed"] is True
+        except OperationError:
+            return False
+
+    async def status(self) -> dict[str, Any]:
+        return await GetStatus().perform(self)
+
+    async def queue(self) -> dict[str, Any]:
+        return await GetQueue().perform(self)
+
+    async def export(self) -> Any:
+        return (await Export().perform(self))["deployments"]
+
+
+class Actor:
     """A replica that holds memory while it should, and takes its time."""
 
-    def __init__(self, place: Deployment, memory: Memory, broken: frozenset[str]) -> None:
+    def __init__(self, place: PlacedReplica, memory: Memory, broken: frozenset[str]) -> None:
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {}
@@ -119,7 +163,7 @@ class Replica:
         self.ended.set()
         self._end_run(ReplicaLostError("it was killed"))
 
-    async def __call__(self, request: Request, respond: Respond) -> Response:
+    async def run(self, request: Request, respond: Respond) -> Response:
         assert self._running is None, "two at once"
         assert not self.ended.is_set()
         running = self._running = asyncio.get_running_loop().create_future()
@@ -146,10 +190,15 @@ class Replica:
             self._running.set_result(outcome)
 
 
+async def expand_here(content: bytes, zone: str, since: datetime, until: datetime) -> Expansion:
+    """Expand a calendar without a process, which takes no virtual time."""
+    return expand(content, ZoneInfo(zone), since, until)
+
+
 class World:
     """A server without its gateway."""
 
-    kind = Replica
+    kind = Actor
     missing = ""
     """A generation for which nothing can be loaded."""
     look_s = 0.0
@@ -172,7 +221,7 @@ class World:
         self.hub: dict[str, str] = {}
         """What a hub calls a model, by what it takes for that in small letters."""
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
-        self.actors: dict[tuple[str, str], Replica] = {}
+        self.actors: dict[tuple[str, str], Actor] = {}
         self.broker = MemoryBroker()
         self.ended: dict[str, Response] = {}
         self._ended = asyncio.Event()
@@ -183,33 +232,33 @@ class World:
             self._make,
             self._size,
             self._discover,
-            rules=Rules(minimum_deployment_time_s=minimum_s),
+            rules=PlacementRules(minimum_deployment_time_s=minimum_s),
             drain_s=30.0,
             now=lambda: self.now().timestamp(),
             rng=random.Random(0),
         )
         responder = Responder(self.broker, store or FileStore(folder, 3600))
         self.dispatcher = Dispatcher(
-            self.controller, self.broker, responder, Customs(reply_freq_s=1e6)
+            self.controller, self.broker, responder, QueuePolicy(update_interval_s=1e6)
         )
-        self.upkeep = Upkeep(
+        self.reconciler = Reconciler(
             self.controller,
             self.dispatcher,
             Scaling(self.dispatcher, bounds or Bounds(), lambda: self.now().timestamp()),
-            ScheduleSource(str(calendar)) if calendar else None,
+            ScheduleSource(str(calendar), expand=expand_here) if calendar else None,
             lambda: ["0.8", "0.7"],
             30.0,
             self.now,
         )
-        self.operations = Operations(
-            self.controller, self.dispatcher, self.upkeep, lambda: ["0.8", "0.7"], lambda: None
+        self.operations = OperationCalls(
+            self.controller, self.dispatcher, self.reconciler, lambda: ["0.8", "0.7"], lambda: None
         )
         self._tasks: list[asyncio.Task[None]] = []
 
     def now(self) -> datetime:
         return LONG_AGO + timedelta(seconds=asyncio.get_running_loop().time())
 
-    def _make(self, config: DeploymentConfig, generation: str, place: Deployment) -> Replica:
+    def _make(self, config: DeploymentConfig, generation: str, place: PlacedReplica) -> Actor:
         actor = self.actors[place.key] = self.kind(place, self.memory, self._broken)
         return actor
 
@@ -241,7 +290,7 @@ class World:
         assert set(self.memory.used.values()) == {0}, self.memory.used
 
     def keep_up(self) -> None:
-        self._tasks.append(asyncio.create_task(self.upkeep.run()))
+        self._tasks.append(asyncio.create_task(self.reconciler.run()))
 
     async def _listen(self) -> None:
         while True:
@@ -263,7 +312,7 @@ class World:
             str(run_s).encode(),
             False,
             "",
-            session=None if polled else more.pop("session", self._channel.session),
+            subscription_id=None if polled else more.pop("subscription_id", self._channel.id),
             user=user,
             hotswapping=more.pop("hotswapping", True),
             received=self.now().timestamp(),
@@ -278,11 +327,11 @@ class World:
             await self._ended.wait()
         return [self.ended[one] for one in ids]
 
-    def of(self, model: str) -> list[Hosted]:
+    def of(self, model: str) -> list[Replica]:
         return [h for h in self.controller.replicas() if h.model.config.repo_id == model]
 
     def levels(self, model: str) -> list[str]:
-        return sorted(hosted.deployment.level.value for hosted in self.of(model))
+        return sorted(hosted.placed.level.value for hosted in self.of(model))
 
 
 def test_a_model_returns_without_being_loaded_again(tmp_path: Path) -> None:
@@ -323,7 +372,7 @@ def test_why_there_is_no_room_and_until_when_is_told(tmp_path: Path) -> None:
             assert "the largest node, here, has" in large.description
             assert "there is no such repository" in unknown.description
             # Its time began when it began to serve.
-            served = next(iter(world.of("a/a"))).deployment.deployed
+            served = next(iter(world.of("a/a"))).placed.deployed
             await asyncio.sleep(served + 100 - world.now().timestamp() + 1)
             (response,) = await world.until_ended(await world.send("a/c"))
             assert response.status is Status.COMPLETED, response
@@ -339,7 +388,7 @@ def test_a_job_that_is_evicted_runs_again_and_is_not_held_against(tmp_path: Path
             await asyncio.sleep(LOAD_S + 10)
             first, second = world.of("a/a")
             for gone in (first, second):
-                await world.operations.evict("a/a", gone.deployment.replica_id, cold=True)
+                await world.operations.evict("a/a", gone.placed.replica_id, cold=True)
                 await asyncio.sleep(60)  # longer than it may go on
             responses = await world.until_ended(*ids)
             assert {response.status for response in responses} == {Status.COMPLETED}
@@ -366,7 +415,7 @@ def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) ->
     run(main())
 
 
-class Stubborn(Replica):
+class Stubborn(Actor):
     """Its process breaks down, and takes its time to end."""
 
     def die(self) -> None:
@@ -436,7 +485,7 @@ def test_what_comes_and_goes_while_the_machines_are_looked_at(
             await asyncio.sleep(2 * LOAD_S + 2 * look_s)
             # Of the first the job runs again, in another; the second is where it was placed.
             places = {deployment.key for deployment in world.controller.cluster.replicas()}
-            assert places == {hosted.deployment.key for hosted in world.controller.replicas()}
+            assert places == {hosted.placed.key for hosted in world.controller.replicas()}
             assert len(places) == 2
             (response,) = await world.until_ended(other)
             assert response.status is Status.COMPLETED, response
@@ -526,7 +575,7 @@ def test_a_model_that_is_deployed_anew_while_it_is_measured_is_given_what_it_nee
             await world.operations.deploy([larger], None, wait=True, sync=False)
             await coming
             (hosted,) = world.of("a/a")
-            assert hosted.deployment.size_bytes == 70
+            assert hosted.placed.size_bytes == 70
 
     run(main())
 
@@ -599,11 +648,11 @@ def test_a_restart_is_a_new_process_and_loses_no_job(tmp_path: Path) -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             ids = [await world.send("a/a", 10.0) for _ in range(3)]
             await asyncio.sleep(LOAD_S + 5)
-            before = {hosted.deployment.replica_id for hosted in world.of("a/a")}
+            before = {hosted.placed.replica_id for hosted in world.of("a/a")}
             await world.operations.restart("a/a")
             responses = await world.until_ended(*ids)
             assert {response.status for response in responses} == {Status.COMPLETED}
-            after = {hosted.deployment.replica_id for hosted in world.of("a/a")}
+            after = {hosted.placed.replica_id for hosted in world.of("a/a")}
             assert len(after) == 1
             assert not before & after
 
@@ -634,12 +683,12 @@ def test_a_dedicated_model_that_dies_comes_back_before_anybody_asks(tmp_path: Pa
         async with World(tmp_path, {"a/a": 40}, configs=(config,)) as world:
             world.keep_up()
             await asyncio.sleep(60)
-            assert [hosted.state for hosted in world.of("a/a")] == [State.RUNNING]
+            assert [hosted.state for hosted in world.of("a/a")] == [ReplicaState.RUNNING]
             next(iter(world.actors.values())).die()
             await asyncio.sleep(1)
             assert world.of("a/a") == []
             await asyncio.sleep(120)
-            assert [hosted.state for hosted in world.of("a/a")] == [State.RUNNING]
+            assert [hosted.state for hosted in world.of("a/a")] == [ReplicaState.RUNNING]
 
     run(main())
 
@@ -669,7 +718,9 @@ def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> N
             problems = {each["generation"]: each["problem"] for each in status["models"]}
             assert problems == {"0.8": None, "0.7": older.description}
             assert status["problems"] == [older.description]
-            (entry,) = for_clients(world.controller.models, world.of("a/a"))["deployments"].values()
+            (entry,) = client_status(world.controller.models, world.of("a/a"))[
+                "deployments"
+            ].values()
             assert entry["runtimes"] == {"0.7": "UNHEALTHY", "0.8": "RUNNING"}
             assert entry["application_state"] == "RUNNING"
 
@@ -710,12 +761,12 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 await asyncio.sleep(hour - world.now().minute * 60 + 60)
                 assert world.levels("a/a") == ["HOT"]
                 (held,) = world.of("a/a")
-                assert held.deployment.dedicated
-                assert not held.deployment.on_cpu
+                assert held.placed.dedicated
+                assert not held.placed.on_cpu
                 assert (await world.operations.status())["schedule"]["windows"][0]["model"] == "a/a"
                 for refused in (
                     world.operations.evict("a/a", None, cold=False),
-                    world.operations.evict("a/a", held.deployment.replica_id, cold=False),
+                    world.operations.evict("a/a", held.placed.replica_id, cold=False),
                     world.operations.scale("a/a", 0, None),
                 ):
                     with pytest.raises(OperationError, match=r"until 2026-03-0\d 10:00 UTC") as no:
@@ -723,7 +774,7 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                     assert no.value.status == 409
                 await asyncio.sleep(3600)
                 (held,) = world.of("a/a")
-                assert not held.deployment.dedicated
+                assert not held.placed.dedicated
                 assert (await world.operations.status())["schedule"]["windows"] == []
 
     run(main())
@@ -761,7 +812,7 @@ def test_a_dedicated_model_that_is_busy_displaces_nobody_who_is_protected(tmp_pa
             while not all(one in world.ended for one in ids):
                 await asyncio.sleep(5)
                 assert world.levels("a/b") == ["HOT"]
-                hot = [h.deployment for h in world.of("a/a") if not h.deployment.on_cpu]
+                hot = [h.placed for h in world.of("a/a") if not h.placed.on_cpu]
                 assert sum(place.dedicated for place in hot) == 1
                 most = max(most, len(hot))
             assert most == 2
@@ -778,11 +829,11 @@ def test_a_further_replica_stands_in_for_the_dedicated_one_that_is_lost(tmp_path
             await asyncio.sleep(60)
             ids = [await world.send("a/a", 100.0) for _ in range(3)]
             await asyncio.sleep(60)
-            assert sorted(h.deployment.dedicated for h in world.of("a/a")) == [False, True]
-            (first,) = (h for h in world.of("a/a") if h.deployment.dedicated)
-            world.actors[first.deployment.key].die()
+            assert sorted(h.placed.dedicated for h in world.of("a/a")) == [False, True]
+            (first,) = (h for h in world.of("a/a") if h.placed.dedicated)
+            world.actors[first.placed.key].die()
             await asyncio.sleep(60)
-            assert sum(h.deployment.dedicated for h in world.of("a/a")) == 1
+            assert sum(h.placed.dedicated for h in world.of("a/a")) == 1
             await world.until_ended(*ids)
 
     run(main())
@@ -799,7 +850,7 @@ def test_a_restart_has_no_more_replicas_dedicated_than_before(tmp_path: Path) ->
             await asyncio.sleep(60)
             await world.operations.restart("a/a")
             await world.until_ended(*ids)
-            assert sorted(h.deployment.dedicated for h in world.of("a/a")) == [False, True]
+            assert sorted(h.placed.dedicated for h in world.of("a/a")) == [False, True]
 
     run(main())
 
@@ -813,7 +864,7 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
             await asyncio.sleep(60)
             await world.until_ended(await world.send("a/a", generation="0.7"))
             assert len(world.of("a/a")) == 3
-            (older,) = (h.deployment for h in world.of("a/a") if not h.deployment.dedicated)
+            (older,) = (h.placed for h in world.of("a/a") if not h.placed.dedicated)
             # It goes for others, does not return by itself, and is forgotten.
             await world.until_ended(await world.send("a/b"))
             displaced = world.controller.cluster.find(older.key)
@@ -821,7 +872,7 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
             assert displaced.level is not older.level
             await world.operations.evict("a/a", older.replica_id, cold=True)
             await asyncio.sleep(1000)
-            assert [h.deployment.dedicated for h in world.of("a/a")] == [True, True]
+            assert [h.placed.dedicated for h in world.of("a/a")] == [True, True]
             assert len(world.dispatcher.processors) == 2  # that of a/b is one
             found = from_value(await world.operations.export(), "it")
             assert [(one.repo_id, one.replicas) for one in found] == [("a/a", 2), ("a/b", 1)]
@@ -844,7 +895,7 @@ def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
             await asyncio.sleep(10)
             world.controller.models.put(replace(configs[0], dedicated=False))
             (lost,) = world.of("a/a")
-            await world.operations.evict("a/a", lost.deployment.replica_id, cold=True)
+            await world.operations.evict("a/a", lost.placed.replica_id, cold=True)
             for response in await world.until_ended(waiting, running):
                 assert response.status is Status.ERROR
                 assert response.description == (
@@ -894,7 +945,7 @@ def test_a_dedicated_model_comes_back_in_each_of_its_generations(tmp_path: Path)
         async with World(tmp_path, {"a/a": 20}, configs=(config,), gpus=2) as world:
             world.keep_up()
             await asyncio.sleep(60)
-            found = {Variant.parse(h.deployment.model_key).generation for h in world.of("a/a")}
+            found = {Variant.parse(h.placed.model_key).generation for h in world.of("a/a")}
             assert found == {"0.7", "0.8"}
 
     run(main())
@@ -1052,7 +1103,7 @@ def test_who_waits_for_anothers_first_use_goes_on_when_that_is_evicted(tmp_path:
             second = await world.send("a/b")
             await asyncio.sleep(5)
             (there,) = world.of("a/a")
-            await world.operations.evict("a/a", there.deployment.replica_id, cold=True)
+            await world.operations.evict("a/a", there.placed.replica_id, cold=True)
             responses = await asyncio.wait_for(world.until_ended(first, second), 3600)
             assert {response.status for response in responses} == {Status.COMPLETED}
 
@@ -1063,15 +1114,15 @@ def test_who_waits_for_anothers_first_use_goes_on_when_that_is_evicted(tmp_path:
 def test_a_defect_on_the_way_up_or_down_leaves_nothing_behind(tmp_path: Path, step: str) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 70}) as world:
-            original = getattr(Replica, step)
+            original = getattr(Actor, step)
 
-            async def broken(self: Replica, *args: Any) -> None:
+            async def broken(self: Actor, *args: Any) -> None:
                 if "a/a" in self._place.model_key:
                     raise OSError(24, "Too many open files")
                 await original(self, *args)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Replica, step, broken)
+                patch.setattr(Actor, step, broken)
                 ids = [await world.send(model) for model in ("a/a", "a/b", "a/a")]
                 await asyncio.wait_for(world.until_ended(*ids), 3600)
             for model in ("a/a", "a/b"):
@@ -1093,8 +1144,8 @@ def test_other_settings_are_another_load(tmp_path: Path) -> None:
             assert len(told["evicted"]) == 2
             await asyncio.sleep(60)
             (there,) = world.of("a/a")
-            assert [there.deployment.replica_id] == told["replicas"]
-            assert there.state is State.RUNNING
+            assert [there.placed.replica_id] == told["replicas"]
+            assert there.state is ReplicaState.RUNNING
 
     run(main())
 
@@ -1129,7 +1180,7 @@ def test_what_is_scaled_to_nothing_is_named(tmp_path: Path) -> None:
             (told,) = await world.operations.scale("a/a", 0, None)
             assert (told["repo_id"], told["generation"]) == ("a/a", "0.8")
             assert told["replicas"] == []
-            assert [e["replica_id"] for e in told["evicted"]] == [there.deployment.replica_id]
+            assert [e["replica_id"] for e in told["evicted"]] == [there.placed.replica_id]
             assert told["problem"] is None
 
     run(main())
@@ -1146,7 +1197,7 @@ def test_what_has_no_replica_any_more_is_not_exported(tmp_path: Path, how: str) 
             if how == "scale":
                 await world.operations.scale("a/a", 0, None)
             else:
-                await world.operations.evict("a/a", there.deployment.replica_id, cold=True)
+                await world.operations.evict("a/a", there.placed.replica_id, cold=True)
             assert await world.operations.export() == []
             # Whoever may use it has it loaded; that is nothing that its operator asks for.
             await world.until_ended(await world.send("a/a"))
@@ -1234,8 +1285,8 @@ def test_what_is_evicted_while_it_loads_is_not_what_returns(tmp_path: Path) -> N
             (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
             assert told["problem"] is None
             (there,) = world.of("a/a")
-            assert [there.deployment.replica_id] == told["replicas"]
-            assert there.state is State.RUNNING
+            assert [there.placed.replica_id] == told["replicas"]
+            assert there.state is ReplicaState.RUNNING
 
     run(main())
 
@@ -1259,10 +1310,10 @@ def test_what_is_only_in_memory_is_restarted_on_its_device(tmp_path: Path) -> No
             (before,) = world.of("a/a")
             assert world.levels("a/a") == ["WARM"]
             (told,) = await world.operations.restart("a/a")
-            assert told["replica_id"] == before.deployment.replica_id
+            assert told["replica_id"] == before.placed.replica_id
             await asyncio.sleep(60)
             (after,) = world.of("a/a")
-            assert after.state is State.RUNNING
+            assert after.state is ReplicaState.RUNNING
             assert after is not before
 
     run(main())
@@ -1272,7 +1323,7 @@ def test_nothing_is_loaded_for_a_client_that_has_left(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60, "a/b": 145}) as world:
             channel = await world.broker.subscribe()
-            await world.send("a/a", session=channel.session)
+            await world.send("a/a", subscription_id=channel.id)
             await channel.close()
             await asyncio.sleep(60)
             assert world.actors == {}
@@ -1331,9 +1382,9 @@ def test_whatever_happens_memory_suffices_and_every_job_ends(tmp_path: Path, see
             # What is decided is what is there.
             await asyncio.sleep(300)
             for hosted in world.controller.replicas():
-                assert world.controller.cluster.find(hosted.deployment.key) == hosted.deployment
+                assert world.controller.cluster.find(hosted.placed.key) == hosted.placed
             decided = {d.key for d in world.controller.cluster.replicas()}
-            assert decided == {h.deployment.key for h in world.controller.replicas()}
+            assert decided == {h.placed.key for h in world.controller.replicas()}
 
     run(main())
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +20,11 @@ from nnsight.schema.request import RequestModel
 from nnsight.tracing.backend import Backend
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ndif.config import Settings
-from ndif.host.actor import ModelActor
+from ndif.config.settings import Settings
+from ndif.host.fork_server import ForkServers
+from ndif.host.model_actor import LocalModelActor
 from ndif.host.runtimes import Runtime
-from ndif.host.weights import Weights
+from ndif.host.shared_weights import SharedWeights
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response
@@ -35,11 +37,36 @@ HERE = Runtime("0.8", "0.8", Path(sys.executable), ())
 """The interpreter of the tests."""
 
 
+_FORK_SERVERS = ForkServers()
+_CURRENT_TEST = "PYTEST_CURRENT_TEST"
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != _CURRENT_TEST}
+
+
+async def fork_servers(*, untrusted: bool = False) -> ForkServers:
+    """Return fork servers that all tests of this process share, with one that is ready.
+
+    Processes that run untrusted code have a server of their own.
+
+    A test that changed the environment gets processes that are started anew.
+    """
+    # Else each test would have an environment of its own. Pytest sets it again before it looks.
+    os.environ.pop(_CURRENT_TEST, None)
+    if os.environ == _ENVIRONMENT:
+        _FORK_SERVERS.prepare(HERE, untrusted=untrusted)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            first = await _FORK_SERVERS.start(
+                HERE, "ndif.runtime.measure", theirs, untrusted=untrusted, keep_output=False
+            )
+        await first.wait()
+    return _FORK_SERVERS
+
+
 def pretending(folder: Path) -> Runtime:
-    """Return an interpreter whose model processes have an owner; files in `folder` stand for a card."""
+    """Return an interpreter whose model processes have an owner; files in `folder` stand for a GPU."""
     weights = folder / "weights"
     weights.mkdir(parents=True)
-    program = Path(__file__).with_name("pretend_driver.py")
+    program = Path(__file__).parent / "process" / "pretend_driver.py"
     interpreter = folder / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$3" {weights}\n')
     interpreter.chmod(0o755)
@@ -106,7 +133,7 @@ def expected(checkpoint: Path) -> torch.Tensor:
 class Served:
     """A model and its replica."""
 
-    def __init__(self, actor: ModelActor) -> None:
+    def __init__(self, actor: LocalModelActor) -> None:
         self.actor = actor
         self.progress: list[tuple[int, int]] = []
         self.begun = asyncio.Event()
@@ -123,7 +150,7 @@ class Served:
             payload,
             False,
             "http://here",
-            session="me",
+            subscription_id="me",
             trusted=trusted,
             key=key,
         )
@@ -134,7 +161,7 @@ class Served:
                 self.begun.set()
             return True
 
-        return await self.actor(request, respond)
+        return await self.actor.run(request, respond)
 
     async def saves(self, payload: bytes, *, trusted: bool = True, key: str = "") -> dict[str, Any]:
         response = await self.run(payload, trusted=trusted, key=key)
@@ -184,15 +211,15 @@ def a_replica(
     objects: ObjectStore | None = None,
     **given: Any,
 ) -> Served:
-    """One that is not started. `settings`: of a server that trusts nobody."""
+    """A replica that is not started; `settings` are those of a server without trusted users."""
     config = DeploymentConfig("test/model", str(checkpoint), task="text-generation")
-    actor = ModelActor(
+    actor = LocalModelActor(
         config,
         runtime,
         settings or Settings(),
         MemoryBroker(),
         cast(ObjectStore, objects),
-        Weights(),
+        SharedWeights(),
         untrusted=settings is not None,
         **given,
     )
@@ -203,7 +230,9 @@ def a_replica(
 async def serve(
     checkpoint: Path, runtime: Runtime = HERE, settings: Settings | None = None, **given: Any
 ) -> AsyncIterator[Served]:
-    """One that is started, and ended."""
+    """A replica that is started, and ended in the end."""
+    if runtime is HERE:
+        given.setdefault("fork_servers", await fork_servers(untrusted=settings is not None))
     served = a_replica(checkpoint, runtime, settings, **given)
     await served.start()
     try:

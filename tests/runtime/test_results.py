@@ -1,4 +1,4 @@
-"""A block's values on their way to bytes: what is kept, what is streamed, what is refused."""
+"""The serialization of a block's values: results that are kept, streamed or refused."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_a_large_result_is_streamed(tmp_path: Path, level: int | None) -> None:
     assert torch.equal(loaded(content)["x"], values["x"])
 
 
-def test_what_does_not_give_is_stored_and_what_does_is_squeezed() -> None:
+def test_only_results_that_compress_are_compressed() -> None:
     noise = torch.randint(-(2**62), 2**62, (MB,))
     assert Result({"x": noise}, 100 * MB, MB).worthwhile_level() == STORE_LEVEL
     activations = torch.randn(4 * MB).to(torch.bfloat16)
     assert Result({"x": activations}, 100 * MB, MB).worthwhile_level() == 1
 
 
-def test_too_large_is_a_sentence() -> None:
+def test_a_result_that_is_too_large_is_explained() -> None:
     with pytest.raises(ResultTooLargeError, match=r"more than 1,000,000 bytes.*Save fewer"):
         Result({"x": torch.zeros(MB)}, max_bytes=1_000_000, max_inline=100)
 

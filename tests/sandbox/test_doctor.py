@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.harness import NDIF
-from tests.sandbox.test_layers import LANDLOCK, SECCOMP, without, without_package
+from tests.sandbox.confinement.test_layers import LANDLOCK, SECCOMP, without, without_package
 
 PATIENCE_S = 60
 REFUSAL = r"Untrusted code cannot be confined on this machine: it lacks"
@@ -38,16 +38,16 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-def test_it_says_yes() -> None:
+def test_all_layers_are_present() -> None:
     code, said = ndif("", "doctor")
     assert code == 0
-    assert row(said, LANDLOCK)[1:3] == ["yes", "needed"]
-    assert row(said, SECCOMP)[1:] == ["yes", "needed", "an allow-list"]
+    assert row(said, LANDLOCK)[1:3] == ["yes", "yes"]
+    assert row(said, SECCOMP)[1:] == ["yes", "yes", "an allow-list"]
     assert "Untrusted code runs confined on this machine." in said
     assert "refused" not in said
 
 
-def test_it_says_it_to_programs() -> None:
+def test_it_prints_json() -> None:
     code, said = ndif("", "doctor", "--json")
     answer = json.loads(said)
     assert code == 0
@@ -66,11 +66,11 @@ def test_it_says_it_to_programs() -> None:
         ("landlock+seccomp", [LANDLOCK, SECCOMP]),
     ],
 )
-def test_it_says_no(kernel: str, lacking: list[str]) -> None:
+def test_a_missing_layer_is_reported(kernel: str, lacking: list[str]) -> None:
     code, said = ndif(kernel, "doctor")
     assert code == 1
     for name in lacking:
-        assert row(said, name)[1:3] == ["no", "needed"]
+        assert row(said, name)[1:3] == ["no", "yes"]
     assert "Untrusted code is refused on this machine" in said
     assert "NDIF_SANDBOX=best-effort" in said
 
@@ -83,7 +83,7 @@ def test_it_says_no(kernel: str, lacking: list[str]) -> None:
     ] == lacking
 
 
-def test_it_says_what_to_install(tmp_path: Path) -> None:
+def test_it_advises_what_to_install(tmp_path: Path) -> None:
     environment = without_package(tmp_path, "pyseccomp", "RuntimeError('no libseccomp')")
     code, said = ndif("", "doctor", environment=environment)
     assert code == 1
@@ -93,14 +93,14 @@ def test_it_says_what_to_install(tmp_path: Path) -> None:
 def test_its_help_lists_it() -> None:
     code, said = ndif("", "--help")
     assert code == 0
-    assert re.search(r"^  doctor +Show what this machine has", said, re.MULTILINE)
+    assert re.search(r"^  doctor +Show which sandbox layers", said, re.MULTILINE)
 
 
-# A server for strangers.
+# A server for untrusted users.
 
 
 @pytest.mark.parametrize("kernel", ["landlock", "seccomp"])
-def test_a_server_for_strangers_is_refused_before_it_loads(
+def test_a_sandboxed_server_is_refused_before_it_loads(
     kernel: str, tiny_gpt2: Path, tmp_path: Path
 ) -> None:
     code, said = ndif(
@@ -114,13 +114,13 @@ def test_a_server_for_strangers_is_refused_before_it_loads(
     assert "Loaded" not in said
 
 
-def test_a_server_for_its_user_does_not_ask(tmp_path: Path) -> None:
+def test_a_trusting_server_needs_no_layers(tmp_path: Path) -> None:
     code, said = ndif("landlock+seccomp", "local", "start", "./nothing-is-here")
     assert code == 1
     assert "There is no folder" in said
 
 
-def test_a_server_does_its_best_where_it_is_told_to(tiny_gpt2: Path, tmp_path: Path) -> None:
+def test_a_server_starts_with_best_effort(tiny_gpt2: Path, tmp_path: Path) -> None:
     server = subprocess.Popen(
         without("landlock", NDIF, "local", "start", tiny_gpt2, "--name", "a/b", "--sandbox"),
         env={

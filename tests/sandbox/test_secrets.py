@@ -1,4 +1,4 @@
-"""What the server knows and strangers' code must not: looked for in the memory of the processes near it."""
+"""Secrets of the server: none is in the memory of the processes that run untrusted code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ndif.gateway.hub import Hub, HubModel
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.clients.harness import Client, LocalServer
 from tests.conftest import NAME, client_environment
 from tests.serving import serving
@@ -25,7 +25,7 @@ _CHUNK = 1 << 24
 
 
 class Gate:
-    """Lets in who has the token."""
+    """Middleware that admits requests with the token."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,9 +44,9 @@ class Gate:
 
 @pytest.fixture
 def gated_hub(tiny_gpt2: Path) -> Iterator[tuple[str, Gate]]:
-    """A hub whose model is for those with a token."""
-    hub = Hub(share_weights=True)
-    hub.serve(HubModel(NAME, tiny_gpt2, None, "text-generation"))
+    """A hub that serves its model only with a token."""
+    hub = HfMirror(share_weights=True)
+    hub.serve(MirroredModel(NAME, tiny_gpt2, None, "text-generation"))
     gate = Gate(Starlette(routes=[Mount("/hub", routes=hub.routes())]))
     with serving(gate) as url:
         yield f"{url}/hub", gate
@@ -58,7 +58,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def holds(pid: int, secret: str) -> bool:
-    """Whether a process has `secret` anywhere in the memory that it could write to."""
+    """Return True if `secret` is anywhere in the writable memory of a process."""
     sought = secret.encode()
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -75,7 +75,7 @@ def holds(pid: int, secret: str) -> bool:
 
 
 @pytest.mark.parametrize("options", [("--sandbox",), ()], ids=["sandboxed", "trusted"])
-def test_no_secret_is_near_strangers_code(
+def test_no_secret_is_in_the_memory_of_model_processes(
     options: tuple[str, ...],
     gated_hub: tuple[str, Gate],
     server_environment: dict[str, str],

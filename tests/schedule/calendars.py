@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
-from ndif.cluster.schedule import Schedule, read
+from ndif.schedule.expansion import DEFAULT_LIMITS, Expansion, Limits, expand
+from ndif.schedule.schedule import Schedule, make_schedule
+from ndif.schedule.source import AHEAD, BEHIND
+from ndif.schema.deployment import DeploymentConfig
 
 UTC = timezone.utc
 NEW_YORK = ZoneInfo("America/New_York")
@@ -232,6 +236,20 @@ def calendar(*events: str, head: str = "") -> str:
     """A calendar with these events."""
     lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//test//EN", head, *events, "END:VCALENDAR"]
     return "\r\n".join(line for line in lines if line) + "\r\n"
+
+
+def read(
+    text: str,
+    deployments: Sequence[DeploymentConfig] = (),
+    *,
+    now: datetime,
+    zone: tzinfo = UTC,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Schedule:
+    """The schedule of a calendar, expanded in this process and not in one of its own."""
+    content = text.encode(errors="surrogateescape")
+    expansion = expand(content, zone, now - BEHIND, now + AHEAD, limits)
+    return make_schedule(Expansion.from_json(expansion.to_json()), deployments)
 
 
 def spans(schedule: Schedule, repo_id: str | None = None) -> list[Span]:

@@ -8,8 +8,7 @@ import recurring_ical_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ndif.cluster.schedule import read
-from tests.cluster.calendars import (
+from tests.schedule.calendars import (
     BERLIN,
     NEW_YORK,
     NOW,
@@ -17,6 +16,7 @@ from tests.cluster.calendars import (
     YEAR,
     calendar,
     event,
+    read,
     spans,
 )
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from ndif.cluster.schedule import read
 from ndif.schema.deployment import DeploymentConfig
-from tests.cluster.calendars import (
+from tests.schedule.calendars import (
     NOW,
     YEAR,
     calendar,
     event,
     once,
+    read,
     spans,
 )
 
@@ -99,11 +99,11 @@ def test_what_an_event_does_not_say_is_as_the_server_has_it() -> None:
         ([], "Lunch", "names no model: call it by a repo id, like openai-community/gpt2."),
         ([], "Lunch / dinner", "cannot be used: 'Lunch / dinner' names no model: give a repo id"),
         (["DESCRIPTION:replicas: two"], "a/b", "replicas must be a whole number, not 'two'."),
-        (["DESCRIPTION:replica: 2"], "a/b", "'replica' is no setting; did you mean 'replicas'?"),
-        (["DESCRIPTION:replicas: 2\\nfoo: 1"], "a/b", "'foo' is no setting. There are: "),
+        (["DESCRIPTION:replica: 2"], "a/b", "'replica' is not a setting; did you mean 'replicas'?"),
+        (["DESCRIPTION:replicas: 2\\nfoo: 1"], "a/b", "'foo' is not a setting. There are: "),
         (["DESCRIPTION:replicas: ["], "a/b", "settings in its description that are no YAML: "),
         (["DESCRIPTION:{replicas: 1"], "a/b", "settings in its description that are no YAML: "),
-        (["DESCRIPTION:dedicated: false"], "a/b", "what is in the schedule is dedicated."),
+        (["DESCRIPTION:dedicated: false"], "a/b", "every model in the schedule is dedicated."),
         (["DESCRIPTION:checkpoint: /etc"], "a/b", "may not say where weights come from."),
         (["DESCRIPTION:trust_remote_code: true"], "a/b", "a calendar may not have code run."),
         (["DESCRIPTION:task: &a [*a]"], "a/b", "that are no plain mapping."),
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_an_event_is_said(lines: list[str], summary: str, why
         (["DTSTART:20261005T090000Z", "DTEND:20261005T090000Z"], "ends when or before it starts."),
         (["DTSTART:20261005T090000Z", "DTEND:20261004T090000Z"], "ends when or before it starts."),
         (["DTSTART:20261005T090000Z", "DURATION:soon"], "has a DURATION that is none."),
-        (["DTSTART:20261005T090000Z", "DURATION:P9999999D"], "beyond the end of time."),
+        (["DTSTART:20261005T090000Z", "DURATION:P9999999D"], "beyond the year 9999."),
         (["DTSTART;TZID=America:20261005T090000"], "not known."),
         (["DTSTART;TZID=Atlantis/City:20261005T090000"], "'Atlantis/City', which is not known."),
         (["DTSTART;TZID=../../etc/passwd:20261005T090000"], "which is not known."),
@@ -192,7 +192,7 @@ def test_the_event_that_starts_later_holds() -> None:
     ] == [(8, 10, 2), (10, 12, 5), (12, 18, 2)]
     (problem,) = schedule.problems
     assert problem == (
-        "ORG/model is wanted with different repo_id and checkpoint and dtype and replicas at the "
+        "ORG/model is scheduled with different repo_id and checkpoint and dtype and replicas at the "
         "same time, 2026-10-05 10:00 UTC, by 'org/model' of 2026-10-05 and by 'Course' of "
         "2026-10-05: the one that starts later holds."
     )

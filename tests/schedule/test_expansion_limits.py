@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
 
 import pytest
 
-from ndif.cluster.calendar.content import CalendarError
-from ndif.cluster.schedule import read
-from tests.cluster.calendars import (
+from ndif.schedule.expansion import CalendarError, Expansion, Limits
+from tests.schedule.calendars import (
     APPLE,
     GOOGLE,
     NOW,
@@ -14,6 +18,7 @@ from tests.cluster.calendars import (
     calendar,
     event,
     once,
+    read,
     spans,
 )
 
@@ -38,42 +43,54 @@ from tests.cluster.calendars import (
     ],
 )  # fmt: skip
 def test_no_rule_hangs(rule: str) -> None:
-    schedule = read(calendar(once(f"RRULE:{rule}"), once(uid="good", summary="org/good")), now=NOW)
-    (problem,) = schedule.problems
-    assert problem.startswith("The event 'org/model' of 2026-10-05 ")
+    text = calendar(once(f"RRULE:{rule}"), once(uid="good", summary="org/good"))
+    began = time.process_time()
+    schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.3))
+    assert time.process_time() - began < 3
+    assert len(schedule.problems) <= 1
+    # A rule that can be followed fires seldom.
+    assert len(spans(schedule, "org/model")) <= 2
+    for problem in schedule.problems:
+        assert problem.startswith("The event 'org/model' of 2026-10-05 ")
     assert len(spans(schedule, "org/good")) == 1
 
 
 @pytest.mark.parametrize(
-    ("rule", "until"),
-    [
-        ("FREQ=SECONDLY", "2026-10-05 12:19"),
-        ("FREQ=MINUTELY", "2026-10-13 16:59"),
-        ("FREQ=HOURLY", None),
-    ],
+    ("rule", "too_often"), [("SECONDLY", True), ("MINUTELY", True), ("HOURLY", False)]
 )
-def test_how_far_a_rule_is_followed_is_said(rule: str, until: str | None) -> None:
-    problems = read(calendar(once(f"RRULE:{rule}")), now=NOW).problems
-    said = f"The event 'org/model' of 2026-10-05 repeats too often, and is looked at only up to {until}."
-    assert problems == ((said,) if until else ())
+def test_a_rule_that_repeats_too_often_is_reported(rule: str, too_often: bool) -> None:
+    limits = Limits(series_cpu_s=0.8)
+    problems = read(calendar(once(f"RRULE:FREQ={rule}")), now=NOW, limits=limits).problems
+    sentence = "The event 'org/model' of 2026-10-05 repeats too often to be followed."
+    assert problems == ((sentence,) if too_often else ())
 
 
-def test_a_series_that_began_long_ago_is_followed_as_far() -> None:
-    old = once("RRULE:FREQ=HOURLY", uid="a").replace("2026", "2001")
-    older = once("RRULE:FREQ=DAILY", uid="b").replace("2026", "1901")
+def test_a_series_that_began_long_ago_is_followed() -> None:
+    old = once("RRULE:FREQ=HOURLY;INTERVAL=2", uid="a", summary="org/a").replace("2026", "2001")
+    older = once("RRULE:FREQ=DAILY", uid="b", summary="org/b").replace("2026", "1901")
     schedule = read(calendar(old, older), now=NOW)
-    (problem,) = schedule.problems
-    assert problem.endswith(
-        "of 2001-10-05 repeats too often, and is looked at only up to 2007-06-19 16:00."
-    )
-    assert len(spans(schedule)) == 431
+    assert schedule.problems == ()
+    assert len(spans(schedule, "org/a")) in range(430 * 12, 431 * 12)
+    assert len(spans(schedule, "org/b")) == 431
 
 
 def test_a_calendar_full_of_rules_does_not_hang() -> None:
-    secondly = [once("RRULE:FREQ=MINUTELY", uid=f"{n}", summary=f"org/{n}") for n in range(300)]
-    schedule = read(calendar(*secondly), now=NOW)
-    assert any("repeats too much" in problem for problem in schedule.problems)
+    minutely = [once("RRULE:FREQ=MINUTELY", uid=f"{n}", summary=f"org/{n}") for n in range(300)]
+    limits = Limits(series_cpu_s=0.2, all_cpu_s=0.9)
+    began = time.process_time()
+    schedule = read(calendar(*minutely), now=NOW, limits=limits)
+    assert time.process_time() - began < 5
+    assert schedule.problems[-1].startswith("The calendar repeats too much: ")
     assert len(schedule.problems) <= 101
+
+
+def test_more_occurrences_than_a_calendar_may_have_are_not_looked_at() -> None:
+    daily = [once("RRULE:FREQ=DAILY", uid=f"{n}", summary=f"org/{n}") for n in range(5)]
+    schedule = read(calendar(*daily), now=NOW, limits=Limits(occurrences=900))
+    assert schedule.problems == (
+        "The calendar repeats too much: 2 of its events are not looked at.",
+    )
+    assert len(schedule.timelines) == 3
 
 
 @pytest.mark.parametrize(
@@ -86,7 +103,7 @@ def test_a_calendar_full_of_rules_does_not_hang() -> None:
         "FREQ=YEARLY;BYDAY=XX",
     ],
 )
-def test_a_zone_with_a_hostile_rule_is_not_learned(rule: str) -> None:
+def test_a_zone_with_a_hostile_rule_costs_no_other_event(rule: str) -> None:
     zone = "\r\n".join(
         [
             *("BEGIN:VTIMEZONE", "TZID:Slow", "BEGIN:STANDARD", "DTSTART:16010101T000000"),
@@ -94,14 +111,48 @@ def test_a_zone_with_a_hostile_rule_is_not_learned(rule: str) -> None:
             *("END:STANDARD", "END:VTIMEZONE"),
         ]
     )
-    slow = event("DTSTART;TZID=Slow:20261005T090000", "DTEND;TZID=Slow:20261005T100000")
-    (problem,) = read(calendar(zone, slow), now=NOW).problems
-    assert "'Slow', which is not known" in problem
+    slow = event("DTSTART;TZID=Slow:20261005T090000", "DTEND;TZID=Slow:20261005T100000", uid="s")
+    text = calendar(zone, slow, once(uid="good", summary="org/good"))
+    began = time.process_time()
+    schedule = read(text, now=NOW, limits=Limits(series_cpu_s=0.3))
+    assert time.process_time() - began < 3
+    assert len(schedule.problems) <= 2
+    assert len(spans(schedule, "org/good")) == 1
 
 
-def test_too_many_events_are_refused() -> None:
-    with pytest.raises(CalendarError, match=r"it holds 20,001 events, and at most 20,000 are read"):
-        read(calendar(*["BEGIN:VEVENT\r\nEND:VEVENT"] * 20_001), now=NOW)
+def run(setup: str, text: str) -> subprocess.CompletedProcess[bytes]:
+    """Expand a calendar in a process, after some code that changes its module `e`."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-c", f"import ndif.schedule.expansion as e; {setup}; e.main()"),
+            *("UTC", str(NOW), str(NOW + timedelta(days=400))),
+        ],
+        input=text.encode(),
+        capture_output=True,
+    )
+
+
+def test_memory_is_limited() -> None:
+    greedy = "e.expand = lambda *_: bytes(e.MEMORY_BYTES)"
+    done = run(greedy, calendar())
+    assert done.returncode == 1
+    assert b"MemoryError" in done.stderr
+
+
+def test_cpu_time_is_limited_by_the_kernel_too() -> None:
+    endless = "e.CPU_S = 1; e.expand = lambda *_: [None for _ in iter(int, 1)]"
+    done = run(endless, calendar())
+    assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+
+
+def test_many_dates_cost_no_more_than_many_rules() -> None:
+    dates = ",".join(f"{NOW + timedelta(minutes=n):%Y%m%dT%H%M%SZ}" for n in range(200_000))
+    hostile = once(f"RDATE:{dates}")
+    few = "from functools import partial; e.expand = partial(e.expand, limits=e.Limits(0.3))"
+    done = run(few, calendar(hostile, once(uid="good", summary="org/good")))
+    expansion = Expansion.from_json(done.stdout)
+    assert [each.event.uid for each in expansion.occurrences] == ["good"]
+    assert len(expansion.problems) == 1
 
 
 @pytest.mark.parametrize(

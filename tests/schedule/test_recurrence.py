@@ -4,14 +4,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from ndif.cluster.schedule import read
-from tests.cluster.calendars import (
+from tests.schedule.calendars import (
     NOW,
     UTC,
     YEAR,
     calendar,
     event,
     once,
+    read,
     spans,
     starts,
 )

@@ -5,9 +5,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from ndif.cluster.schedule import Schedule, read
+from ndif.schedule.schedule import Schedule
 from ndif.schema.deployment import DeploymentConfig
-from tests.cluster.calendars import (
+from tests.schedule.calendars import (
     APPLE,
     BERLIN,
     GOOGLE,
@@ -18,6 +18,7 @@ from tests.cluster.calendars import (
     calendar,
     event,
     once,
+    read,
     spans,
     starts,
 )

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ndif.cluster.schedule_source import ScheduleSource
+from ndif.schedule.source import ScheduleSource
 from ndif.schema.deployment import DeploymentConfig
-from tests.cluster.calendars import calendar, event
 from tests.on_loop import on_loop
+from tests.schedule.calendars import calendar, event
 
 NOW = datetime(2026, 10, 5, 12, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
@@ -301,6 +301,31 @@ async def test_what_is_wrong_in_the_calendar_is_told_with_the_rest(tmp_path: Pat
     path.unlink()
     await source.refresh(NOW)
     assert len(source.problems) == 2
+
+
+@on_loop
+async def test_a_calendar_that_takes_too_long_leaves_the_last_good_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "models.ics"
+    path.write_bytes(dedicating("org/first"))
+    source = ScheduleSource(str(path))
+    assert await dedicated(source) == ["org/first"]
+    monkeypatch.setattr("ndif.schedule.source._EXPANSION_S", 0.01)
+    path.write_bytes(dedicating("org/second") + b"\n")
+    assert await dedicated(source, NOW + MINUTE) == ["org/first"]
+    assert "(it takes longer than 0.01 s to read): that of 2026-10-05" in source.problems[0]
+
+
+@on_loop
+async def test_a_process_that_ends_leaves_the_last_good_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "models.ics"
+    path.write_bytes(dedicating("org/first"))
+    source = ScheduleSource(str(path), zone="Atlantis")
+    assert await dedicated(source) == []
+    assert "takes more than 30 s of CPU time or 512 MiB of memory" in source.problems[0]
 
 
 @on_loop

@@ -20,7 +20,7 @@ from ndif.schema.deployment_file import (
     read_file,
     schema,
 )
-from ndif.schema.deployment_settings import DeploymentSettings
+from ndif.schema.deployment_settings import SETTING_NAMES, DeploymentSettings
 
 KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "a/b", "revision": "v2"}'
 
@@ -69,11 +69,11 @@ def problems_of(text: str, source: str = "models.yaml") -> tuple[str, ...]:
     return caught.value.problems
 
 
-# What can be read
+# Valid files
 
 
 @pytest.mark.parametrize("text", [LIST, MAPPING], ids=["list", "mapping"])
-def test_both_forms(text: str, tmp_path: Path) -> None:
+def test_a_list_and_a_mapping_are_read_alike(text: str, tmp_path: Path) -> None:
     assert read(text, "models.yaml") == BOTH
     as_json = json.dumps(yaml.safe_load(text), indent="\t")
     assert read(as_json, "models.json") == BOTH
@@ -84,20 +84,20 @@ def test_both_forms(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "[]", "{}", "null", "---\n"])
-def test_a_file_of_nothing(text: str) -> None:
+def test_an_empty_file_has_no_deployments(text: str) -> None:
     assert read(text, "models.yaml") == ()
 
 
-def test_json_of_nothing() -> None:
+def test_empty_json_has_no_deployments() -> None:
     assert read(" \n", "models.json") == read("[]", "models.json") == ()
 
 
-def test_what_is_not_given_is_as_ever() -> None:
+def test_a_missing_setting_has_its_default() -> None:
     assert read("- a/b\n", "x") == (DeploymentConfig("a/b", "a/b"),)
     known = {field.name: field.default for field in fields(DeploymentConfig)}
     for name, field in DeploymentSettings.model_fields.items():
         if name != "checkpoint":
-            assert field.default == known[name.replace("_seconds", "_s")], name
+            assert field.default == known[name], name
 
 
 def test_a_model_key_names_a_model() -> None:
@@ -122,17 +122,17 @@ def test_two_revisions_are_two_models() -> None:
     assert [each.revision for each in read(text, "x")] == [None, "v2"]
 
 
-# What is wrong
+# Problems
 
 
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("dedicate: true", "'dedicate' is no setting; did you mean 'dedicated'?"),
-        ("pinned: true", "'pinned' is no setting; did you mean 'dedicated'?"),
-        ("timeout: 90s", "'timeout' is no setting; did you mean 'execution_timeout_seconds'?"),
-        ("Replicas: 2", "'Replicas' is no setting; did you mean 'replicas'?"),
-        ("colour: red", "'colour' is no setting. There are: checkpoint, revision, task, dtype, "),
+        ("dedicate: true", "'dedicate' is not a setting; did you mean 'dedicated'?"),
+        ("pinned: true", "'pinned' is not a setting; did you mean 'dedicated'?"),
+        ("timeout: 90s", "'timeout' is not a setting; did you mean 'execution_timeout_seconds'?"),
+        ("Replicas: 2", "'Replicas' is not a setting; did you mean 'replicas'?"),
+        ("colour: red", "'colour' is not a setting. There are: checkpoint, revision, task, dtype, "),
         ("replicas: two", "replicas must be a whole number, not 'two'."),
         ("replicas: 0", "replicas must be at least 1, not 0."),
         ("replicas: true", "replicas must be a whole number, not True."),
@@ -159,10 +159,10 @@ def test_two_revisions_are_two_models() -> None:
         ("max_replicas: 0", "max_replicas must be at least 1, not 0."),
         ("checkpoint: ./m", "checkpoint must be a repo id or the whole path of a folder, not './m'"),
         ("repo_id: c/d", "repo_id is already given by the entry's own name."),
-        ("task: " + "x" * 5000 + "\n  nope: 1", "'nope' is no setting."),
+        ("task: " + "x" * 5000 + "\n  nope: 1", "'nope' is not a setting."),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_told_with_its_place(setting: str, problem: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_line(setting: str, problem: str) -> None:
     (found,) = problems_of(
         f"# models\na/good:\n  replicas: 2\n'a/b':\n  task: x\n  {setting}\n"
         if not setting.startswith("task")
@@ -179,28 +179,26 @@ def test_a_wrong_setting_is_told_with_its_place(setting: str, problem: str) -> N
     [
         (
             {"replicas": 3, "max_replicas": 2},
-            "max_replicas is 2, but replicas, of which there are never fewer, is 3.",
+            "max_replicas is 2, but replicas, the minimum, is 3.",
         ),
         (
             {"runtime": "0.8", "generations": ["0.8", "0.7"]},
-            "generations has 0.7, but runtime says that it is served to 0.8 alone.",
+            "generations has 0.7, but runtime says that the model is served to 0.8 alone.",
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_told(
-    settings: dict[str, object], problem: str
-) -> None:
+def test_contradicting_settings_are_reported(settings: dict[str, object], problem: str) -> None:
     (found,) = problems_of(json.dumps([{"repo_id": "a/b", **settings}]), "models.json")
     assert found.endswith(f"'a/b': {problem}")
 
 
-def test_everything_that_is_wrong_is_told() -> None:
+def test_every_problem_of_a_file_is_reported() -> None:
     text = (
         "- repo_id: a/b\n  replicas: 0\n  dedicate: 1\n- 'not a model'\n- c/d\n- replicas: 1\n- 7\n"
     )
     assert problems_of(text) == (
         "models.yaml, line 2: 'a/b': replicas must be at least 1, not 0.",
-        "models.yaml, line 3: 'a/b': 'dedicate' is no setting; did you mean 'dedicated'?",
+        "models.yaml, line 3: 'a/b': 'dedicate' is not a setting; did you mean 'dedicated'?",
         "models.yaml, line 4: 'not a model': 'not a model' names no model: give a repo id, like "
         "openai-community/gpt2, or a model key, as model.to_model_key() gives it.",
         "models.yaml, line 6: entry 4: The entry has no repo_id, so nobody could ask for the model.",
@@ -216,45 +214,45 @@ def test_everything_that_is_wrong_is_told() -> None:
         ("a/b: 7", "models.yaml, line 1: 'a/b': Settings must be a mapping, not 7."),
         ("a/b: [x]", "Settings must be a mapping, not ['x']."),
         ("1: {}", "models.yaml: entry 1: A repo id must be text, not 1: put it in quotes."),
-        ("a/b: {}\n\na/b: {}", "models.yaml, line 3: 'a/b' is there more than once (first in line 1)"),
-        ("a/b: {}\n\nA/B: {}", "models.yaml, line 3: 'A/B' is there more than once (first in line 1)"),
-        ("- a/b\n- repo_id: a/b", "models.yaml, line 2: 'a/b' is there more than once (first in line"),
-        ("a/b: {threads: 1, threads: 2}", "line 1: 'threads' is there more than once (first in line 1"),
+        ("a/b: {}\n\na/b: {}", "models.yaml, line 3: 'a/b' appears more than once (first in line 1)"),
+        ("a/b: {}\n\nA/B: {}", "models.yaml, line 3: 'A/B' appears more than once (first in line 1)"),
+        ("- a/b\n- repo_id: a/b", "models.yaml, line 2: 'a/b' appears more than once (first in line"),
+        ("a/b: {threads: 1, threads: 2}", "line 1: 'threads' appears more than once (first in line 1"),
         ("a/b: {revision: v1}\n'" + KEY + "': {revision: v1}", "revision is 'v1', but the key says"),
         ("../models/x:", "'../models/x' names no model: give a repo id"),
         ("/models/x:", "'/models/x' names no model"),
-        ("a: [", "models.yaml, line 1: this is no YAML: "),
-        ("a:\n\t- b", "models.yaml, line 2: this is no YAML: "),
-        ("a: !!python/object:os.system {}", "line 1: this is no YAML: could not determine a construct"),
-        ("? [a]\n: {}", "models.yaml, line 1: this is no YAML: "),
-        ("a: 2026-13-45", "models.yaml is no YAML that can be read"),
-        ("--- a\n--- b", "models.yaml, line 2: this is no YAML: "),
+        ("a: [", "models.yaml, line 1: this is not YAML: "),
+        ("a:\n\t- b", "models.yaml, line 2: this is not YAML: "),
+        ("a: !!python/object:os.system {}", "line 1: this is not YAML: could not determine a construct"),
+        ("? [a]\n: {}", "models.yaml, line 1: this is not YAML: "),
+        ("a: 2026-13-45", "models.yaml is not readable YAML"),
+        ("--- a\n--- b", "models.yaml, line 2: this is not YAML: "),
         ("[" * 5000, "models.yaml"),
         ("a/b: {replicas: 0x" + "f" * 9000 + "x}", "models.yaml"),
         ("a/b: {task: 0x" + "f" * 9000 + "}", "task must be text, not a number too long to show"),
-        ("\0", "models.yaml is no YAML that can be read"),
+        ("\0", "models.yaml is not readable YAML"),
     ],
 )  # fmt: skip
-def test_what_is_no_file_of_deployments(text: str, problem: str) -> None:
+def test_an_invalid_file_is_reported(text: str, problem: str) -> None:
     assert any(problem in found for found in problems_of(text))
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('[{"repo_id": "a/b"\n"x"}]', "models.json, line 2: this is no JSON: "),
-        ("- a/b", "models.json, line 1: this is no JSON: "),
-        ('{"a/b": {}, "a/b": {}}', "models.json: 'a/b' is there more than once."),
+        ('[{"repo_id": "a/b"\n"x"}]', "models.json, line 2: this is not JSON: "),
+        ("- a/b", "models.json, line 1: this is not JSON: "),
+        ('{"a/b": {}, "a/b": {}}', "models.json: 'a/b' appears more than once."),
         (
             '{"a/b": {"threads": 1, "threads": 2}}',
-            "models.json: 'threads' is there more than once.",
+            "models.json: 'threads' appears more than once.",
         ),
         ('{"a/b": {"replicas": 0}}', "models.json: 'a/b': replicas must be at least 1, not 0."),
-        ("[" * 100_000, "models.json is no JSON that can be read"),
+        ("[" * 100_000, "models.json is not readable JSON"),
         ("9" * 5000, "models.json"),
     ],
 )
-def test_what_is_no_json(text: str, problem: str) -> None:
+def test_invalid_json_is_reported(text: str, problem: str) -> None:
     assert any(problem in found for found in problems_of(text, "models.json"))
 
 
@@ -291,13 +289,13 @@ def test_the_variable() -> None:
     ("text", "problem"),
     [
         ("a/b|not one", "the variable NDIF_DEPLOYMENTS: 'not one': 'not one' names no model: give"),
-        ("a/b|A/b", "the variable NDIF_DEPLOYMENTS: 'A/b' is there more than once."),
+        ("a/b|A/b", "the variable NDIF_DEPLOYMENTS: 'A/b' appears more than once."),
         ("a.B:{}", "names no repo_id."),
         ("a.B:{", "is not a model key."),
         ("a/b,c/d", "'a/b,c/d' names no model"),
     ],
 )
-def test_what_the_variable_must_not_say(text: str, problem: str) -> None:
+def test_an_invalid_variable_is_reported(text: str, problem: str) -> None:
     with pytest.raises(DeploymentFileError) as caught:
         from_variable(text)
     (found,) = caught.value.problems
@@ -307,7 +305,7 @@ def test_what_the_variable_must_not_say(text: str, problem: str) -> None:
 # The schema
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schema_is_a_json_schema() -> None:
     Draft202012Validator.check_schema(schema())
     settings = schema()["$defs"]["DeploymentSettings"]
     assert settings["additionalProperties"] is False
@@ -315,7 +313,7 @@ def test_the_schema_is_one() -> None:
     assert json.loads(json.dumps(schema())) == schema()
 
 
-NAMES = st.sampled_from([*DeploymentSettings.model_fields, "dedicate", "repo_id"])
+NAMES = st.sampled_from([*SETTING_NAMES, "dedicate", "repo_id"])
 VALUES = st.one_of(
     st.sampled_from([None, True, False, "", "x", "0.8", "12GiB", "15m", "90 s", "1.5", [], {}]),
     st.integers(-2, 10),
@@ -335,8 +333,8 @@ VALIDATOR = Draft202012Validator(schema())
 
 @settings(max_examples=250, deadline=None)
 @given(DOCUMENTS)
-def test_the_schema_allows_what_is_read(document: Any) -> None:
-    """What the reader takes the schema allows; what only the schema allows is about names alone."""
+def test_the_schema_agrees_with_the_reader(document: Any) -> None:
+    """The schema allows every document that the reader takes; the reader alone checks names."""
     valid = VALIDATOR.is_valid(document)
     try:
         from_value(document, "it")
@@ -350,6 +348,6 @@ def test_the_schema_allows_what_is_read(document: Any) -> None:
         assert all(any(words in problem for words in about_names) for problem in problems)
 
 
-def test_the_published_schema_is_that_of_the_code() -> None:
+def test_the_published_schema_is_up_to_date() -> None:
     published = Path(__file__).parents[2] / "docs" / "deployments.schema.json"
     assert json.loads(published.read_text()) == schema()

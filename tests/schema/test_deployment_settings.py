@@ -1,4 +1,4 @@
-"""CHECKPOINT on a command line, and what a deployment looks like in a file."""
+"""CHECKPOINT on a command line, and the entry of a deployment in a file."""
 
 from __future__ import annotations
 
@@ -10,38 +10,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.schema.checkpoints import CheckpointError, deployment_of
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.deployment_entry import entry_of
-from ndif.schema.deployment_file import from_value
+from ndif.schema.deployment_file import from_value, to_entry
+from ndif.schema.deployment_settings import CheckpointError, parse_checkpoint
 
 KEY = 'a.b.C:{"repo_id": "org/name", "revision": "v2", "task": "fill-mask"}'
 
 
-def test_a_repository_is_asked_for_by_its_id() -> None:
-    assert deployment_of("org/name") == DeploymentConfig("org/name", "org/name")
-    assert deployment_of("gpt2") == DeploymentConfig("gpt2", "gpt2")
+def test_a_repo_id_names_a_repository() -> None:
+    assert parse_checkpoint("org/name") == DeploymentConfig("org/name", "org/name")
+    assert parse_checkpoint("gpt2") == DeploymentConfig("gpt2", "gpt2")
 
 
-def test_a_model_key_says_which_revision() -> None:
-    assert deployment_of(KEY) == DeploymentConfig(
+def test_a_model_key_names_revision_and_task() -> None:
+    assert parse_checkpoint(KEY) == DeploymentConfig(
         "org/name", "org/name", revision="v2", task="fill-mask"
     )
 
 
-def test_a_folder_has_a_name_and_says_its_task(tiny_gpt2: Path) -> None:
-    assert deployment_of(f"org/name={tiny_gpt2}") == DeploymentConfig(
+def test_a_folder_has_a_name_and_its_task_is_read(tiny_gpt2: Path) -> None:
+    assert parse_checkpoint(f"org/name={tiny_gpt2}") == DeploymentConfig(
         "org/name", str(tiny_gpt2.resolve()), task="text-generation"
     )
 
 
-def test_a_folder_may_be_named_from_where_one_is(
-    tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_may_be_a_relative_path(tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny_gpt2.parent)
-    assert deployment_of(f"org/name={tiny_gpt2.name}").checkpoint == str(tiny_gpt2.resolve())
+    assert parse_checkpoint(f"org/name={tiny_gpt2.name}").checkpoint == str(tiny_gpt2.resolve())
     with pytest.raises(CheckpointError, match=f"write ORG/NAME={tiny_gpt2.name}"):
-        deployment_of(tiny_gpt2.name)
+        parse_checkpoint(tiny_gpt2.name)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +54,18 @@ def test_a_folder_may_be_named_from_where_one_is(
         ("=/tmp", "'' names no model"),
     ],
 )
-def test_what_names_no_checkpoint_is_told_what_would(argument: str, says: str) -> None:
+def test_an_argument_that_names_no_checkpoint_is_refused_with_advice(
+    argument: str, says: str
+) -> None:
     with pytest.raises(CheckpointError) as refused:
-        deployment_of(argument)
+        parse_checkpoint(argument)
     assert says in str(refused.value)
 
 
-def test_a_folder_elsewhere_is_not_looked_for_here() -> None:
-    assert deployment_of("org/name=/models/x", here=False).checkpoint == "/models/x"
+def test_a_folder_of_another_machine_is_not_looked_for_here() -> None:
+    assert parse_checkpoint("org/name=/models/x", here=False).checkpoint == "/models/x"
     with pytest.raises(CheckpointError, match="write its whole path"):
-        deployment_of("org/name=models/x", here=False)
+        parse_checkpoint("org/name=models/x", here=False)
 
 
 BOUNDS = st.integers(1, 9).flatmap(
@@ -102,7 +101,7 @@ CONFIGS = st.builds(
 
 @given(CONFIGS)
 def test_an_entry_read_back_is_the_same_deployment(config: DeploymentConfig) -> None:
-    assert from_value([entry_of(config)], "x") == (config,)
+    assert from_value([to_entry(config)], "x") == (config,)
 
 
 @given(CONFIGS)
@@ -129,5 +128,5 @@ def test_every_setting_of_a_deployment_is_in_its_entry() -> None:
         runtime="0.7",
         generations=("0.7",),
     )
-    assert len(entry_of(other)) == len(fields(DeploymentConfig))
-    assert entry_of(DeploymentConfig("a/b", "a/b")) == {"repo_id": "a/b"}
+    assert len(to_entry(other)) == len(fields(DeploymentConfig))
+    assert to_entry(DeploymentConfig("a/b", "a/b")) == {"repo_id": "a/b"}

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ndif.schema.deployment import DeploymentConfig, refusal
+from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
 
 NEW = "nnsight.modeling.transformers.TransformersModel"
@@ -27,7 +27,7 @@ OLD = "nnsight.modeling.language.LanguageModel"
         (f'{OLD}: {{"repo_id": "modèle/né"}} ', ModelKey(OLD, "modèle/né")),
     ],
 )
-def test_a_clients_key_is_read(text: str, key: ModelKey) -> None:
+def test_a_clients_key_is_parsed(text: str, key: ModelKey) -> None:
     assert ModelKey.parse(text) == key
 
 
@@ -42,7 +42,7 @@ def test_main_is_the_same_as_no_revision() -> None:
 
 @pytest.mark.parametrize("revision", [None, "v2", "refs/pr/1"])
 @pytest.mark.parametrize("task", [None, "fill-mask"])
-def test_a_key_is_written_as_it_is_read(revision: str | None, task: str | None) -> None:
+def test_a_written_key_parses_to_the_same_key(revision: str | None, task: str | None) -> None:
     key = ModelKey(NEW, 'org/"quoted"', revision, task)
     assert ModelKey.parse(str(key)) == key
 
@@ -75,10 +75,10 @@ def test_a_key_without_a_task_is_written_as_older_clients_write_it() -> None:
         f'{OLD}:{{"repo_id": {"[" * 100_000}',
     ],
 )
-def test_what_is_not_a_key_is_told_how_one_reads(text: str) -> None:
+def test_text_that_is_not_a_key_is_refused_with_the_form_of_one(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a model key\. .*to_model_key\(\)\.$") as caught:
         ModelKey.parse(text)
-    # What came is quoted, but no more of it than a sentence can bear, and on one line.
+    # The message quotes the text in part and on one line.
     assert len(str(caught.value)) < 1200
     assert str(caught.value).isprintable()
 
@@ -98,7 +98,7 @@ def test_revision_and_task_must_be_text(field: str, value: str) -> None:
         ModelKey.parse(f'{NEW}:{{"repo_id": "a/b", "{field}": {value}}}')
 
 
-def test_damage_is_never_anything_but_a_value_error() -> None:
+def test_a_damaged_key_raises_only_value_error() -> None:
     chance = random.Random(8)
     whole = str(ModelKey(NEW, "org/name", "v2", "text-generation"))
     read = 0
@@ -110,11 +110,11 @@ def test_damage_is_never_anything_but_a_value_error() -> None:
         try:
             key = ModelKey.parse("".join(text))
         except ValueError as error:
-            str(error).encode()  # it must fit into an answer
+            str(error).encode()  # an answer must be able to carry it
         else:
             read += 1
             assert isinstance(key.repo_id, str)
-    # Both ways were taken.
+    # Both outcomes occurred.
     assert 0 < read < 3000
 
 
@@ -130,8 +130,8 @@ def test_damage_is_never_anything_but_a_value_error() -> None:
         (ModelKey(NEW, "a\ud800/b"), r"not 'a\ud800/b'"),
     ],
 )
-def test_a_server_answers_for_its_own_model_alone(key: ModelKey, why: str | None) -> None:
-    said = refusal(DeploymentConfig("a/b", "/models/b", task="text-generation"), key)
+def test_a_key_of_another_model_is_a_mismatch(key: ModelKey, why: str | None) -> None:
+    said = explain_mismatch(DeploymentConfig("a/b", "/models/b", task="text-generation"), key)
     if why is None:
         assert said is None
         return
@@ -143,6 +143,8 @@ def test_a_server_answers_for_its_own_model_alone(key: ModelKey, why: str | None
 
 
 @pytest.mark.parametrize(("asked", "served"), [("v2", True), (None, False), ("main", False)])
-def test_a_server_of_a_revision_answers_for_that_revision(asked: str | None, served: bool) -> None:
-    said = refusal(DeploymentConfig("a/b", "a/b", revision="v2"), ModelKey(NEW, "a/b", asked))
+def test_a_key_of_another_revision_is_a_mismatch(asked: str | None, served: bool) -> None:
+    said = explain_mismatch(
+        DeploymentConfig("a/b", "a/b", revision="v2"), ModelKey(NEW, "a/b", asked)
+    )
     assert (said is None) is served

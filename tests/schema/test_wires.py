@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from ndif.schema import envelope_wire, headers_wire, torch_format, wires
+from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
+from ndif.schema.wires import envelope_fields, envelope_frame, header_fields, header_frame
 
 ID = "01234567-89ab-cdef-0123-456789abcdef"
 STORED = StoredResult("http://here/results/x?expires=1&signature=2", 12345)
@@ -33,7 +34,7 @@ CONTENTS = [b"", b".", b"\x80\x02}q\x00.", bytes(range(256)), b"\x00" * 300_000]
 
 
 def load(content: bytes) -> Any:
-    """As both generations' `ResponseModel.unpickle` reads."""
+    """Load bytes as `ResponseModel.unpickle` of both generations does."""
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
 
 
@@ -45,25 +46,25 @@ def saved(value: object, **options: Any) -> bytes:
 
 def request(wire: Wire) -> Request:
     model = ModelKey("a.B", "org/name")
-    return Request(model, "0.8", wire, b"", False, "http://here", session="s")
+    return Request(model, "0.8", wire, b"", False, "http://here", subscription_id="s")
 
 
 # torch's format
 
 
 def test_torch_reads_a_mapping_of_plain_values() -> None:
-    assert load(torch_format.dumps(PLAIN)) == PLAIN
-    assert load(torch_format.dumps({})) == {}
+    assert load(wires.torch_bytes(PLAIN)) == PLAIN
+    assert load(wires.torch_bytes({})) == {}
 
 
 def test_torch_reads_plain_values_without_running_anything() -> None:
-    with io.BytesIO(torch_format.dumps(PLAIN)) as file:
+    with io.BytesIO(wires.torch_bytes(PLAIN)) as file:
         assert torch.load(file, weights_only=True) == PLAIN
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=len)
 def test_torch_reads_an_entry_of_bytes_as_they_are(content: bytes) -> None:
-    read = load(torch_format.dumps_with(PLAIN, "data", content, load=False))
+    read = load(wires.torch_bytes_with(PLAIN, "data", content, load=False))
     assert read == {**PLAIN, "data": content}
     assert type(read["data"]) is bytes
 
@@ -74,7 +75,7 @@ def test_torch_reads_an_entry_of_bytes_as_they_are(content: bytes) -> None:
 def test_torch_loads_an_entry_that_torch_saved(options: dict[str, Any]) -> None:
     storage = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     value = {"view": storage[1], "same": storage, "list": [torch.tensor(2.5), "text"]}
-    read = load(torch_format.dumps_with(PLAIN, "data", saved(value, **options), load=True))
+    read = load(wires.torch_bytes_with(PLAIN, "data", saved(value, **options), load=True))
     data = read.pop("data")
     assert read == PLAIN
     assert data.keys() == value.keys()
@@ -85,28 +86,28 @@ def test_torch_loads_an_entry_that_torch_saved(options: dict[str, Any]) -> None:
     assert data["list"][0].item() == 2.5
 
 
-def test_the_entry_is_loaded_where_the_reader_wants_everything() -> None:
-    content = torch_format.dumps_with({}, "data", saved(torch.ones(2)), load=True)
+def test_the_entry_is_loaded_on_the_readers_device() -> None:
+    content = wires.torch_bytes_with({}, "data", saved(torch.ones(2)), load=True)
     assert load(content)["data"].device == torch.device("cpu")
 
 
-def test_the_name_of_the_entry_is_free() -> None:
+def test_the_entry_may_have_any_name() -> None:
     for name in ("data", "", "naïve", "x" * 300):
-        assert load(torch_format.dumps_with({}, name, b"1", load=False)) == {name: b"1"}
+        assert load(wires.torch_bytes_with({}, name, b"1", load=False)) == {name: b"1"}
 
 
 def test_the_content_is_written_once() -> None:
     content = b"0123456789" * 1000
     for is_loaded in (False, True):
-        written = torch_format.dumps_with(PLAIN, "data", content, load=is_loaded)
+        written = wires.torch_bytes_with(PLAIN, "data", content, load=is_loaded)
         assert written.count(content) == 1
         assert len(written) < len(content) + 1000
 
 
-def test_writing_needs_no_torch() -> None:
+def test_writing_imports_no_torch() -> None:
     code = (
-        "import sys; from ndif.schema import torch_format, wires;"
-        "torch_format.dumps_with({'a': 1}, 'data', b'', load=True);"
+        "import sys; from ndif.schema import wires;"
+        "wires.torch_bytes_with({'a': 1}, 'data', b'', load=True);"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -116,9 +117,9 @@ def test_writing_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_the_headers_wire_uses_the_statuses_that_its_clients_know(status: Status) -> None:
+def test_the_header_wire_uses_the_statuses_that_its_clients_know(status: Status) -> None:
     known = {"RECEIVED", "QUEUED", "DISPATCHED", "RUNNING", "COMPLETED", "ERROR", "LOG", "STREAM"}
-    read = load(headers_wire.frame(Response(ID, status, "Words.")))
+    read = load(header_frame(Response(ID, status, "Words.")))
     waiting = status in (Status.PROVISIONING, Status.DEPLOYING)
     expected = "QUEUED" if waiting else status.value
     assert read == {"id": ID, "status": expected, "description": "Words."}
@@ -126,11 +127,11 @@ def test_the_headers_wire_uses_the_statuses_that_its_clients_know(status: Status
     assert type(read["status"]) is str
 
 
-def test_the_headers_wire_gives_an_address_with_its_size() -> None:
+def test_the_header_wire_sends_an_address_with_its_size() -> None:
     response = Response(ID, Status.COMPLETED, "Done.", STORED, {"execution_time": 1.0})
-    assert load(headers_wire.frame(response))["data"] == (STORED.url, STORED.size)
-    # Over HTTP it is JSON, which has no tuples, and of `meta` these clients know nothing.
-    assert json.loads(json.dumps(headers_wire.fields(response))) == {
+    assert load(header_frame(response))["data"] == (STORED.url, STORED.size)
+    # JSON has no tuples, and these clients do not know `meta`.
+    assert json.loads(json.dumps(header_fields(response))) == {
         "id": ID,
         "status": "COMPLETED",
         "description": "Done.",
@@ -138,23 +139,23 @@ def test_the_headers_wire_gives_an_address_with_its_size() -> None:
     }
 
 
-def test_the_headers_wire_streams_bytes() -> None:
+def test_the_header_wire_streams_bytes() -> None:
     response = Response(ID, Status.STREAM, data=b"\x80\x04N.")
-    assert load(headers_wire.frame(response))["data"] == b"\x80\x04N."
+    assert load(header_frame(response))["data"] == b"\x80\x04N."
 
 
-def test_the_headers_wire_gives_a_result_loaded() -> None:
+def test_the_header_wire_sends_a_result_that_loads() -> None:
     content = saved({"hidden": torch.ones(2, 3)})
     response = Response(ID, Status.COMPLETED, "Done.", InlineResult(content, False))
-    read = load(headers_wire.frame(response))
+    read = load(header_frame(response))
     assert torch.equal(read["data"]["hidden"], torch.ones(2, 3))
     assert (read["id"], read["status"]) == (ID, "COMPLETED")
 
 
-def test_the_headers_wire_takes_no_compressed_result() -> None:
+def test_the_header_wire_refuses_a_compressed_result() -> None:
     response = Response(ID, Status.COMPLETED, "Done.", InlineResult(b"", True))
     with pytest.raises(ValueError, match="must not be compressed"):
-        headers_wire.frame(response)
+        header_frame(response)
 
 
 # The wire of nnsight 0.8
@@ -162,27 +163,27 @@ def test_the_headers_wire_takes_no_compressed_result() -> None:
 
 @pytest.mark.parametrize("status", list(Status))
 def test_the_envelope_wire_sends_text(status: Status) -> None:
-    frame = envelope_wire.frame(Response(ID, status, "Ünïcode 🗼"))
+    frame = envelope_frame(Response(ID, status, "Ünïcode 🗼"))
     assert isinstance(frame, str)
     assert json.loads(frame) == {"id": ID, "status": status.value, "description": "Ünïcode 🗼"}
 
 
-def test_the_envelope_wire_says_what_a_run_cost() -> None:
+def test_the_envelope_wire_sends_the_cost_of_a_run() -> None:
     meta = {"execution_time": 0.25, "peak_memory": 1 << 30}
     for status in (Status.COMPLETED, Status.ERROR):
-        assert envelope_wire.fields(Response(ID, status, meta=meta))["meta"] == meta
+        assert envelope_fields(Response(ID, status, meta=meta))["meta"] == meta
 
 
-def test_the_envelope_wire_gives_an_address() -> None:
-    frame = envelope_wire.frame(Response(ID, Status.COMPLETED, "Done.", STORED))
+def test_the_envelope_wire_sends_an_address() -> None:
+    frame = envelope_frame(Response(ID, Status.COMPLETED, "Done.", STORED))
     assert json.loads(frame)["data"] == STORED.url
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_the_envelope_wire_gives_a_result_as_bytes(compressed: bool) -> None:
+def test_the_envelope_wire_sends_a_result_as_bytes(compressed: bool) -> None:
     content = b"what the runner wrote, opaque \x00\xff"
     result = InlineResult(content, compressed)
-    frame = envelope_wire.frame(Response(ID, Status.COMPLETED, "Done.", result, {"a": 1}))
+    frame = envelope_frame(Response(ID, Status.COMPLETED, "Done.", result, {"a": 1}))
     assert isinstance(frame, bytes)
     assert load(frame) == {
         "id": ID,
@@ -193,7 +194,7 @@ def test_the_envelope_wire_gives_a_result_as_bytes(compressed: bool) -> None:
     }
 
 
-# Either
+# Both
 
 
 def test_a_response_takes_the_form_of_its_requests_wire() -> None:

@@ -24,7 +24,7 @@ import websocket
 import zstandard
 from transformers import GPT2LMHeadModel
 
-from ndif.gateway.serving import StartError, listen
+from ndif.net import StartError, listen
 from tests.clients.harness import NDIF, Client, LocalServer
 from tests.conftest import NAME, client_environment
 
@@ -162,7 +162,7 @@ def test_a_folder_must_be_a_checkpoints(place: Place, tmp_path: Path) -> None:
 def test_a_repository_has_a_name_already(place: Place) -> None:
     code, said = start(place, ABSENT, "--name", "a/b")
     assert code == 1
-    assert said == "Error: --name is for a folder; a repository is asked for by its own id."
+    assert said == "Error: --name is for a folder; clients ask for a repository by its own id."
 
 
 @pytest.mark.parametrize("folder", ["/proc/results", "/dev/null/results", "/dev/null"])
@@ -458,7 +458,7 @@ def test_listening_to_others_is_warned_of(place: Place) -> None:
     server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.environment)
     try:
         assert within(PATIENCE_S, lambda: says(server, "local mode trusts its user"))
-        assert says(server, "Warning: 0.0.0.0 is not this machine alone.")
+        assert says(server, "Warning: 0.0.0.0 is reachable from other machines.")
     finally:
         server.stop()
     assert place.gone_within(1), place.processes()

@@ -1,4 +1,4 @@
-"""The simulated replica keeps the promises of `Actor`."""
+"""The simulated replica keeps the promises of `ModelActor`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import DeploymentLevel
-from ndif.host.port import Actor, ReplicaEvictedError
+from ndif.host.port import ModelActor, ReplicaEvictedError
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import ModelKey, Variant
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.variant import Variant
 from ndif.simulation import virtual_time
+from ndif.simulation.actor import SimulatedActor
 from ndif.simulation.cluster_file import read
 from ndif.simulation.journal import Journal, Usage
-from ndif.simulation.replica import SimulatedReplica
 from ndif.simulation.trace import TraceRequest
 
 WORLD = read(
@@ -35,7 +33,7 @@ NODE = WORLD.nodes[0].id
 SIZE = 8 * 10**9
 REQUEST = Request(VARIANT.model, "0.8", Wire.ENVELOPE, b"", False, "", id="0")
 
-Scene = Callable[[Actor, Usage], Coroutine[Any, Any, None]]
+Scene = Callable[[ModelActor, Usage], Coroutine[Any, Any, None]]
 
 
 def play(scene: Scene, run_s: float = 5.0, *, on_cpu: bool = False) -> Usage:
@@ -44,11 +42,11 @@ def play(scene: Scene, run_s: float = 5.0, *, on_cpu: bool = False) -> Usage:
     async def main() -> Usage:
         journal = Journal([TraceRequest(0.0, VARIANT.model, "ada", run_s)])
         gpus = {} if on_cpu else {0: 10**10, 1: 10**10}
-        place = Deployment(
+        place = PlacedReplica(
             str(VARIANT), "id", NODE, DeploymentLevel.HOT, SIZE, 0.0, gpus, on_cpu=on_cpu
         )
         config = DeploymentConfig("org/name", "org/name", execution_timeout_s=100.0)
-        replica: Actor = SimulatedReplica(config, place, WORLD, journal)
+        replica: ModelActor = SimulatedActor(config, place, WORLD, journal)
         usage = journal.by_model[VARIANT]
         await scene(replica, usage)
         journal.close(now())
@@ -74,12 +72,12 @@ def no_progress(done: int, total: int) -> None:
 def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
     times = []
 
-    async def scene(replica: Actor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: Usage) -> None:
         seen: list[tuple[int, int]] = []
         await replica.start(lambda done, total: seen.append((done, total)))
         assert seen == [(0, SIZE), (SIZE, SIZE)]
         times.append(now())
-        assert (await replica(REQUEST, ignore)).status is Status.COMPLETED
+        assert (await replica.run(REQUEST, ignore)).status is Status.COMPLETED
         times.append(now())
         await replica.to_cache()
         times.append(now())
@@ -102,7 +100,7 @@ def test_each_step_takes_its_time_and_holds_what_it_holds() -> None:
 
 
 def test_a_warm_one_that_is_ended_was_dropped() -> None:
-    async def scene(replica: Actor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: Usage) -> None:
         await replica.start(no_progress)
         await replica.to_cache()
         await replica.stop()
@@ -113,9 +111,9 @@ def test_a_warm_one_that_is_ended_was_dropped() -> None:
 
 @pytest.mark.parametrize("leave", ["to_cache", "stop"])
 def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
-    async def scene(replica: Actor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: Usage) -> None:
         await replica.start(no_progress)
-        running = asyncio.ensure_future(replica(REQUEST, ignore))
+        running = asyncio.ensure_future(replica.run(REQUEST, ignore))
         await asyncio.sleep(2)
         await getattr(replica, leave)()
         with pytest.raises(ReplicaEvictedError):
@@ -127,24 +125,24 @@ def test_whoever_runs_when_it_leaves_is_told_so(leave: str) -> None:
 
 
 def test_what_is_cancelled_is_an_error_with_the_reason() -> None:
-    async def scene(replica: Actor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: Usage) -> None:
         await replica.start(no_progress)
         replica.cancel("nobody runs")
-        running = asyncio.ensure_future(replica(REQUEST, ignore))
+        running = asyncio.ensure_future(replica.run(REQUEST, ignore))
         await asyncio.sleep(2)
         replica.cancel("The client left.")
         replica.cancel("again")
         response = await running
         assert (response.status, response.description) == (Status.ERROR, "The client left.")
-        assert (await replica(REQUEST, ignore)).status is Status.COMPLETED
+        assert (await replica.run(REQUEST, ignore)).status is Status.COMPLETED
 
     assert sum(play(scene).gpus_busy.hours) == 2 * (2 + 5)
 
 
 def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
-    async def scene(replica: Actor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: Usage) -> None:
         await replica.start(no_progress)
-        response = await replica(REQUEST, ignore)
+        response = await replica.run(REQUEST, ignore)
         assert response.status is Status.ERROR
         assert "100 s" in response.description
         assert now() == 118.0
@@ -153,7 +151,7 @@ def test_what_runs_longer_than_its_model_lets_it_is_ended() -> None:
 
 
 def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
-    async def scene(replica: Actor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: Usage) -> None:
         loading = asyncio.ensure_future(replica.start(no_progress))
         await asyncio.sleep(6)
         loading.cancel()
@@ -167,9 +165,9 @@ def test_one_that_is_ended_while_it_loads_holds_nothing_more() -> None:
 
 
 def test_on_the_cpu_it_keeps_its_memory_and_takes_longer() -> None:
-    async def scene(replica: Actor, usage: Usage) -> None:
+    async def scene(replica: ModelActor, usage: Usage) -> None:
         await replica.start(no_progress)
-        await replica(REQUEST, ignore)
+        await replica.run(REQUEST, ignore)
         assert now() == 18 + 5 * WORLD.speeds.cpu_slowdown
         await replica.to_cache()
         await replica.from_cache({})

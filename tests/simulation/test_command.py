@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-CALL = "from ndif.cli.simulate import command; command(prog_name='ndif simulate')"
 SMALL = ("--requests", "1500", "--models", "90", "--users", "9", "--hours", "3")
 
 
 def simulate(folder: Path, *arguments: str, hashing: int = 0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", CALL, *arguments],
+        [sys.executable, "-m", "ndif", "simulate", *arguments],
         cwd=folder,
         # Sets of text are in another order for each number.
         env={**os.environ, "PYTHONHASHSEED": str(hashing), "COLUMNS": "160"},
@@ -99,9 +98,9 @@ def test_a_trace_is_generated_for_the_models_of_a_cluster_that_is_there(folder: 
         (("none.jsonl", "--cluster", "c.yaml"), "none.jsonl cannot be read"),
         (("day.jsonl", "--cluster", "none.yaml"), "none.yaml cannot be read"),
         (("bad.jsonl", "--cluster", "c.yaml"), "bad.jsonl, line 2: this is no JSON"),
-        (("other.jsonl", "--cluster", "c.yaml"), "Nothing says how large"),
-        (("new.jsonl", "--cluster", "empty.yaml", "--generate"), "names no models to ask for"),
-        (("day.jsonl", "--cluster", "c.yaml", "--generate"), "day.jsonl is there already"),
+        (("other.jsonl", "--cluster", "c.yaml"), "These models of the trace have no size"),
+        (("new.jsonl", "--cluster", "empty.yaml", "--generate"), "names no models to request"),
+        (("day.jsonl", "--cluster", "c.yaml", "--generate"), "day.jsonl exists already"),
         (("new.jsonl", "--cluster", "no/c.yaml", "--generate"), "no/c.yaml cannot be written"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.simulation.meter import Meter
+from ndif.simulation.journal import Meter
 
 
 def test_levels_are_added_up_in_their_hours() -> None:

@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.on_loop import on_loop
 
-from ndif.queue.responder import Responder
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore, ObjectStoreError
+from ndif.stores.responder import Responder
+from tests.on_loop import on_loop
 
 MODEL = ModelKey("a.B", "org/name")
 

@@ -1,4 +1,4 @@
-"""`ndif deploy`: have models loaded before anybody asks for them."""
+"""`ndif deploy`: load models before their first request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ndif.cli.admin import CommandError, Server, to_a_server
+from ndif.cli.server_client import CommandError, ServerClient, with_server
 
 
 @click.command("deploy")
@@ -17,18 +17,28 @@ from ndif.cli.admin import CommandError, Server, to_a_server
     "deployment_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A YAML or JSON file of models and their settings.",
+    help="YAML or JSON file of models and their settings.",
 )
-@click.option("--sync", is_flag=True, help="Evict every model that is deployed and not named here.")
-@click.option("--dedicated", is_flag=True, help="Never evict them for others.")
-@click.option("--replicas", type=click.IntRange(1), help="Copies of each that share its requests.")
 @click.option(
-    "--generation", metavar="0.8", help="Deploy for clients of this nnsight; default: the newest."
+    "--sync", is_flag=True, help="Also evict every deployed model that is not named here."
 )
-@click.option("--no-wait", is_flag=True, help="Do not wait until they are ready.")
-@to_a_server
+@click.option("--dedicated", is_flag=True, help="Never evict these models to make room for others.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    help="Number of replicas of each model, which share its requests.",
+)
+@click.option(
+    "--generation",
+    metavar="0.8",
+    help="Deploy for clients of this nnsight generation; default: the newest.",
+)
+@click.option(
+    "--no-wait", is_flag=True, help="Return at once instead of when the models are ready."
+)
+@with_server
 def command(
-    server: Server,
+    server: ServerClient,
     as_json: bool,
     checkpoints: tuple[str, ...],
     deployment_file: Path | None,
@@ -40,9 +50,9 @@ def command(
 ) -> None:
     """Deploy each CHECKPOINT: a Hugging Face repo id, a model key, or ORG/NAME=FOLDER.
 
-    A folder is one of the server's machine. Exit code 1 says that a model could not be deployed.
+    FOLDER is on the server's machine. The exit code is 1 if a model could not be deployed.
     """
-    from ndif.cli.loading import report, watched
+    from ndif.cli.progress import post_with_progress, report
 
     entries = _entries(server, checkpoints, deployment_file)
     for entry in entries:
@@ -54,28 +64,24 @@ def command(
         "wait": not no_wait,
         "sync": sync,
     }
-    answer = watched(server, "/admin/deploy", body, quiet=as_json or no_wait)
-    report(answer, as_json, state="is being loaded" if no_wait else "is ready")
+    answer = post_with_progress(server, "/admin/deploy", body, quiet=as_json or no_wait)
+    report(answer, as_json, state="is loading" if no_wait else "is ready")
 
 
 def _entries(
-    server: Server, checkpoints: tuple[str, ...], file: Path | None
+    server: ServerClient, checkpoints: tuple[str, ...], file: Path | None
 ) -> list[dict[str, Any]]:
     if bool(checkpoints) == (file is not None):
-        raise click.UsageError("Name either CHECKPOINTs or a file with --deployment-config.")
+        raise click.UsageError("Give either CHECKPOINTs or a file with --deployment-config.")
 
-    from ndif.schema.checkpoints import CheckpointError, deployment_of
-    from ndif.schema.deployment_entry import entry_of
-    from ndif.schema.deployment_file import DeploymentFileError, read_file
+    from ndif.schema.deployment_file import read_file, to_entry
+    from ndif.schema.deployment_settings import parse_checkpoint
 
-    try:
-        configs = (
-            read_file(file)
-            if file is not None
-            else [deployment_of(each, here=server.is_local) for each in checkpoints]
-        )
-    except (CheckpointError, DeploymentFileError) as error:
-        raise CommandError(str(error)) from error
+    configs = (
+        read_file(file)
+        if file is not None
+        else [parse_checkpoint(each, here=server.is_local) for each in checkpoints]
+    )
     if not configs:
         raise CommandError(f"{file} names no model.")
-    return [entry_of(config) for config in configs]
+    return [to_entry(config) for config in configs]

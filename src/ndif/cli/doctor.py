@@ -1,4 +1,4 @@
-"""`ndif doctor`: what this machine has to confine strangers' code with, layer by layer."""
+"""`ndif doctor`: the sandbox layers that this machine offers."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ import click
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """Show every layer of the sandbox on this machine; exit 1 if one is missing that must not be."""
+    """Show the sandbox layers that this machine offers; the exit code is 1 if a required one is missing."""
     from dataclasses import asdict
 
-    from ndif.sandbox.layers import layers, missing
+    from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 
-    found = layers()
-    lacking = missing(found)
+    found = detect_layers()
+    lacking = missing_layers(found)
     if as_json:
         click.echo(json.dumps({"layers": [asdict(layer) for layer in found], "safe": not lacking}))
     else:
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(title="What confines untrusted code here")
-        for heading in ("layer", "here", "", "how, or what to do"):
+        table = Table(title="Sandbox layers of this machine")
+        for heading in ("layer", "present", "required", "how, or what to do"):
             table.add_column(heading, overflow="fold")
         for layer in found:
-            lacking_color = "red" if layer.required else "yellow"
-            here = "[green]yes[/]" if layer.present else f"[{lacking_color}]no[/]"
-            needed = "needed" if layer.required else "helps"
-            table.add_row(layer.name, here, needed, layer.detail)
+            color = "red" if layer.required else "yellow"
+            present = "[green]yes[/]" if layer.present else f"[{color}]no[/]"
+            table.add_row(layer.name, present, "yes" if layer.required else "no", layer.detail)
         console = Console()
         console.print(table)
         console.print(

@@ -1,16 +1,16 @@
-"""`ndif env`."""
+"""`ndif env`: the server's Python version and packages."""
 
 from __future__ import annotations
 
 import click
 
-from ndif.cli.admin import Server, to_a_server
+from ndif.cli.server_client import ServerClient, with_server
 
 
 @click.command("env")
-@to_a_server
-def command(server: Server, as_json: bool) -> None:
-    """Show the server's Python and the packages that it has."""
+@with_server
+def command(server: ServerClient, as_json: bool) -> None:
+    """Show the server's Python version and packages."""
     from ndif.cli.output import add_rows, console, show_json, table
 
     answer = server.get("/env")

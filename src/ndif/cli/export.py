@@ -1,16 +1,16 @@
-"""`ndif export`."""
+"""`ndif export`: a deployment file of the models deployed now."""
 
 from __future__ import annotations
 
 import click
 
-from ndif.cli.admin import Server, to_a_server
+from ndif.cli.server_client import ServerClient, with_server
 
 
 @click.command("export")
-@to_a_server
-def command(server: Server, as_json: bool) -> None:
-    """Print a deployment file that brings up what is deployed now (YAML, or JSON with --json)."""
+@with_server
+def command(server: ServerClient, as_json: bool) -> None:
+    """Print a deployment file of the models deployed now, as YAML or with --json as JSON."""
     from ndif.cli.output import show_json
 
     deployments = server.get("/admin/export")["deployments"]

@@ -1,4 +1,4 @@
-"""`ndif info`: which server runs here, and with what configuration."""
+"""`ndif info`: the server of this machine, and the configuration."""
 
 from __future__ import annotations
 
@@ -7,32 +7,37 @@ from typing import Any
 
 import click
 
-from ndif.cli.admin import NoServerError, connect, nothing_runs, options
+from ndif.cli.server_client import NoServerError, connect, no_server, options
 
 
 @click.command("info")
 @click.option(
-    "--config", "config", is_flag=True, help="Every variable, its value, and where that came from."
+    "--config",
+    "config",
+    is_flag=True,
+    help="Show every variable, its value and the value's source.",
 )
 @click.option(
-    "--env-example", is_flag=True, help="Print every variable with its default, as a file .env."
+    "--env-example", is_flag=True, help="Print every variable with its default, as an .env file."
 )
-@click.option("--url", metavar="URL", help="With --config: a server elsewhere.")
-@click.option("--token", metavar="TOKEN", help="Its token, or @FILE to read it from there.")
+@click.option("--url", metavar="URL", help="With --config: address of a server elsewhere.")
+@click.option(
+    "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     config: bool, env_example: bool, url: str | None, token: str | None, as_json: bool
 ) -> None:
-    """Show the server that runs here: its address, its process, its files."""
+    """Show the server of this machine: its address, process, files and services."""
     if env_example:
-        from ndif.variables import example
+        from ndif.config.reference import example
 
         click.echo(example(), nl=False)
     elif config:
         _config(url, token, as_json)
     elif url is not None:
         raise click.UsageError(
-            "A session's files are on its server's machine; --url goes with --config."
+            "--url needs --config: a session's files are on the server's own machine."
         )
     else:
         _session(as_json)
@@ -42,62 +47,66 @@ def _session(as_json: bool) -> None:
     from dataclasses import asdict
 
     from ndif.cli.output import add_rows, console, show_json, table
-    from ndif.services.places import places
-    from ndif.session.folder import Sessions
+    from ndif.launch.run_folder import RunFolders
+    from ndif.launch.services.plan import service_status
 
-    sessions = Sessions(options().session_root)
-    running = sessions.running()
-    found = places(sessions)
+    run_folders = RunFolders(options().session_root)
+    running = run_folders.running()
+    services = service_status(run_folders)
     if running is None:
-        if not found:
-            raise nothing_runs(sessions.root)
+        if not services:
+            raise no_server(run_folders.root)
         if as_json:
-            show_json({"services": found})
+            show_json({"services": services})
         else:
             made = table("Services", "", "")
             made.show_header = False
-            console().print(add_rows(made, _services(found)))
+            console().print(add_rows(made, _service_rows(services)))
         return
-    session, record = running
-    log = session.log("ray" if record.node_type == "worker" else "api")
-    said = {**asdict(record), "folder": str(session.folder), "log": str(log), "services": found}
+    run_folder, record = running
+    log = run_folder.log("ray" if record.node_type == "worker" else "api")
+    content = {
+        **asdict(record),
+        "folder": str(run_folder.folder),
+        "log": str(log),
+        "services": services,
+    }
     if as_json:
-        show_json(said)
+        show_json(content)
         return
-    settings = said.pop("settings")
     rows: list[tuple[str, Any]] = [
         ("address", record.url),
         ("process", record.pid),
         ("started", record.started),
         ("version", record.version),
         ("started with", " ".join(record.arguments)),
-        ("folder", session.folder),
+        ("folder", run_folder.folder),
         ("log", log),
-        *_services(found),
-        *settings.items(),
+        *_service_rows(services),
+        *record.settings.items(),
     ]
     made = table(f"Session {record.session_id}", "", "")
     made.show_header = False
     console().print(add_rows(made, rows))
 
 
-def _services(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    how = {True: "runs", False: "does not answer", None: "is Ray's to find"}
+def _service_rows(services: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    state = {True: "runs", False: "does not answer", None: "found by Ray"}
     return [
-        (name, f"{said['address']}: {how[said['answers']]}, {said['whose']}")
-        for name, said in found.items()
+        (name, f"{service['address']}: {state[service['answers']]}, {service['whose']}")
+        for name, service in services.items()
     ]
 
 
 def _config(url: str | None, token: str | None, as_json: bool) -> None:
-    from ndif.cli.output import add_rows, console, show_json, table, warn_of_unread
+    from ndif.cli.output import add_rows, console, show_json, table, warn_of_unread_variables
 
-    settings, whose = _settings(url, token)
-    warn_of_unread()
+    settings, owner = _settings(url, token)
+    warn_of_unread_variables()
     if as_json:
         show_json({"settings": settings})
         return
-    made = table(f"Configuration of {whose}", "variable", "value", "from", "default", "meaning")
+    made = table(f"Configuration of {owner}", "variable", "value", "source", "default", "meaning")
     add_rows(
         made,
         (
@@ -115,10 +124,10 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
 
 
 def _settings(url: str | None, token: str | None) -> tuple[list[dict[str, Any]], str]:
-    """Of the server; where none runs, what one would be started with."""
+    """Return the settings of the running server, or else of one started now, and whose they are."""
     from dataclasses import asdict
 
-    from ndif.variables import variables
+    from ndif.config.reference import variables
 
     try:
         server = connect(url, token)

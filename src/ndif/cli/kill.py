@@ -1,17 +1,17 @@
-"""`ndif kill`."""
+"""`ndif kill`: end a request."""
 
 from __future__ import annotations
 
 import click
 
-from ndif.cli.admin import Server, to_a_server
+from ndif.cli.server_client import ServerClient, with_server
 
 
 @click.command("kill")
 @click.argument("request_id")
-@to_a_server
-def command(server: Server, as_json: bool, request_id: str) -> None:
-    """End a request, whether it waits or runs; its user is told."""
+@with_server
+def command(server: ServerClient, as_json: bool, request_id: str) -> None:
+    """End a waiting or running request; its user gets an error."""
     from ndif.cli.output import show_json
 
     answer = server.post("/admin/kill", {"request_id": request_id})

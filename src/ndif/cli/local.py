@@ -1,4 +1,4 @@
-"""`ndif local start`: one model, one user, one command (specification, 001)."""
+"""`ndif local start`: one model, one user, one command."""
 
 from __future__ import annotations
 
@@ -9,51 +9,59 @@ import click
 
 @click.group("local")
 def command() -> None:
-    """Serve one model to yourself. Code that reaches this server is trusted."""
+    """Serve one model to yourself. The server trusts all code that reaches it."""
 
 
 @command.command("start")
 @click.argument("checkpoint")
-@click.option("--name", metavar="ORG/NAME", help="What clients call a model that is a folder here.")
+@click.option(
+    "--name", metavar="ORG/NAME", help="Name by which clients ask for a model that is a folder."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port; default: the first free from 8289."
+    "--port", type=click.IntRange(1, 65535), help="Port; default: the first free one from 8289."
 )
 @click.option(
-    "--dtype", default="auto", show_default=True, help="E.g. bfloat16; auto: the checkpoint's."
+    "--dtype",
+    default="auto",
+    show_default=True,
+    help="Data type of the weights, e.g. bfloat16; auto: the checkpoint's.",
 )
 @click.option(
     "--device",
-    help="E.g. cuda:0 or cpu; auto: spread over all GPUs; default: the fewest GPUs that hold the model.",
+    help="Device, e.g. cuda:0 or cpu; auto: spread over all GPUs; default: the fewest GPUs that hold the "
+    "model.",
 )
 @click.option("--revision", help="Branch, tag or commit of the repository.")
-@click.option("--task", help="The transformers task; default: what the architecture is for.")
+@click.option("--task", help="Task of transformers; default: the one of the architecture.")
 @click.option(
-    "--threads", type=click.IntRange(1), help="Threads of the model; default: one a core."
+    "--threads", type=click.IntRange(1), help="CPU threads of the model; default: one per core."
 )
 @click.option(
     "--replicas",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Processes that serve the model side by side; on CPUs they share its weights.",
+    help="Replicas of the model that serve in parallel; on CPUs they share its weights.",
 )
 @click.option(
     "--results-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where large results wait to be fetched; default: a temporary folder.",
+    help="Folder of large results until they are fetched; default: a temporary folder.",
 )
-@click.option("--share-weights", is_flag=True, help="Let clients download the weights, too.")
+@click.option("--share-weights", is_flag=True, help="Let clients download the weights as well.")
 @click.option(
-    "--sandbox", is_flag=True, help="Trust nobody: every request in a confined process of its own."
+    "--sandbox",
+    is_flag=True,
+    help="Trust nobody: run every request in a confined process of its own.",
 )
 @click.option(
     "--execution-timeout",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a request may run; default: NDIF_EXECUTION_TIMEOUT_SECONDS.",
+    help="Maximum run time of a request in seconds; default: NDIF_EXECUTION_TIMEOUT_SECONDS.",
 )
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Show what the server and the model process log."
+    "-v", "--verbose", is_flag=True, help="Show the log of the server and the model process."
 )
 def start(
     checkpoint: str,
@@ -73,28 +81,24 @@ def start(
     verbose: bool,
 ) -> None:
     """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
-    from ndif.cli.output import warn_of_unread
-    from ndif.gateway.serving import StartError
+    from ndif.cli.output import warn_of_unread_variables
     from ndif.server.local import Local
 
-    warn_of_unread()
-    try:
-        Local(
-            checkpoint=checkpoint,
-            name=name,
-            host=host,
-            port=port,
-            dtype=dtype,
-            device=device,
-            revision=revision,
-            task=task,
-            threads=threads or 0,
-            replicas=replicas,
-            results=results_dir,
-            share_weights=share_weights,
-            sandbox=sandbox,
-            execution_timeout_s=execution_timeout,
-            verbose=verbose,
-        ).run()
-    except StartError as error:
-        raise click.ClickException(str(error)) from error
+    warn_of_unread_variables()
+    Local(
+        checkpoint=checkpoint,
+        name=name,
+        host=host,
+        port=port,
+        dtype=dtype,
+        device=device,
+        revision=revision,
+        task=task,
+        threads=threads or 0,
+        replicas=replicas,
+        results=results_dir,
+        share_weights=share_weights,
+        sandbox=sandbox,
+        execution_timeout_s=execution_timeout,
+        verbose=verbose,
+    ).run()

@@ -1,4 +1,4 @@
-"""`ndif logs`."""
+"""`ndif logs`: the log of the server or of a service."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from typing import TextIO
 
 import click
 
-from ndif.cli.admin import CommandError, options
-from ndif.services.roles import ALONE
-from ndif.session.folder import SERVICES
+from ndif.cli.server_client import CommandError, options
+from ndif.launch.run_folder import LOG_NAMES
+from ndif.launch.services import STANDALONE
 
 _POLL_S = 0.3
 
 
 @click.command("logs")
-@click.argument("service", default=SERVICES[0], type=click.Choice(SERVICES))
-@click.option("-f", "--follow", is_flag=True, help="Go on, until the server ends or you interrupt.")
+@click.argument("service", default=LOG_NAMES[0], type=click.Choice(LOG_NAMES))
+@click.option(
+    "-f", "--follow", is_flag=True, help="Follow the log until the server ends or you interrupt."
+)
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(0),
     default=100,
     show_default=True,
-    help="How many of the last.",
+    help="Number of lines from the end.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
 def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
-    """Show the log of the server here, or of the one that was here last."""
-    from ndif.session.folder import Sessions
+    """Show the log of this machine's server, or of its last one."""
+    from ndif.launch.run_folder import RunFolders
 
-    sessions = Sessions(options().session_root)
-    session = sessions.latest()
-    alone = sessions.of(service).latest()
-    if alone is not None and (session is None or not session.log(service).exists()):
-        session = alone
-    if session is None:
-        raise CommandError(f"There was no session yet in {sessions.root}, so there is no log.")
-    if service in ALONE and not session.log(service).exists():
-        raise CommandError(f"{session.id} started no {service}: its log is where that runs.")
+    run_folders = RunFolders(options().session_root)
+    run_folder = run_folders.latest()
+    alone = run_folders.of_service(service).latest()
+    if alone is not None and (run_folder is None or not run_folder.log(service).exists()):
+        run_folder = alone
+    if run_folder is None:
+        raise CommandError(f"There was no session yet in {run_folders.root}, so there is no log.")
+    if service in STANDALONE and not run_folder.log(service).exists():
+        raise CommandError(f"{run_folder.id} started no {service}: its log is where that runs.")
     try:
-        with session.log(service).open(errors="replace") as file:
+        with run_folder.log(service).open(errors="replace") as file:
             for line in deque(_whole_lines(file), maxlen=lines):
                 _show(line, as_json)
-            while follow and (record := session.record()) is not None:
-                # Asked first, so that the last lines of one that ends are not missed.
+            while follow and (record := run_folder.record()) is not None:
+                # Read before the log, so that the last lines of a server that ends are shown.
                 alive = record.is_alive
                 for line in _whole_lines(file):
                     _show(line, as_json)
@@ -55,18 +57,20 @@ def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
                     return
                 time.sleep(_POLL_S)
     except OSError as error:
-        raise CommandError(f"{session.log(service)} cannot be read: {error.strerror}.") from error
+        raise CommandError(
+            f"{run_folder.log(service)} cannot be read: {error.strerror}."
+        ) from error
     except KeyboardInterrupt:
         return
 
 
 def _whole_lines(file: TextIO) -> Iterator[str]:
-    """What is there of it; a line that is being written comes the next time."""
+    """Yield the complete lines from the current position; a partial line is left for the next call."""
     while True:
-        place = file.tell()
+        position = file.tell()
         line = file.readline()
         if not line.endswith("\n"):
-            file.seek(place, os.SEEK_SET)
+            file.seek(position, os.SEEK_SET)
             return
         yield line.removesuffix("\n")
 

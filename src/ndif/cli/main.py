@@ -1,35 +1,42 @@
-"""`ndif`: each command is imported when it is called, so that help answers at once."""
+"""The command `ndif`; each of its commands is imported when it is called, so that help answers at once."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndif.errors import NdifError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 _COMMANDS = {
-    "deploy": "Have models loaded before anybody asks for them.",
-    "doctor": "Show what this machine has to confine strangers' code with.",
-    "env": "Show the server's Python and the packages that it has.",
-    "evict": "Take a model, or a replica of it, off its devices.",
-    "export": "Print a deployment file that brings up what is deployed now.",
-    "info": "Show the server that runs here, and every variable with its value.",
-    "kill": "End a request, whether it waits or runs.",
-    "local": "Serve one model to yourself: no queue, no accounts, nothing to install beside it.",
+    "deploy": "Load models before their first request.",
+    "doctor": "Show which sandbox layers this machine offers.",
+    "env": "Show the server's Python version and packages.",
+    "evict": "Remove a model, or one replica of it, from its devices.",
+    "export": "Print a deployment file of the models deployed now.",
+    "info": "Show the server of this machine and its configuration.",
+    "kill": "End a waiting or running request.",
+    "local": "Serve one model to yourself, without queue or accounts.",
     "logs": "Show the server's log.",
-    "queue": "Show the requests that run and those that wait.",
-    "restart": "Start the server, or one model's replicas, anew.",
-    "runtime": "Install nnsight generations, so that clients of each can be served.",
-    "scale": "Have more or fewer replicas of a model.",
-    "simulate": "Replay a day of requests on a cluster that need not exist.",
+    "queue": "Show running and waiting requests.",
+    "restart": "Restart the server, or the replicas of one model.",
+    "runtime": "Install the nnsight generations that clients may use.",
+    "scale": "Set the number of replicas of a model.",
+    "simulate": "Replay a day of requests on a simulated cluster.",
     "start": "Serve any model to many users.",
-    "status": "Show the machines, the models and their replicas.",
+    "status": "Show machines, models and replicas.",
     "stop": "Stop the server.",
     "version": "Print the version.",
 }
 
 
-class Lazy(click.Group):
-    """A group whose commands are modules of this folder."""
+class LazyGroup(click.Group):
+    """A group whose commands are modules of this package."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """See `click.Group`."""
@@ -43,11 +50,36 @@ class Lazy(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing one."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """See `click.Group`; an error for the operator is printed as its sentence, with exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException:
+            raise  # with an exit code of its own
+        except NdifError as error:
+            raise click.ClickException(str(error)) from error
 
-@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Run nnsight traces next to the weights."""
+
+
+def complete_models(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the repo ids of the server's models that begin with `incomplete`."""
+    from click.shell_completion import CompletionItem
+
+    from ndif.cli.server_client import connect
+
+    with contextlib.suppress(NdifError, OSError, ValueError, KeyError, TypeError):
+        server = connect(context.params.get("url"), context.params.get("token"))
+        found = {str(model["repo_id"]) for model in server.get("/admin/status")["models"]}
+        begun = incomplete.lower()
+        return [CompletionItem(name) for name in sorted(found) if name.lower().startswith(begun)]
+    return []

@@ -1,4 +1,4 @@
-"""What an operator sees while replicas are brought up, and what came of it."""
+"""Progress of replicas that are loading, and the outcome of a deployment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndif.cli.admin import CommandError, Server
+from ndif.cli.server_client import CommandError, ServerClient
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 
 
-class _Asking(threading.Thread):
-    """A POST that is answered when all is done; meanwhile there is something to look at."""
+class _PendingPost(threading.Thread):
+    """A POST in the background, whose answer comes when the operation is done."""
 
-    def __init__(self, server: Server, path: str, body: Mapping[str, Any]) -> None:
-        # A daemon: who interrupts the command does not wait for the answer.
+    def __init__(self, server: ServerClient, path: str, body: Mapping[str, Any]) -> None:
+        # A daemon thread: an interrupted command does not wait for the answer.
         super().__init__(daemon=True)
         self._server, self._path, self._body = server, path, body
         self._answer: Any = None
@@ -30,36 +30,38 @@ class _Asking(threading.Thread):
         """See `threading.Thread`."""
         try:
             self._answer = self._server.post(self._path, self._body, None)
-        except Exception as error:  # it is raised where it is asked for
+        except Exception as error:  # raised by `answer`
             self._error = error
 
     def answer(self) -> Any:
-        """What came of it."""
+        """Return the answer, or raise the error that came instead."""
         if self._error is not None:
             raise self._error
         return self._answer
 
 
-def watched(server: Server, path: str, body: Mapping[str, Any], *, quiet: bool) -> Any:
-    """What a route answers to `body`; until then the replicas that are loading are shown.
+def post_with_progress(
+    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool
+) -> Any:
+    """POST `body`, show the replicas that are loading until the answer comes, and return the answer.
 
     Raises:
-        CommandError: with what the server says, if it refuses.
+        CommandError: If the server refuses, with its message.
     """
-    asking = _Asking(server, path, body)
-    asking.start()
+    post = _PendingPost(server, path, body)
+    post.start()
     try:
         if not quiet:
-            _show(server, asking)
-        asking.join()
+            _show(server, post)
+        post.join()
     except KeyboardInterrupt as error:
         raise CommandError(
-            "No longer watched; the server goes on with it. `ndif status` shows how far it is."
+            "Interrupted; the server continues the operation. `ndif status` shows its progress."
         ) from error
-    return asking.answer()
+    return post.answer()
 
 
-def _show(server: Server, asking: _Asking) -> None:
+def _show(server: ServerClient, post: _PendingPost) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -74,12 +76,12 @@ def _show(server: Server, asking: _Asking) -> None:
         disable=not console.is_terminal,
     ) as bars:
         shown: dict[str, TaskID] = {}
-        while asking.is_alive():
-            asking.join(_POLL_S)
+        while post.is_alive():
+            post.join(_POLL_S)
             try:
                 _update(bars, shown, server.get("/admin/status"))
             except CommandError:
-                return  # the answer itself says what is wrong
+                return  # the answer to the POST says what is wrong
 
 
 def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
@@ -103,10 +105,10 @@ def _loading(status: Any) -> Iterator[tuple[str, tuple[str, int | None, int | No
 
 
 def report(answer: Any, as_json: bool, *, state: str) -> None:
-    """Say what came of a deployment; `state` is what its replicas are in, if they are.
+    """Print the outcome of a deployment; `state` describes the replicas that were deployed.
 
     Raises:
-        CommandError: if a model could not be deployed.
+        CommandError: If a model could not be deployed.
     """
     from ndif.cli.output import show_json
 
@@ -116,22 +118,22 @@ def report(answer: Any, as_json: bool, *, state: str) -> None:
         show_json(answer)
     else:
         for model in models:
-            _say(model, state)
+            _report_model(model, state)
     if failed:
         raise CommandError("\n".join(f"{model['repo_id']}: {model['problem']}" for model in failed))
 
 
-def _say(model: Mapping[str, Any], state: str) -> None:
-    from ndif.cli.output import called
+def _report_model(model: Mapping[str, Any], state: str) -> None:
+    from ndif.cli.output import variant_name
 
     for each in model["evicted"]:
-        what = f"replica {each['replica_id']}" if each["replica_id"] else "it was being set up"
-        click.echo(f"Evicted for it: {called(each['model'])} ({what}).")
+        replica = f"replica {each['replica_id']}" if each["replica_id"] else "while it was set up"
+        click.echo(f"Evicted: {variant_name(each['model'])} ({replica}).")
     count = len(model["replicas"])
     if count:
         click.echo(f"{model['repo_id']} {state}: {_replicas(count)}.")
     elif not model["problem"]:
-        click.echo(f"{model['repo_id']} has no replicas any more.")
+        click.echo(f"{model['repo_id']} has no replicas left.")
 
 
 def _replicas(count: int) -> str:

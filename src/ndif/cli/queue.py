@@ -1,4 +1,4 @@
-"""`ndif queue`: what runs and waits, model by model."""
+"""`ndif queue`: running and waiting requests, model by model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndif.cli.admin import Server, to_a_server
+from ndif.cli.server_client import ServerClient, with_server
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,28 +15,35 @@ if TYPE_CHECKING:
 
 @click.command("queue")
 @click.option(
-    "--watch", type=click.FloatRange(0.2), metavar="SECONDS", help="Show it again and again."
+    "--watch", type=click.FloatRange(0.2), metavar="SECONDS", help="Repeat every SECONDS seconds."
 )
-@to_a_server
-def command(server: Server, as_json: bool, watch: float | None) -> None:
-    """Show the requests that run and those that wait."""
-    from ndif.cli.watching import show
+@with_server
+def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
+    """Show running and waiting requests."""
+    from ndif.cli.output import show
 
-    show(lambda: server.get("/admin/queue"), _drawn, as_json=as_json, every_s=watch)
+    show(lambda: server.get("/admin/queue"), _rendered, as_json=as_json, interval_s=watch)
 
 
-def _drawn(queue: Mapping[str, Any]) -> RenderableType:
+def _rendered(queue: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
-    from ndif.cli.output import add_rows, lasting, name_of, since, table
+    from ndif.cli.output import add_rows, duration, elapsed, name_of, table
 
     made = table(
-        "Requests", "model", "nnsight", "request", "user", "place", "for", "starts in", "replica"
+        "Requests", "model", "nnsight", "request", "user", "position", "for", "starts in", "replica"
     )
     for model in queue["models"]:
         head = (name_of(model), model["generation"])
         running = [
-            (each["request_id"], each["user"], "runs", since(each["since"]), "", each["replica_id"])
+            (
+                each["request_id"],
+                each["user"],
+                "running",
+                elapsed(each["since"]),
+                "",
+                each["replica_id"],
+            )
             for each in model["running"]
         ]
         waiting = [
@@ -44,8 +51,8 @@ def _drawn(queue: Mapping[str, Any]) -> RenderableType:
                 each["request_id"],
                 each["user"],
                 each["position"],
-                since(each["received"]),
-                lasting(each["expected_start_s"]),
+                elapsed(each["received"]),
+                duration(each["expected_start_s"]),
                 "",
             )
             for each in model["waiting"]
@@ -54,4 +61,4 @@ def _drawn(queue: Mapping[str, Any]) -> RenderableType:
             made,
             ((*(head if n == 0 else ("", "")), *row) for n, row in enumerate([*running, *waiting])),
         )
-    return made if made.row_count else Text("Nothing runs, and nothing waits.")
+    return made if made.row_count else Text("No request is running or waiting.")

@@ -1,4 +1,4 @@
-"""`ndif restart`: the server, or one model's replicas."""
+"""`ndif restart`: restart the server, or the replicas of one model."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ndif.cli.admin import CommandError, RefusedError, Server, options, to_a_server
-from ndif.cli.completion import models
-from ndif.services.roles import WORDS
+from ndif.cli.main import complete_models
+from ndif.cli.server_client import (
+    CommandError,
+    RefusedError,
+    ServerClient,
+    options,
+    with_server,
+)
+from ndif.launch.services import COMPONENTS
 
 if TYPE_CHECKING:
-    from ndif.session.folder import Session
-    from ndif.session.record import Record
+    from ndif.launch.run_folder import RunFolder, RunRecord
 
 
 @click.command("restart")
-@click.argument("model", required=False, shell_complete=models)
-@to_a_server
-def command(server: Server, as_json: bool, model: str | None) -> None:
-    """Start MODEL's replicas anew; without it, the server.
+@click.argument("model", required=False, shell_complete=complete_models)
+@with_server
+def command(server: ServerClient, as_json: bool, model: str | None) -> None:
+    """Restart the replicas of MODEL, or without MODEL the server.
 
-    The server comes back behind the terminal, with the options and the environment that it was started
-    with, and with the models that are deployed now.
+    The server starts again detached from the terminal, with the options and the environment of its first
+    start and the models that are deployed now.
     """
     if model is None:
         _server(server, as_json)
@@ -34,8 +39,8 @@ def command(server: Server, as_json: bool, model: str | None) -> None:
         _model(server, as_json, model)
 
 
-def _model(server: Server, as_json: bool, model: str) -> None:
-    from ndif.cli.output import called, show_json
+def _model(server: ServerClient, as_json: bool, model: str) -> None:
+    from ndif.cli.output import show_json, variant_name
 
     answer = server.post("/admin/restart", {"model": model})
     if as_json:
@@ -43,26 +48,26 @@ def _model(server: Server, as_json: bool, model: str) -> None:
         return
     for replica in answer["restarted"]:
         click.echo(
-            f"{called(replica['model_key'])}: replica {replica['replica_id']} is started anew."
+            f"{variant_name(replica['model_key'])}: replica {replica['replica_id']} restarts."
         )
 
 
-def _server(server: Server, as_json: bool) -> None:
-    from ndif.cli.ending import end
-    from ndif.session.folder import Sessions
+def _server(server: ServerClient, as_json: bool) -> None:
+    from ndif.cli.shutdown import end
+    from ndif.launch.run_folder import RunFolders
 
-    running = Sessions(options().session_root).running()
+    running = RunFolders(options().session_root).running()
     if not server.is_local or running is None:
         raise RefusedError(
-            "A server is restarted on its own machine; from here, `ndif restart MODEL` starts a model "
-            "anew."
+            "A server can be restarted on its own machine only; from here, `ndif restart MODEL` restarts "
+            "the replicas of a model."
         )
-    session, record = running
-    # Read while it lives: a variable that was set since is not one that it was started with.
+    run_folder, record = running
+    # Read while the server lives: this command's own environment may have changed since the start.
     environment = _environment(record.pid)
-    arguments = _arguments(server, session, record)
+    arguments = _arguments(server, run_folder, record)
     end(server)
-    done = subprocess.run(  # noqa: S603 - our own interpreter, and what the server was started with
+    done = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
         [
             *(sys.executable, "-m", "ndif", "start", "--detach", *arguments),
             *(["--json"] if as_json else []),
@@ -71,14 +76,14 @@ def _server(server: Server, as_json: bool) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise CommandError("The server was stopped, and did not start again.")
+        raise CommandError("The server stopped, and did not start again.")
 
 
-def _arguments(server: Server, session: Session, record: Record) -> list[str]:
-    """What it was started with; its models are those of now, if it can still say which.
+def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -> list[str]:
+    """Return the arguments of the first start with the models deployed now, if the server can name them.
 
     Raises:
-        CommandError: if no server could be started with those.
+        CommandError: If no server could be started with these models.
     """
     from ndif.schema.deployment_file import DeploymentFileError, read_file
 
@@ -86,7 +91,7 @@ def _arguments(server: Server, session: Session, record: Record) -> list[str]:
         deployed = server.get("/admin/export")["deployments"]
     except CommandError:
         return record.arguments
-    file = session.folder / "deployments.json"
+    file = run_folder.folder / "deployments.json"
     file.write_text(json.dumps(deployed, indent=2))
     try:
         read_file(file)
@@ -94,9 +99,9 @@ def _arguments(server: Server, session: Session, record: Record) -> list[str]:
         raise CommandError(
             f"What is deployed now could not be deployed again, so the server goes on as it is:\n{error}"
         ) from error
-    words = [word for word in record.arguments[:1] if word in WORDS]
-    place = ["--host", record.host, "--port", str(record.port)]
-    return [*words, *place, "--deployment-config", str(file)]
+    component = [word for word in record.arguments[:1] if word in COMPONENTS]
+    address = ["--host", record.host, "--port", str(record.port)]
+    return [*component, *address, "--deployment-config", str(file)]
 
 
 def _environment(pid: int) -> dict[str, str]:

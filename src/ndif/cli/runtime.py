@@ -1,4 +1,4 @@
-"""`ndif runtime`: which nnsight versions this server can serve."""
+"""`ndif runtime`: the nnsight generations that the server can serve."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import click
 
 @click.group("runtime")
 def command() -> None:
-    """The nnsight versions that clients of this server may use."""
+    """Install the nnsight generations that clients of this server may use."""
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_runtimes(as_json: bool) -> None:
-    """Show what is installed, and what could be."""
+    """Show which nnsight generations are installed and which could be."""
     import json
 
-    from ndif.config import settings
+    from ndif.config.settings import settings
     from ndif.host.runtimes import SUPPORTED, Runtimes
 
     installed = Runtimes(settings().runtimes).installed()
@@ -67,10 +67,10 @@ def list_runtimes(as_json: bool) -> None:
 @click.argument("generation")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def add(generation: str, as_json: bool) -> None:
-    """Install an nnsight GENERATION, such as 0.7."""
+    """Install the nnsight GENERATION, such as 0.7."""
     import json
 
-    from ndif.config import settings
+    from ndif.config.settings import settings
     from ndif.host.runtimes import Runtimes, RuntimesError, generation_of
 
     try:
@@ -80,8 +80,8 @@ def add(generation: str, as_json: bool) -> None:
     except (RuntimesError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        said = {"generation": runtime.generation, "version": runtime.version}
-        click.echo(json.dumps({**said, "path": [str(folder) for folder in runtime.path]}))
+        installed = {"generation": runtime.generation, "version": runtime.version}
+        click.echo(json.dumps({**installed, "path": [str(folder) for folder in runtime.path]}))
     else:
         click.echo(f"nnsight {runtime.version} is installed in {runtime.path[0]}")
 
@@ -90,10 +90,10 @@ def add(generation: str, as_json: bool) -> None:
 @click.argument("generation")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def remove(generation: str, as_json: bool) -> None:
-    """Delete an installed GENERATION."""
+    """Remove the installed nnsight GENERATION."""
     import json
 
-    from ndif.config import settings
+    from ndif.config.settings import settings
     from ndif.host.runtimes import Runtimes, RuntimesError, generation_of
 
     generation = generation_of(generation) or generation

@@ -1,25 +1,29 @@
-"""`ndif scale`."""
+"""`ndif scale`: set the number of replicas of a model."""
 
 from __future__ import annotations
 
 import click
 
-from ndif.cli.admin import Server, to_a_server
-from ndif.cli.completion import models
+from ndif.cli.main import complete_models
+from ndif.cli.server_client import ServerClient, with_server
 
 
 @click.command("scale")
-@click.argument("model", shell_complete=models)
+@click.argument("model", shell_complete=complete_models)
 @click.argument("replicas", type=click.IntRange(0))
 @click.option(
-    "--generation", metavar="0.8", help="Of this nnsight; default: of the one that is deployed."
+    "--generation",
+    metavar="0.8",
+    help="nnsight generation of the replicas; default: the one that is deployed.",
 )
-@to_a_server
+@with_server
 def command(
-    server: Server, as_json: bool, model: str, replicas: int, generation: str | None
+    server: ServerClient, as_json: bool, model: str, replicas: int, generation: str | None
 ) -> None:
-    """Have as many REPLICAS of MODEL, a repo id or a model key."""
-    from ndif.cli.loading import report, watched
+    """Set the number of REPLICAS of MODEL, a repo id or a model key."""
+    from ndif.cli.progress import post_with_progress, report
 
     body = {"model": model, "replicas": replicas, "generation": generation}
-    report(watched(server, "/admin/scale", body, quiet=as_json), as_json, state="is to have")
+    report(
+        post_with_progress(server, "/admin/scale", body, quiet=as_json), as_json, state="is to have"
+    )

@@ -1,4 +1,4 @@
-"""How commands talk to a server: over HTTP, here or elsewhere, with exit codes that scripts can use."""
+"""HTTP client of a server, on this machine or elsewhere, with exit codes that scripts can use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from ndif.errors import NdifError
+
 if TYPE_CHECKING:
     import httpx
 
-    from ndif.config import Settings
+    from ndif.config.settings import Settings
 
 _TIMEOUT_S = 30
 _NOT_FOUND_HTTP = 404
@@ -21,54 +23,54 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class CommandError(click.ClickException):
-    """A command that failed: a sentence, and exit code 1 (2 is click's, for what is no command line)."""
+class CommandError(NdifError, click.ClickException):
+    """A command failed; exit code 1. Exit code 2 is click's: invalid command-line usage."""
 
 
 class NoServerError(CommandError):
-    """Nothing runs, or nothing that runs answers."""
+    """No server runs, or none answers."""
 
     exit_code = 3
 
 
-class NotThereError(CommandError):
-    """The server has nothing of that name."""
+class NotFoundError(CommandError):
+    """The server has no model, replica or request of that name."""
 
     exit_code = 4
 
 
 class RefusedError(CommandError):
-    """The server will not: no token, or a request that cannot be."""
+    """The server refuses: the token is missing or wrong, or the request is invalid."""
 
     exit_code = 5
 
 
-class Server:
-    """A running server's routes."""
+class ServerClient:
+    """The routes of one running server."""
 
     def __init__(self, url: str, token: str | None, *, is_local: bool) -> None:
         self.url = url.rstrip("/")
         self.is_local = is_local
-        """Whether it is this machine's own, of the current session."""
+        """True for the server of this machine's current session."""
         self._token = token
 
     def get(self, path: str) -> Any:
-        """What a route answers.
+        """Return the answer of a route.
 
         Raises:
-            CommandError: with what the server says, if it does not.
+            CommandError: If the server refuses or does not answer.
         """
-        return self._ask("GET", path, None, _TIMEOUT_S)
+        return self._request("GET", path, None, _TIMEOUT_S)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = _TIMEOUT_S) -> Any:
-        """What a route answers to `body`; None waits without end.
+        """Return the answer of a route to `body`; a timeout of None waits without limit.
 
         Raises:
-            CommandError: with what the server says, if it does not.
+            CommandError: If the server refuses or does not answer.
         """
-        return self._ask("POST", path, body, timeout_s)
+        return self._request("POST", path, body, timeout_s)
 
-    def _ask(
+    def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None
     ) -> Any:
         import httpx
@@ -80,9 +82,9 @@ class Server:
                 json=body,
                 headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
                 timeout=httpx.Timeout(timeout_s, connect=_TIMEOUT_S),
-                # A proxy leads away from this machine.
+                # A proxy would not reach this machine's own server.
                 trust_env=not self.is_local,
-                # To read what certificates there are takes longer than the answer.
+                # Loading the certificates takes longer than the request.
                 verify=self.url.startswith("https:"),
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -103,48 +105,45 @@ def _content(url: str, answer: httpx.Response) -> Any:
         raise NoServerError(f"What answers at {url} is no ndif server (HTTP {answer.status_code}).")
     if answer.is_server_error:
         raise CommandError(detail)
-    raise (NotThereError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
+    raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
 
 
-def connect(url: str | None, token: str | None) -> Server:
-    """The server that the options name; without any, that of the current session.
+def connect(url: str | None, token: str | None) -> ServerClient:
+    """Return the server that the options name, or else that of the current session.
 
     Raises:
-        CommandError: if there is none.
+        NdifError: If there is none.
     """
-    from ndif.gateway.serving import local_url
-    from ndif.session.folder import Sessions
+    from ndif.launch.run_folder import RunFolders
+    from ndif.net import local_url
 
     if token is not None and token.startswith("@"):
         token = _read(Path(token[1:]))
-    sessions = Sessions(options().session_root)
-    running = sessions.running()
+    run_folders = RunFolders(options().session_root)
+    running = run_folders.running()
     if running is None or running[1].node_type == "worker":
         if url is not None:
-            return Server(_complete(url), token, is_local=False)
-        raise nothing_runs(sessions.root)
-    session, record = running
-    here = local_url(record.host, record.port)
-    if url is not None and _complete(url) not in (here, record.url):
-        return Server(_complete(url), token, is_local=False)
-    return Server(here, token or session.token(), is_local=True)
+            return ServerClient(_with_scheme(url), token, is_local=False)
+        raise no_server(run_folders.root)
+    run_folder, record = running
+    local = local_url(record.host, record.port)
+    if url is not None and _with_scheme(url) not in (local, record.url):
+        return ServerClient(_with_scheme(url), token, is_local=False)
+    return ServerClient(local, token or run_folder.token(), is_local=True)
 
 
 def options() -> Settings:
-    """The settings of this process."""
-    from ndif.variables import VariableError, read
+    """Return the settings of this process."""
+    from ndif.config.reference import read
 
-    try:
-        return read()
-    except VariableError as error:
-        raise CommandError(str(error)) from error
+    return read()
 
 
-def nothing_runs(root: Path) -> NoServerError:
-    """What to raise where a server is needed and there is none."""
+def no_server(root: Path) -> NoServerError:
+    """Return the error for a command that needs a server where none runs."""
     return NoServerError(
-        f"No server is running here (there is none in {root}). Start one with `ndif start`, or name one "
-        "elsewhere with --url and --token."
+        f"No server is running here (looked in {root}). Start one with `ndif start`, or name one elsewhere "
+        "with --url and --token."
     )
 
 
@@ -155,22 +154,24 @@ def _read(file: Path) -> str:
         raise CommandError(f"The token cannot be read from {file}: {error}.") from error
 
 
-def _complete(url: str) -> str:
+def _with_scheme(url: str) -> str:
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
-def to_a_server(
-    function: Callable[Concatenate[Server, bool, P], T],
+def with_server(
+    function: Callable[Concatenate[ServerClient, bool, P], T],
 ) -> Callable[P, T]:
-    """Options that say which server, and whether a program reads the answer."""
+    """Add --url, --token and --json to a command, and pass it the server and whether to print JSON."""
 
     @click.option(
-        "--url", metavar="URL", help="A server elsewhere; default: the one that runs here."
+        "--url",
+        metavar="URL",
+        help="Address of a server elsewhere; default: the server of this machine.",
     )
     @click.option(
         "--token",
         metavar="TOKEN",
-        help="Its token, or @FILE to read it from there; default: that of the server here.",
+        help="Token of that server, or @FILE to read it from a file.",
     )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(function)

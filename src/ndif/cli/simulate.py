@@ -1,4 +1,4 @@
-"""`ndif simulate`: a day of requests through the server's queue and cluster, in virtual time."""
+"""`ndif simulate`: replay requests through the server's queue and placement in virtual time."""
 
 from __future__ import annotations
 
@@ -16,51 +16,49 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "cluster_file",
     type=_FILE,
     required=True,
-    help="The nodes and models: YAML or JSON.",
+    help="YAML or JSON file of the nodes and models.",
 )
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="For what is decided by chance."
-)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--top",
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="Rows of the tables; JSON has all.",
+    help="Maximum rows of each table; JSON has all.",
 )
 @click.option(
     "--generate",
     is_flag=True,
-    help="Write a plausible TRACE.jsonl instead, and a cluster for it where there is none.",
+    help="Write a plausible TRACE.jsonl instead, and the cluster file if it does not exist.",
 )
 @click.option(
     "--requests",
     type=click.IntRange(1, 10_000_000),
     default=100_000,
     show_default=True,
-    help="With --generate: how many.",
+    help="With --generate: number of requests.",
 )
 @click.option(
     "--models",
     type=click.IntRange(1, 100_000),
     default=300,
     show_default=True,
-    help="With --generate, and without a cluster: for how many models.",
+    help="With --generate and without a cluster file: number of models.",
 )
 @click.option(
     "--users",
     type=click.IntRange(1, 1_000_000),
     default=500,
     show_default=True,
-    help="With --generate: of how many users.",
+    help="With --generate: number of users.",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(0, 24 * 366, min_open=True),
     default=24.0,
     show_default=True,
-    help="With --generate: in how many hours.",
+    help="With --generate: hours that the requests span.",
 )
 def command(
     trace: Path,
@@ -74,22 +72,15 @@ def command(
     users: int,
     hours: float,
 ) -> None:
-    """Replay the requests of TRACE.jsonl on a cluster that need not exist.
+    """Replay the requests of TRACE.jsonl on a simulated cluster.
 
-    They go through the same queue, placement, eviction and scaling as a server's, with replicas that take
-    the time that the cluster file says. The same trace, cluster and seed give the same report.
+    The requests pass the same queue, placement, eviction and scaling as in a server; the cluster file says
+    how long replicas take. The same trace, cluster and seed give the same report.
     """
-    from ndif.simulation.cluster_file import ClusterFileError
-    from ndif.simulation.run import WorldError
-    from ndif.simulation.trace import TraceError
-
-    try:
-        if generate:
-            _generate(trace, cluster_file, seed, requests, models, users, hours)
-        else:
-            _simulate(trace, cluster_file, seed, as_json, top)
-    except (ClusterFileError, TraceError, WorldError) as error:
-        raise click.ClickException(str(error)) from error
+    if generate:
+        _generate(trace, cluster_file, seed, requests, models, users, hours)
+    else:
+        _simulate(trace, cluster_file, seed, as_json, top)
 
 
 def _generate(
@@ -106,7 +97,7 @@ def _generate(
     from ndif.simulation.trace import TraceError, write
 
     if trace.exists():
-        raise TraceError([f"{trace} is there already, and stays: generate under another name."])
+        raise TraceError([f"{trace} exists already and is not overwritten: choose another name."])
     if not cluster_file.exists():
         try:
             cluster_file.write_text(generate.cluster(generate.names(models), seed))
@@ -117,7 +108,7 @@ def _generate(
         click.echo(f"Wrote {cluster_file}: a cluster with {models:,} models.", err=True)
     names = read_file(cluster_file).names
     if not names:
-        raise ClusterFileError([f"{cluster_file} names no models to ask for."])
+        raise ClusterFileError([f"{cluster_file} names no models to request."])
     write(trace, generate.trace(names, requests, seed, users=users, length_s=hours * 3600))
     click.echo(f"Wrote {trace}: {requests:,} requests in {hours:g} hours.", err=True)
 
@@ -137,13 +128,13 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     from ndif.simulation.trace import read_file as read_trace
 
     world, requests = read_file(cluster_file), read_trace(trace)
-    # What a server would log is in the report: thousands of refusals are no news here.
+    # The report has what a server would log, such as thousands of refusals.
     logging.getLogger("ndif").setLevel(logging.CRITICAL)
     errors = Console(stderr=True)
     began = time.monotonic()
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("Simulating", total=len(requests))
-        journal = run(world, requests, seed, lambda come: bar.update(task, completed=come))
+        journal = run(world, requests, seed, lambda count: bar.update(task, completed=count))
     found = report(world, journal, seed)
     took = time.monotonic() - began
     if as_json:

@@ -1,4 +1,4 @@
-"""`ndif start`: many models and many users; and what a server of many machines stands on."""
+"""`ndif start`: a server of many models and many users, a service of it, or a node for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from ndif.services.roles import WORDS, Role
+from ndif.launch.services import COMPONENTS, Role
 
 
 @click.command("start")
-@click.argument("words", nargs=-1, metavar=f"[{'|'.join(WORDS)}] [CHECKPOINT]...")
+@click.argument("words", nargs=-1, metavar=f"[{'|'.join(COMPONENTS)}] [CHECKPOINT]...")
 @click.option("--worker", is_flag=True, help="Join the Ray cluster at NDIF_RAY_ADDRESS as a node.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -21,9 +21,9 @@ from ndif.services.roles import WORDS, Role
     "deployment_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A YAML or JSON file of models and their settings, to be deployed at the start.",
+    help="YAML or JSON file of models to deploy at the start, with their settings.",
 )
-@click.option("--detach", is_flag=True, help="Serve behind the terminal, until `ndif stop`.")
+@click.option("--detach", is_flag=True, help="Serve detached from the terminal until `ndif stop`.")
 @click.option("--json", "as_json", is_flag=True, help="With --detach: print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the log as well.")
 def command(
@@ -36,44 +36,45 @@ def command(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Serve any model to many users; strangers' code is confined.
+    """Serve any model to many users; untrusted code runs confined.
 
-    Each CHECKPOINT is deployed at the start and stays: a Hugging Face repo id, a model key, or
-    ORG/NAME=FOLDER. Other models are loaded when a request for them comes, or by `ndif deploy`.
+    Each CHECKPOINT is deployed at the start and never evicted: a Hugging Face repo id, a model key, or
+    ORG/NAME=FOLDER. Other models are loaded at their first request, or by `ndif deploy`.
 
-    A first word says what is started: api, the server; broker, object-store or ray, that service alone;
-    all, or none of these words, the server and each service that NDIF_BROKER_URL, NDIF_OBJECT_STORE_URL
-    or NDIF_RAY_ADDRESS has on this machine and that does not answer there yet.
-    """
+    \b
+    A first word names what to start:
+      all           the server and its services (the default)
+      api           the server alone
+      broker        the broker of NDIF_BROKER_URL alone
+      object-store  the object store of NDIF_OBJECT_STORE_URL alone
+      ray           the head of the Ray cluster of NDIF_RAY_ADDRESS alone
+
+    With `all`, a service starts if its variable gives an address of this machine at which nothing answers.
+    """  # noqa: D301 - click reads the character
     if as_json and not detach:
         raise click.UsageError(
-            "--json is for --detach: in the foreground nothing is printed for programs."
+            "--json needs --detach: in the foreground nothing is printed for programs."
         )
 
     role, checkpoints = _role(words, worker)
     alone = role not in ("all", "api")
     if alone and (checkpoints or deployment_file or port):
         raise click.UsageError(
-            f"Models and ports are a server's, and {'--worker' if worker else words[0]} starts none."
+            f"Models and ports belong to a server, and {'--worker' if worker else words[0]} starts none."
         )
 
-    from ndif.cli.output import warn_of_unread
-    from ndif.gateway.serving import StartError
+    from ndif.cli.output import warn_of_unread_variables
     from ndif.launch.start import Start
 
-    warn_of_unread()
-    try:
-        Start(role, host, port, checkpoints, deployment_file, detach, as_json, verbose).run()
-    except StartError as error:
-        raise click.ClickException(str(error)) from error
+    warn_of_unread_variables()
+    Start(role, host, port, checkpoints, deployment_file, detach, as_json, verbose).run()
 
 
 def _role(words: tuple[str, ...], worker: bool) -> tuple[Role, tuple[str, ...]]:
-    """What is to be started, and the checkpoints."""
-    # A checkpoint has a / or a = in it, or is no word at all.
-    word = next((word for word in WORDS if words[:1] == (word,)), None)
-    if worker and word is not None:
-        raise click.UsageError(f"--worker starts a worker, and {word} something else.")
+    """Return what to start, and the checkpoints."""
+    component = next((each for each in COMPONENTS if words[:1] == (each,)), None)
+    if worker and component is not None:
+        raise click.UsageError(f"--worker and {component} exclude each other.")
     if worker:
         return "worker", words
-    return (word, words[1:]) if word is not None else ("all", words)
+    return (component, words[1:]) if component is not None else ("all", words)

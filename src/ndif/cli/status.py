@@ -1,4 +1,4 @@
-"""`ndif status`: machines, models, replicas, and what comes next."""
+"""`ndif status`: machines, models, replicas and the schedule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndif.cli.admin import Server, to_a_server
+from ndif.cli.server_client import ServerClient, with_server
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @click.command("status")
 @click.option(
-    "--watch", type=click.FloatRange(0.2), metavar="SECONDS", help="Show it again and again."
+    "--watch", type=click.FloatRange(0.2), metavar="SECONDS", help="Repeat every SECONDS seconds."
 )
-@to_a_server
-def command(server: Server, as_json: bool, watch: float | None) -> None:
-    """Show the machines, the models and their replicas."""
-    from ndif.cli.watching import show
+@with_server
+def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
+    """Show machines, models and replicas."""
+    from ndif.cli.output import show
 
-    show(lambda: server.get("/admin/status"), _drawn, as_json=as_json, every_s=watch)
+    show(lambda: server.get("/admin/status"), _rendered, as_json=as_json, interval_s=watch)
 
 
-def _drawn(status: Mapping[str, Any]) -> RenderableType:
+def _rendered(status: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -59,7 +59,7 @@ def _nodes(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _device(index: int, gpu: Mapping[str, Any]) -> str:
-    """Name a GPU by its place and by as much of its UUID as tells it apart."""
+    """Name a GPU by its index and the first characters of its UUID."""
     uuid = gpu.get("uuid")
     name = f"GPU {index} ({uuid[:12]})" if uuid else f"GPU {index}"
     return f"{name}, withdrawn" if gpu.get("withdrawn") else name
@@ -69,7 +69,7 @@ def _models(status: Mapping[str, Any]) -> RenderableType:
     from ndif.cli.output import add_rows, name_of, size, table
 
     made = table(
-        "Models", "model", "nnsight", "state", "waiting", "size", "replica", "is", "for", "where"
+        "Models", "model", "nnsight", "state", "waiting", "size", "replica", "state", "for", "where"
     )
     names = {node["id"]: node["name"] for node in status["nodes"]}
     for model in status["models"]:
@@ -87,7 +87,7 @@ def _models(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _replicas(model: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    from ndif.cli.output import since
+    from ndif.cli.output import elapsed
 
     for replica in model["replicas"]:
         state = replica["state"]
@@ -101,7 +101,7 @@ def _replicas(model: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tu
         yield (
             str(replica["replica_id"]),
             state,
-            since(replica["deployed"]),
+            elapsed(replica["deployed"]),
             f"{place} of {node}" if place else node,
         )
 

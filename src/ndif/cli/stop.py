@@ -1,10 +1,10 @@
-"""`ndif stop`."""
+"""`ndif stop`: stop the server, its model processes and the services that were started with it."""
 
 from __future__ import annotations
 
 import click
 
-from ndif.cli.admin import connect, nothing_runs, options
+from ndif.cli.server_client import connect, no_server, options
 
 
 @click.command("stop")
@@ -14,39 +14,44 @@ from ndif.cli.admin import connect, nothing_runs, options
     default=30,
     show_default=True,
     metavar="SECONDS",
-    help="How long it may take to end by itself.",
+    help="Seconds until a server that has not stopped is signalled.",
 )
-@click.option("--url", metavar="URL", help="A server elsewhere; default: what runs here.")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="Address of a server elsewhere; default: what runs on this machine.",
+)
 @click.option(
     "--token",
     metavar="TOKEN",
-    help="Its token, or @FILE to read it from there; default: that of the server here.",
+    help="Token of that server, or @FILE to read it from a file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(url: str | None, token: str | None, as_json: bool, timeout: float) -> None:
-    """Stop the server, with its model processes, and then the services that were started here."""
-    from ndif.cli.ending import end, end_worker, services, terminate
+    """Stop the server with its model processes, then the services that were started on this machine."""
     from ndif.cli.output import show_json
-    from ndif.session.folder import Sessions
+    from ndif.cli.shutdown import end, standalone_services, terminate
+    from ndif.launch.run_folder import RunFolders
 
-    sessions = Sessions(options().session_root)
-    running = sessions.running()
-    alone = services(sessions) if url is None else []
-    said: dict[str, object] = {}
+    run_folders = RunFolders(options().session_root)
+    running = run_folders.running()
+    alone = standalone_services(run_folders) if url is None else []
+    stopped: dict[str, object] = {}
     if running is not None and running[1].node_type == "worker" and url is None:
-        said = {"stopped": running[1].url, "how": end_worker(running[1])}
+        terminate(running[1])  # a worker answers no requests
+        stopped = {"stopped": running[1].url, "how": "signal"}
         text = f"The worker of the cluster at {running[1].url} has stopped."
     elif running is not None or url is not None:
         server = connect(url, token)
-        said = {"stopped": server.url, "how": end(server, timeout)}
+        stopped = {"stopped": server.url, "how": end(server, timeout)}
         text = f"The server at {server.url} has stopped."
     elif not alone:
-        raise nothing_runs(sessions.root)
-    if said and not as_json:
+        raise no_server(run_folders.root)
+    if stopped and not as_json:
         click.echo(text)
     for name, record in alone:
         terminate(record)
         if not as_json:
             click.echo(f"The {name} at {record.url} has stopped.")
     if as_json:
-        show_json({**said, "services": [name for name, _ in alone]})
+        show_json({**stopped, "services": [name for name, _ in alone]})

@@ -1,4 +1,4 @@
-"""`ndif version`."""
+"""`ndif version`: the version of ndif."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which replicas exist, and where."""
+"""The replicas that exist: created, watched and ended as placement decides."""

@@ -1,74 +1,73 @@
-"""Which of the replicas that another controller left are taken over, and as what: a pure decision."""
+"""Adoption of replicas that another controller left: a pure decision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ndif.cluster.asking import Living
-from ndif.cluster.cluster import Cluster
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Model, Models
-from ndif.schema.variant import Variant
+from ndif.placement.cluster import Cluster
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.schema.model_key import Variant
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What becomes of them."""
+    """The cluster after adoption, and the fate of each orphan."""
 
     cluster: Cluster
-    kept: tuple[tuple[Living, Deployment, Model], ...]
-    dropped: tuple[Living, ...]
-    """Those for which there is no node, no room, or no use."""
+    kept: tuple[tuple[OrphanReplica, PlacedReplica, Model], ...]
+    dropped: tuple[OrphanReplica, ...]
+    """Orphans without a node, without room, or without use."""
 
 
-def adopt(cluster: Cluster, models: Models, found: Sequence[Living]) -> Adoption:
-    """Have them where they are, those that serve before others. Models that nobody knew are added."""
+def adopt(cluster: Cluster, models: Models, found: Sequence[OrphanReplica]) -> Adoption:
+    """Place orphans where they are, serving ones first, and add the models that are not known."""
     kept, dropped = [], []
-    for one in sorted(found, key=lambda living: living.deployment.level is not DeploymentLevel.HOT):
+    for one in sorted(found, key=lambda orphan: orphan.placed.level is not DeploymentLevel.HOT):
         model = _model(models, one)
         try:
-            deployment = _as_it_is(cluster, one, model)
-            cluster = cluster.with_replica(deployment)
+            placed = _as_it_is(cluster, one, model)
+            cluster = cluster.with_replica(placed)
         except (KeyError, IndexError, ValueError):
             dropped.append(one)
         else:
-            kept.append((one, deployment, model))
+            kept.append((one, placed, model))
             if model not in models:
                 models.add(model)
     return Adoption(cluster, tuple(kept), tuple(dropped))
 
 
-def _model(models: Models, one: Living) -> Model:
-    """The model that it is one of, which may be known by what it was first called alone."""
-    key = Variant.parse(one.deployment.model_key).model
+def _model(models: Models, one: OrphanReplica) -> Model:
+    """Return the model of a replica, which may be known only by the name that it was first given."""
+    key = Variant.parse(one.placed.model_key).model
     known = models.find(key)
-    # An operator's word about a model is not told by its replicas.
+    # A replica does not say whether an operator deployed its model.
     return known or Model(key, replace(one.config, dedicated=False), on_demand=True)
 
 
-def _as_it_is(cluster: Cluster, one: Living, model: Model) -> Deployment:
-    """Its place in the books.
+def _as_it_is(cluster: Cluster, one: OrphanReplica, model: Model) -> PlacedReplica:
+    """Return the record of an orphan.
 
     Raises:
-        ValueError: if its model is another by now, or it is there twice.
+        ValueError: if its model has other settings by now, or the replica exists twice.
     """
-    deployment = one.deployment
-    is_another = Variant.parse(deployment.model_key).model != model.key
-    if is_another or model.wanted.as_loaded != one.config.as_loaded or cluster.find(deployment.key):
-        raise ValueError(f"{deployment.name} is nothing that is asked for.")
-    if deployment.level is DeploymentLevel.WARM:
-        return deployment.warm()
+    placed = one.placed
+    is_another = Variant.parse(placed.model_key).model != model.key
+    if is_another or model.deployment.as_loaded != one.config.as_loaded or cluster.find(placed.key):
+        raise ValueError(f"{placed.name} belongs to no model as it is deployed now.")
+    if placed.level is DeploymentLevel.WARM:
+        return placed.as_warm()
     return replace(
-        deployment,
+        placed,
         dedicated=model.dedicated,
-        gpu_memory_fraction=_fraction(cluster, deployment),
+        gpu_memory_fraction=_fraction(cluster, placed),
     )
 
 
-def _fraction(cluster: Cluster, deployment: Deployment) -> float | None:
-    """Its share of the one GPU that it shares."""
-    totals = cluster.nodes[deployment.node_id].resources.gpu_bytes
-    shares = [held / totals[index] for index, held in deployment.gpu_mem_bytes_by_id.items()]
+def _fraction(cluster: Cluster, placed: PlacedReplica) -> float | None:
+    """Return its fraction of a shared GPU; None if it shares none."""
+    totals = cluster.nodes[placed.node_id].resources.gpu_bytes
+    shares = [held / totals[index] for index, held in placed.gpu_mem_bytes_by_id.items()]
     return shares[0] if len(shares) == 1 and shares[0] < 1 else None

@@ -1,8 +1,8 @@
-"""Controller: decides which replicas exist, and carries it out (specification, sections 5.1 and 5.6).
+"""The controller: decides which replicas exist, and creates, moves and ends them.
 
-What is decided is `cluster`, a value; what is done about it is on its way there. Decisions follow each
-other at once. What they ask of a node is done in their order, so that nothing begins to use memory before
-who had it has left.
+`cluster` is the decided state, a value; the replicas follow it. Decisions take effect at once. Their
+changes to a node are made in the order of the decisions, so that no replica takes memory before its former
+owner has left.
 """
 
 from __future__ import annotations
@@ -18,33 +18,44 @@ from dataclasses import replace
 from datetime import datetime
 
 from ndif.cluster.adoption import adopt
-from ndif.cluster.asking import Asked, Discover, Evaluate, Leaving, Living, MakeActor, Provided
-from ndif.cluster.cluster import Cluster, Decision
-from ndif.cluster.delta import DeploymentDelta, build
-from ndif.cluster.deployment import Deployment, ReplicaKey
+from ndif.cluster.controller_types import (
+    Discover,
+    Evaluate,
+    Leaving,
+    MakeActor,
+    OrphanReplica,
+    ProvisionResult,
+    ReplicaRequest,
+)
 from ndif.cluster.device_errors import MOST, WITHIN_S, DeviceErrors, Withdrawal
-from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted, Lease
-from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model, Models
-from ndif.cluster.rules import DEFAULT_RULES, Rules
-from ndif.cluster.wanted import Device, Wanted
-from ndif.cluster.why import why_not
+from ndif.cluster.replica import DeploymentError, EvictedError, Lease, Replica
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.port import ActorError, DeviceError
-from ndif.schema.variant import Variant
+from ndif.placement.cluster import Cluster, Decision
+from ndif.placement.delta import DeploymentDelta, build
+from ndif.placement.demand import DEFAULT_RULES, Demand, Device, PlacementRules
+from ndif.placement.explanation import explain_refusal
+from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.schema.model_key import Variant
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
-"""A replica that takes longer to leave its device is ended: others wait for it."""
+"""Seconds after which a replica that still leaves its device is ended, because others wait."""
 
 
 _WITHDRAWN = "its operator evicted it before it had a place"
 
 
 class Controller:
-    """Holds the cluster, and an actor for each replica in it."""
+    """Keep replicas as requests and operators demand, within the cluster's memory.
+
+    Owns the decided `Cluster` and a `Replica` with its actor for each place in it. Asks a fleet for
+    machines and actors, and an evaluator for sizes. Leaves requests to the processors, which wait for
+    `Replica.up`.
+    """
 
     def __init__(
         self,
@@ -53,22 +64,31 @@ class Controller:
         evaluate: Evaluate,
         discover: Discover,
         *,
-        rules: Rules = DEFAULT_RULES,
+        rules: PlacementRules = DEFAULT_RULES,
         drain_s: float = 60.0,
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         places: bool = True,
+        on_up: Callable[[Replica], None] = lambda _: None,
     ) -> None:
-        """`drain_s`: how long a replica that has to go may run on what it is running.
+        """Prepare a controller without machines; `discover` finds them.
 
-        `places`: whether models go where there is room, or where their options say, whatever the books
-        hold.
+        Args:
+            models: Models of the server.
+            make_actor: Makes the actor of a replica.
+            evaluate: Measures a model.
+            discover: Finds the machines.
+            rules: Rules of placement.
+            drain_s: Seconds that an evicted replica may finish its requests in.
+            now: Clock, in Unix seconds.
+            rng: Decides ties and ids.
+            places: Models go where there is room; otherwise where their options say.
+            on_up: Called with each replica that begins to serve.
         """
         self.models = models
         self.cluster = Cluster()
-        self.on_leave: Leaving = lambda key, why: None
-        self.on_up: Callable[[Hosted], None] = lambda hosted: None
-        """Told of each replica that begins to serve."""
+        self._leave_listeners: list[Leaving] = []
+        self._on_up = on_up
         self._make_actor = make_actor
         self._evaluate = evaluate
         self._discover = discover
@@ -77,56 +97,64 @@ class Controller:
         self._drain_s = drain_s
         self._now = now
         self._rng = rng or random.Random()  # noqa: S311 - ties, not secrets
-        self._hosted: dict[ReplicaKey, Hosted] = {}
+        self._replicas: dict[ReplicaKey, Replica] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
-        """Those of them that nothing may cut short: a process would be left."""
+        """Tasks that must run to their end, or a process would be left."""
         self._sizes: dict[Variant, int] = {}
         self._device_errors = DeviceErrors()
         self._withdrawn: dict[str, Withdrawal] = {}
-        self._asked: list[Asked] = []
+        self._asked: list[ReplicaRequest] = []
 
-    # What there is
+    # State
 
-    def hosted(self, variant: Variant, replica_id: str) -> Hosted | None:
-        """A replica that exists, or is coming."""
-        return self._hosted.get((str(variant), replica_id))
+    def replica(self, variant: Variant, replica_id: str) -> Replica | None:
+        """Return a replica that exists or is being created."""
+        return self._replicas.get((str(variant), replica_id))
 
-    def replicas(self) -> list[Hosted]:
-        """Every replica that exists, or is coming."""
-        return list(self._hosted.values())
+    def replicas(self) -> list[Replica]:
+        """Return every replica that exists or is being created."""
+        return list(self._replicas.values())
 
     def size_of(self, variant: Variant) -> int | None:
-        """The bytes of one replica, where they are known."""
+        """Return the bytes of one replica, if known."""
         return self._sizes.get(variant)
 
     def undecided(self, model: Model) -> set[Variant]:
-        """Those runtimes of a model that have been asked for, and have yet to be given a place."""
+        """Return the variants of a model that are requested and have no place yet."""
         return {one.variant for one in self._asked if one.model is model and not one.withdrawn}
 
     @property
     def connected(self) -> bool:
-        """Whether some replica can run a request."""
-        return any(hosted.serving for hosted in self._hosted.values())
+        """Return True if some replica can run a request."""
+        return any(replica.serving for replica in self._replicas.values())
 
-    # What is asked of it
+    def on_leave(self, listener: Leaving) -> None:
+        """Call `listener` for each replica that no longer serves."""
+        self._leave_listeners.append(listener)
+
+    def _notify_leaving(self, key: ReplicaKey, why: str) -> None:
+        for listener in self._leave_listeners:
+            listener(key, why)
+
+    # Operations
 
     async def discover(self) -> None:
-        """Look at the machines, and take those that are new or gone into account."""
+        """Find the machines, and record those that are new or gone."""
         nodes = await self._discover()
-        found = self.cluster.with_nodes(nodes)  # and with what has come and gone meanwhile
+        found = self.cluster.with_nodes(nodes)  # as the cluster is after the wait
         self.cluster = found.cluster
         self._withdraw()
         for node_id in found.removed:
-            logger.warning("node %s is gone, and what was on it", node_id)
+            logger.warning("node %s is gone with its replicas", node_id)
         for key in found.lost:
             self._put_away(key, EvictedError("its node is gone"))
 
-    async def deploy(self, asked: Sequence[Asked]) -> list[Provided]:
-        """Have what is asked for, as far as there is room; in one decision, so that the largest goes first.
+    async def deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
+        """Create the requested replicas that fit, in one decision, so that the largest goes first.
 
-        Whoever wants to run requests waits for `Hosted.up`. Of what is withdrawn meanwhile nothing comes.
+        Returns before they are loaded: `Replica.up` waits for that. A request withdrawn meanwhile is void.
         """
         for one in asked:
             one.model.deploying += 1
@@ -138,45 +166,47 @@ class Controller:
                 one.model.deploying -= 1
                 self._asked.remove(one)
 
-    async def _deploy(self, asked: Sequence[Asked]) -> list[Provided]:
+    async def _deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
         sizes = await asyncio.gather(*(self._size(one) for one in asked))
         problems = [size if isinstance(size, str) else None for size in sizes]
         decision = await self._decide(
             {one: size for one, size in zip(asked, sizes, strict=True) if isinstance(size, int)}
         )
         self._carry_out(decision, "another model needs its memory")
-        refused = {refusal.model_key: why_not(refusal) for refusal in decision.refused}
+        refused = {refusal.model_key: explain_refusal(refusal) for refusal in decision.refused}
         provided = []
         for one, problem in zip(asked, problems, strict=True):
             if one.void:
                 why = _WITHDRAWN if one.withdrawn else None
-                provided.append(Provided(problem=why, evicted=decision.evictions))
+                provided.append(ProvisionResult(problem=why, evicted=decision.evictions))
                 continue
             variant = str(one.variant)
             problem = problem or refused.get(variant)
             one.model.problems.pop(one.generation, None)
             if problem is not None:
                 one.model.problems[one.generation] = problem
-            provided.append(Provided(decision.replica_ids(variant), problem, decision.evictions))
+            provided.append(
+                ProvisionResult(decision.replica_ids(variant), problem, decision.evictions)
+            )
         return provided
 
-    async def _decide(self, asked: Mapping[Asked, int]) -> Decision:
-        """Who goes where; of those who have to leave for it, each has been of use before.
+    async def _decide(self, asked: Mapping[ReplicaRequest, int]) -> Decision:
+        """Return a decision that evicts only replicas that have been used.
 
-        Or else two models that displace each other would do nothing but that.
+        Otherwise two models could evict each other again and again without running a request.
         """
         while True:
-            wanted = [self._wanted(one, size) for one, size in asked.items() if not one.void]
-            decision = self.cluster.deploy(wanted, self._now(), self._rng, self._rules)
-            leaving = [self._hosted[key] for key in decision.evictions if key in self._hosted]
-            early = [hosted for hosted in leaving if hosted.is_early]
-            if not early or any(one.dedicated for one in wanted):
+            demands = [self._demand(one, size) for one, size in asked.items() if not one.void]
+            decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
+            leaving = [self._replicas[key] for key in decision.evictions if key in self._replicas]
+            unused = [replica for replica in leaving if replica.is_unused]
+            if not unused or any(one.dedicated for one in demands):
                 return decision
-            await asyncio.gather(*(hosted.of_use() for hosted in early))
+            await asyncio.gather(*(replica.wait_until_used() for replica in unused))
 
-    def _wanted(self, asked: Asked, size_bytes: int) -> Wanted:
-        wanted = asked.wanted(size_bytes)
-        return wanted if self._places else replace(wanted, device=Device.AUTO)
+    def _demand(self, asked: ReplicaRequest, size_bytes: int) -> Demand:
+        demand = asked.demand(size_bytes)
+        return demand if self._places else replace(demand, device=Device.AUTO)
 
     def evict(
         self,
@@ -186,232 +216,230 @@ class Controller:
         cold: bool = False,
         why: str = "its operator evicted it",
     ) -> tuple[ReplicaKey, ...]:
-        """End the service of models or single replicas: which of them were HOT, or are there no longer."""
+        """Evict models or single replicas; return those that were HOT, or no longer exist."""
         to = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
-        before = {deployment.key for deployment in self.cluster.replicas()}
+        before = {placed.key for placed in self.cluster.replicas()}
         decision = self.cluster.evict(map(str, variants), replica_keys, to)
-        after = {deployment.key for deployment in decision.cluster.replicas()}
+        after = {placed.key for placed in decision.cluster.replicas()}
         gone = tuple(dict.fromkeys([*decision.evictions, *sorted(before - after)]))
         self._carry_out(decision, why)
         return gone
 
     def dedicate(self, model: Model) -> None:
-        """Have as many of a model's replicas dedicated as its operator wants, and no others."""
-        for variant in {hosted.deployment.model_key for hosted in self._of(model)}:
+        """Dedicate as many of a model's replicas as its deployment says, and no others."""
+        for variant in {replica.placed.model_key for replica in self._of(model)}:
             replicas = model.dedicated_in(Variant.parse(variant).generation)
             self.cluster = self.cluster.with_dedicated(variant, replicas)
         self._take_over()
 
-    def adopt(self, found: Sequence[Living]) -> list[Hosted]:
-        """Take over replicas that another controller left, and end those that have no place here."""
+    def adopt(self, found: Sequence[OrphanReplica]) -> list[Replica]:
+        """Adopt replicas that another controller left; end those without a place here."""
         adoption = adopt(self.cluster, self.models, found)
         self.cluster = adoption.cluster
         for one in adoption.dropped:
-            logger.warning("%s has no place here and is ended", one.deployment.name)
-            self._end_aside(one.actor.stop(), one.deployment)
+            logger.warning("%s has no place here and is ended", one.placed.name)
+            self._end_aside(one.actor.stop(), one.placed)
         adopted = [
-            (Hosted(place, model, one.actor), one.is_loaded) for one, place, model in adoption.kept
+            (Replica(place, model, one.actor), one.is_loaded) for one, place, model in adoption.kept
         ]
-        for hosted, is_loaded in adopted:
-            self._hosted[hosted.deployment.key] = hosted
-            name = hosted.deployment.name
-            logger.info("%s is taken over", name)
+        for replica, is_loaded in adopted:
+            self._replicas[replica.placed.key] = replica
+            name = replica.placed.name
+            logger.info("%s is adopted", name)
             if not is_loaded:
-                hosted.starting = self._spawn(self._create(hosted), name)
+                replica.starting = self._spawn(self._create(replica), name)
                 continue
-            hosted.came_up()
-            hosted.was_of_use()
-            self._learn(hosted)
-            self._spawn(self._watch(hosted), f"watch over {name}")
-        return [hosted for hosted, _ in adopted]
+            replica.came_up()
+            replica.mark_used()
+            self._learn(replica)
+            self._spawn(self._watch(replica), f"watch over {name}")
+        return [replica for replica, _ in adopted]
 
     async def leave(self) -> None:
-        """Let go of every replica, for another controller to adopt; wait for those that are ending."""
+        """Leave every replica for another controller to adopt, after those that are ending have ended."""
         self.cluster = Cluster()
         await end(self._tasks - self._ends)
         await _all(*self._ends)
-        self._hosted.clear()
+        self._replicas.clear()
 
     async def stop(self) -> None:
-        """End every replica, and wait for those that are ending."""
-        self.cluster = Cluster()  # nothing that is asked for from now on has a place
+        """End every replica, and wait until all have ended."""
+        self.cluster = Cluster()  # later requests find no room
         await end(self._tasks - self._ends)
-        await _all(*(hosted.actor.stop() for hosted in self._hosted.values()), *self._ends)
-        self._hosted.clear()
+        await _all(*(replica.actor.stop() for replica in self._replicas.values()), *self._ends)
+        self._replicas.clear()
 
-    async def _size(self, asked: Asked) -> int | str:
-        """The bytes of one replica, or why they cannot be told."""
+    async def _size(self, asked: ReplicaRequest) -> int | str:
+        """Return the bytes of one replica, or the reason why they are not known."""
         measured = None
         while measured is None:
-            settings = asked.model.wanted
+            settings = asked.model.deployment
             try:
                 measured = await self._evaluate(settings, asked.generation)
             except ActorError as error:
                 return _not_loaded(asked.model, asked.generation, str(error))
-            if asked.model.wanted != settings:
-                measured = None  # it was deployed with others meanwhile
+            if asked.model.deployment != settings:
+                measured = None  # its settings changed meanwhile
         self.models.learn(asked.model, measured.repo_id, measured.task)
         if not self._of(asked.model):
             self.models.unite(asked.model)
         self._sizes[asked.variant] = measured.size_bytes
         return measured.size_bytes
 
-    # What is done about it
+    # Carrying decisions out
 
     def _carry_out(self, decision: Decision, why: str) -> None:
         delta = build(self.cluster, decision.cluster)
         coming = {
-            deployment.key: self._host(
-                deployment, self.models.of(Variant.parse(deployment.model_key).model)
-            )
-            for deployment in delta.to_create
+            placed.key: self._host(placed, self.models.of(Variant.parse(placed.model_key).model))
+            for placed in delta.to_create
         }
-        for said in delta.steps(why):
-            logger.info("%s", said)
+        for described in delta.steps(why):
+            logger.info("%s", described)
         half = [d.key for d in delta.to_cache if not self._is_loaded(d.key)]
-        # Half a model is nothing to keep warm, and nobody's to return.
+        # A replica that is still loading has nothing to keep WARM.
         self.cluster = decision.cluster.without(half)
-        self._hosted.update(coming)
+        self._replicas.update(coming)
         going = [*delta.to_delete, *delta.to_cache]
         leaving = {
-            d.key: (hosted, hosted.lease)
+            d.key: (replica, replica.lease)
             for d in going
-            if (hosted := self._hosted.get(d.key)) is not None
+            if (replica := self._replicas.get(d.key)) is not None
         }
-        for hosted, _ in leaving.values():
-            hosted.was_of_use()  # whoever waits for its place has it
-            if hosted.deployment.level is DeploymentLevel.HOT:
-                self.on_leave(hosted.deployment.key, why)
-            if not hosted.is_loaded:
-                hosted.failed(EvictedError(why))  # nobody is to wait for what does not come
-        for deployment in delta.from_cache:
-            self._hosted[deployment.key].returns(deployment)
+        for replica, _ in leaving.values():
+            replica.mark_used()  # who waits for its place has it
+            if replica.placed.level is DeploymentLevel.HOT:
+                self._notify_leaving(replica.placed.key, why)
+            if not replica.is_loaded:
+                replica.failed(EvictedError(why))  # no one waits for a replica that does not come
+        for placed in delta.from_cache:
+            self._replicas[placed.key].returns(placed)
         self._take_over()
         for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
 
-    def _host(self, deployment: Deployment, model: Model) -> Hosted:
-        generation = Variant.parse(deployment.model_key).generation
-        return Hosted(deployment, model, self._make_actor(model.wanted, generation, deployment))
+    def _host(self, placed: PlacedReplica, model: Model) -> Replica:
+        generation = Variant.parse(placed.model_key).generation
+        return Replica(placed, model, self._make_actor(model.deployment, generation, placed))
 
     def _take_over(self) -> None:
-        """Have each replica's place be as it was decided."""
+        """Update the place of each replica to the decided one."""
         for decided in self.cluster.replicas():
-            hosted = self._hosted.get(decided.key)
-            if hosted is not None:
-                hosted.deployment = decided
+            replica = self._replicas.get(decided.key)
+            if replica is not None:
+                replica.placed = decided
 
     async def _apply(
         self,
         node_id: str,
         delta: DeploymentDelta,
-        leaving: Mapping[ReplicaKey, tuple[Hosted, Lease]],
+        leaving: Mapping[ReplicaKey, tuple[Replica, Lease]],
     ) -> None:
-        """Delete, cache, return, create: in this order, and after what was asked of the node before."""
+        """Delete, cache, return, create: in this order, after earlier changes of the node."""
         async with self._turns[node_id]:
             await _all(
                 *(self._delete(*leaving[d.key]) for d in delta.to_delete if d.key in leaving),
                 *(self._cache(*leaving[d.key]) for d in delta.to_cache if d.key in leaving),
             )
             await _all(*(self._return(d.key) for d in delta.from_cache))
-            for deployment in delta.to_create:
-                if (hosted := self._hosted.get(deployment.key)) is not None:
-                    hosted.starting = self._spawn(self._create(hosted), hosted.deployment.name)
+            for placed in delta.to_create:
+                if (replica := self._replicas.get(placed.key)) is not None:
+                    replica.starting = self._spawn(self._create(replica), replica.placed.name)
 
-    async def _delete(self, hosted: Hosted, lease: Lease) -> None:
+    async def _delete(self, replica: Replica, lease: Lease) -> None:
         await self._drain(lease)
-        await self._end(hosted)
+        await self._end(replica)
 
-    async def _cache(self, hosted: Hosted, lease: Lease) -> None:
+    async def _cache(self, replica: Replica, lease: Lease) -> None:
         await self._drain(lease)
-        key = hosted.deployment.key
-        if self.cluster.find(key) is not None and not hosted.actor.ended.is_set():
+        key = replica.placed.key
+        if self.cluster.find(key) is not None and not replica.actor.ended.is_set():
             try:
-                await within(hosted.actor.to_cache(), _CACHE_PATIENCE_S)
+                await within(replica.actor.to_cache(), _CACHE_PATIENCE_S)
             except Exception:
-                logger.exception("%s could not be kept warm", hosted.deployment.name)
+                logger.exception("%s could not be kept WARM", replica.placed.name)
             else:
                 return
-        await self._end(hosted)
+        await self._end(replica)
         self.cluster = self.cluster.without([key])
 
     def _is_loaded(self, key: ReplicaKey) -> bool:
-        hosted = self._hosted.get(key)
-        return hosted is not None and hosted.is_loaded
+        replica = self._replicas.get(key)
+        return replica is not None and replica.is_loaded
 
     async def _drain(self, lease: Lease) -> None:
-        """Give those who run requests on it time to end: longer than that nobody else waits."""
+        """Wait until its requests have ended, at most `drain_s`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(lease.ended(), self._drain_s)
 
-    async def _end(self, hosted: Hosted) -> None:
-        hosted.is_ending = True
-        if hosted.starting is not None:
-            hosted.starting.cancel()
-        await hosted.actor.stop()
-        hosted.failed(EvictedError("it was evicted before it could serve"))
-        if self._hosted.get(hosted.deployment.key) is hosted:
-            del self._hosted[hosted.deployment.key]
+    async def _end(self, replica: Replica) -> None:
+        replica.is_ending = True
+        if replica.starting is not None:
+            replica.starting.cancel()
+        await replica.actor.stop()
+        replica.failed(EvictedError("it was evicted before it could serve"))
+        if self._replicas.get(replica.placed.key) is replica:
+            del self._replicas[replica.placed.key]
 
     async def _return(self, key: ReplicaKey) -> None:
-        hosted = self._hosted.get(key)
-        if hosted is not None:
-            memory = hosted.deployment.gpu_mem_bytes_by_id
-            await self._bring_up(hosted, hosted.actor.from_cache(memory))
+        replica = self._replicas.get(key)
+        if replica is not None:
+            memory = replica.placed.gpu_mem_bytes_by_id
+            await self._bring_up(replica, replica.actor.from_cache(memory))
 
-    async def _create(self, hosted: Hosted) -> None:
-        await self._bring_up(hosted, hosted.actor.start(hosted.progressed))
-        if hosted.is_loaded:
-            self._spawn(self._watch(hosted), f"watch over {hosted.deployment.name}")
+    async def _create(self, replica: Replica) -> None:
+        await self._bring_up(replica, replica.actor.start(replica.progressed))
+        if replica.is_loaded:
+            self._spawn(self._watch(replica), f"watch over {replica.placed.name}")
 
-    async def _bring_up(self, hosted: Hosted, coming: Awaitable[None]) -> None:
+    async def _bring_up(self, replica: Replica, coming: Awaitable[None]) -> None:
         try:
             await coming
-            self._came_up(hosted)
+            self._came_up(replica)
         except ActorError as error:
             if isinstance(error, DeviceError):
-                self._failed_on(hosted, error.failure)
-            await self._look_again()  # a model does not answer for a node that is gone
-            if not hosted.is_ending and self._hosted.get(hosted.deployment.key) is hosted:
-                await self._fail(hosted, str(error))
+                self._failed_on(replica, error.failure)
+            await self._discover_again()  # a lost node is no fault of the model
+            if not replica.is_ending and self._replicas.get(replica.placed.key) is replica:
+                await self._fail(replica, str(error))
         except Exception:
-            # A defect of ours must not leave it on its way for ever.
-            logger.exception("%s could not be brought up", hosted.deployment.name)
-            await self._fail(hosted, "the server failed; its log says why")
+            # A defect of the server must not leave it loading for ever.
+            logger.exception("%s could not be brought up", replica.placed.name)
+            await self._fail(replica, "the server failed; its log says why")
 
-    def _came_up(self, hosted: Hosted) -> None:
-        """From now on it serves: the time for which it is protected begins."""
-        key = hosted.deployment.key
-        self._learn(hosted)
+    def _came_up(self, replica: Replica) -> None:
+        """Record that the replica serves, from when its protection counts."""
+        key = replica.placed.key
+        self._learn(replica)
         self.cluster = self.cluster.with_deployed(key, self._now())
         self._take_over()
-        logger.info("%s is ready", hosted.deployment.name)
-        hosted.model.problems.pop(Variant.parse(hosted.deployment.model_key).generation, None)
-        self.on_up(hosted)
-        hosted.came_up()
+        logger.info("%s is ready", replica.placed.name)
+        replica.model.problems.pop(Variant.parse(replica.placed.model_key).generation, None)
+        self._on_up(replica)
+        replica.came_up()
 
-    def _learn(self, hosted: Hosted) -> None:
-        loaded = hosted.actor.model
-        self.models.learn(hosted.model, loaded.get("repo_id"), loaded.get("task"))
+    def _learn(self, replica: Replica) -> None:
+        loaded = replica.actor.model
+        self.models.learn(replica.model, loaded.get("repo_id"), loaded.get("task"))
 
-    async def _fail(self, hosted: Hosted, why: str) -> None:
-        generation = Variant.parse(hosted.deployment.model_key).generation
-        sentence = _not_loaded(hosted.model, generation, why)
+    async def _fail(self, replica: Replica, why: str) -> None:
+        generation = Variant.parse(replica.placed.model_key).generation
+        sentence = _not_loaded(replica.model, generation, why)
         logger.error("%s", sentence)
-        hosted.model.problems[generation] = sentence
-        await hosted.actor.stop()
-        self._forget(hosted.deployment.key, DeploymentError(sentence))
+        replica.model.problems[generation] = sentence
+        await replica.actor.stop()
+        self._forget(replica.placed.key, DeploymentError(sentence))
 
-    async def _watch(self, hosted: Hosted) -> None:
-        await hosted.actor.ended.wait()
-        if (failure := hosted.actor.device_failure) is not None:
-            self._failed_on(hosted, failure)
-        await self._look_again()  # or else its place would be taken on a node that is gone
-        self.lost(hosted)
+    async def _watch(self, replica: Replica) -> None:
+        await replica.actor.ended.wait()
+        if (failure := replica.actor.device_failure) is not None:
+            self._failed_on(replica, failure)
+        await self._discover_again()  # or its place on a lost node would be given away
+        self.lost(replica)
 
-    def _failed_on(self, hosted: Hosted, failure: DeviceFailure) -> None:
-        """Note which GPU a replica was lost to: any of its own, where that is not said."""
-        place = hosted.deployment
+    def _failed_on(self, replica: Replica, failure: DeviceFailure) -> None:
+        """Record the GPU that a replica was lost to; all of its GPUs if the failure names none."""
+        place = replica.placed
         node = self.cluster.nodes.get(place.node_id)
         if node is None:
             return
@@ -424,12 +452,12 @@ class Controller:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Withdraw those GPUs from placement that have failed of late, and no others."""
+        """Withdraw the GPUs from placement that failed recently, and no others."""
         self._withdrawn = self._device_errors.withdrawn(self._now())
         self.cluster = self.cluster.with_withdrawn(self._withdrawn.keys())
 
     def device_problems(self) -> list[str]:
-        """Say which GPUs are out of placement, and why."""
+        """Return a sentence for each GPU that is out of placement."""
         return [
             f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
             f"{datetime.fromtimestamp(out.until).astimezone():%H:%M}: replicas on it ended with "
@@ -439,44 +467,44 @@ class Controller:
             if (out := self._withdrawn.get(node.gpu_name(index))) is not None
         ]
 
-    async def _look_again(self) -> None:
+    async def _discover_again(self) -> None:
         try:
             await self.discover()
         except Exception:
-            logger.exception("the machines could not be looked at")
+            logger.exception("the machines could not be discovered")
 
-    def lost(self, hosted: Hosted) -> None:
-        """A replica turned out to run nothing more: nothing is left of it, and its place is free."""
-        if self._hosted.get(hosted.deployment.key) is hosted:
-            self._put_away(hosted.deployment.key, EvictedError("its process ended"))
+    def lost(self, replica: Replica) -> None:
+        """Remove a replica that was found to be lost, and free its place."""
+        if self._replicas.get(replica.placed.key) is replica:
+            self._put_away(replica.placed.key, EvictedError("its process ended"))
 
     def _put_away(self, key: ReplicaKey, why: DeploymentError) -> None:
-        """Have nothing left of a replica that is of no use; who gets its place waits for that."""
-        if (hosted := self._hosted.get(key)) is not None:
-            self._end_aside(self._end(hosted), hosted.deployment)
+        """End a lost replica; the next user of its place waits for that."""
+        if (replica := self._replicas.get(key)) is not None:
+            self._end_aside(self._end(replica), replica.placed)
         self._forget(key, why)
 
-    def _end_aside(self, ending: Awaitable[None], place: Deployment) -> None:
+    def _end_aside(self, ending: Awaitable[None], place: PlacedReplica) -> None:
         task = self._spawn(ending, f"end of {place.name}")
         self._ends.add(task)
         self._spawn(self._wait_for(task, place.node_id), f"place of {place.name}")
 
     async def _wait_for(self, end: asyncio.Task[None], node_id: str) -> None:
-        """Have what is asked of a node from now on done after this."""
+        """Hold back later changes of a node until this task has ended."""
         async with self._turns[node_id]:
             await asyncio.wait([end])
 
     def _forget(self, key: ReplicaKey, why: DeploymentError) -> None:
-        hosted = self._hosted.pop(key, None)
+        replica = self._replicas.pop(key, None)
         self.cluster = self.cluster.without([key])
-        if hosted is not None:
-            has_served = not hosted.is_pending
-            hosted.failed(why)
-            if has_served:  # else whoever waits for it hears so
-                self.on_leave(key, str(why))
+        if replica is not None:
+            has_served = not replica.is_pending
+            replica.failed(why)
+            if has_served:  # otherwise `Replica.up` raises
+                self._notify_leaving(key, str(why))
 
-    def _of(self, model: Model) -> list[Hosted]:
-        return [hosted for hosted in self._hosted.values() if hosted.model is model]
+    def _of(self, model: Model) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if replica.model is model]
 
     def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -494,7 +522,7 @@ class Controller:
 
 
 async def _all(*work: Awaitable[None]) -> None:
-    """Do all of it, whatever becomes of a part."""
+    """Await all of it, and log what fails."""
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             logger.error("a change of a replica failed", exc_info=outcome)

@@ -1,107 +1,107 @@
-"""What the controller is asked for, what it asks of others, and what comes of it."""
+"""Types of the controller: requests to it, what it asks of others, and results."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from ndif.cluster.deployment import Deployment, ReplicaKey
 from ndif.cluster.models import Model
-from ndif.cluster.node import Node
-from ndif.cluster.wanted import Device, Wanted
-from ndif.host.port import Actor
+from ndif.host.port import ModelActor
+from ndif.placement.demand import Demand, Device
+from ndif.placement.node import Node
+from ndif.placement.replica import PlacedReplica, ReplicaKey
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.variant import Variant
+from ndif.schema.model_key import Variant
 
-MakeActor = Callable[[DeploymentConfig, str, Deployment], Actor]
-"""A replica's actor: of this model, in the runtime of this generation, at this place."""
+MakeActor = Callable[[DeploymentConfig, str, PlacedReplica], ModelActor]
+"""Makes the actor of a replica of this model, in the runtime of this generation, at this place."""
 
 Evaluate = Callable[[DeploymentConfig, str], Awaitable["Measured"]]
-"""What one replica of it needs; raises `ActorError` if it cannot be told."""
+"""Measures one replica of a model; raises `ActorError` if that fails."""
 
 Discover = Callable[[], Awaitable[Sequence[Node]]]
-"""The machines as they are now, each without replicas."""
+"""Returns the machines that exist now, each without replicas."""
 
 Leaving = Callable[[ReplicaKey, str], None]
-"""Told of each replica that no longer serves, and why."""
+"""Called with each replica that no longer serves, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What can be known of a model before it is loaded."""
+    """Facts of a model before it is loaded."""
 
     size_bytes: int
-    """What one replica needs, padding and all."""
+    """Bytes of one replica, padding included."""
     task: str | None = None
     repo_id: str | None = None
-    """Its name as a hub spells it."""
+    """Repository id as the hub spells it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """So many replicas of one model in one runtime."""
+class ReplicaRequest:
+    """A request for replicas of one model in one generation."""
 
     model: Model
     generation: str
     replicas: int
     _withdrawals: int = field(init=False, repr=False)
-    """Of the model, until it was asked for."""
+    """Withdrawals of the model before this request."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_withdrawals", self.model.withdrawals)
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the model's operator has taken it away since."""
+        """Return True if an operator has evicted the model since."""
         return self.model.withdrawals > self._withdrawals
 
     @property
     def void(self) -> bool:
-        """Whether nothing is to come of it: it was withdrawn, or its model turned out to be another."""
+        """Return True if the request is void: withdrawn, or its model turned out to be another one."""
         return self.withdrawn or self.model.same_as is not None
 
     @property
     def variant(self) -> Variant:
-        """What is asked for."""
+        """Return the model and generation."""
         return Variant(self.model.key, self.generation)
 
     @property
     def dedicated(self) -> bool:
-        """Whether it is no more than what its operator dedicates: what users need beyond has to wait."""
+        """Return True if an operator dedicates all of these replicas; those beyond are not protected."""
         return 0 < self.replicas <= self.model.dedicated_in(self.generation)
 
-    def wanted(self, size_bytes: int) -> Wanted:
-        """It, where one replica needs so much."""
-        device = _device(self.model.wanted.device)
-        return Wanted(str(self.variant), size_bytes, self.replicas, self.dedicated, device)
+    def demand(self, size_bytes: int) -> Demand:
+        """Return the demand on the cluster for replicas of this size."""
+        device = _device(self.model.deployment.device)
+        return Demand(str(self.variant), size_bytes, self.replicas, self.dedicated, device)
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
-    """A replica that another controller had, and left."""
+class OrphanReplica:
+    """A replica that another controller left."""
 
-    deployment: Deployment
+    placed: PlacedReplica
     config: DeploymentConfig
-    """What it was loaded as."""
-    actor: Actor
+    """Settings that it was loaded with."""
+    actor: ModelActor
     is_loaded: bool
-    """Or else it is on its way."""
+    """False while it is being loaded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Provided:
-    """What came of asking."""
+class ProvisionResult:
+    """Result of a request for replicas."""
 
     replica_ids: tuple[str, ...] = ()
-    """The replicas that there are now, ready or on their way."""
+    """Replicas that exist now, ready or loading."""
     problem: str | None = None
-    """Why there are not as many as were asked for."""
+    """Reason why there are fewer than requested."""
     evicted: tuple[ReplicaKey, ...] = ()
-    """Whoever had to go for them, and for what else was asked for with them."""
+    """Replicas evicted for this request and those decided with it."""
 
 
 def _device(device: str | None) -> Device:
-    """What kind of device a torch device's name means."""
+    """Return the kind of device that a torch device names."""
     if device is None or device == "auto":
         return Device.AUTO
     return Device.CPU if device == "cpu" else Device.GPU

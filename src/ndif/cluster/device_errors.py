@@ -1,4 +1,4 @@
-"""Which GPUs are out of placement, by the errors that replicas reported of them: a pure decision."""
+"""Withdrawal of GPUs from placement after errors that replicas reported: a pure decision."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MOST = 3
-"""So many errors within `WITHIN_S` take a GPU out of placement."""
+"""Errors within `WITHIN_S` seconds that take a GPU out of placement."""
 WITHIN_S = 600.0
 REST_S = 3600.0
-"""Seconds from the last of them until the GPU is tried again."""
+"""Seconds from the last of these errors until the GPU is used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class Withdrawal:
     until: float
     """Unix seconds."""
     error: str
-    """The last one."""
+    """The last error."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceErrors:
-    """Errors of GPUs, by the name of each, with the moment of each. Nothing changes it."""
+    """Immutable record of GPU errors, each with its time, by GPU name."""
 
     by_device: Mapping[str, tuple[tuple[float, str], ...]] = field(default_factory=dict)
 

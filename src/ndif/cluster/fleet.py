@@ -1,4 +1,4 @@
-"""The fleet: where replicas can be, and what makes one there: this machine, or a Ray cluster's nodes."""
+"""The machines that replicas run on: this machine here, a Ray cluster's nodes in `ray/`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ndif.cluster.asking import Living
-from ndif.cluster.deployment import Deployment
+from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.local_cards import LocalCards
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources, parse_gpus
-from ndif.config import Settings
-from ndif.host import gpus, machine, numa
-from ndif.host.actor import ModelActor
-from ndif.host.blanks import Blanks
-from ndif.host.contexts import context_bytes
+from ndif.config.settings import Settings
+from ndif.config.units import parse_gpus, parse_size
+from ndif.host import gpus, numa
+from ndif.host.environment import cpu_memory, machine_name
+from ndif.host.fork_server import ForkServers
 from ndif.host.gpu_watch import GpuWatch
-from ndif.host.gpus import Driver, Visible, without_memory
-from ndif.host.port import Actor
+from ndif.host.gpus import Driver, VisibleGpus, without_memory
+from ndif.host.model_actor import LocalModelActor
+from ndif.host.port import ModelActor
+from ndif.host.runner_pool import context_bytes
 from ndif.host.runtimes import Runtime, Runtimes
-from ndif.host.weights import Weights
+from ndif.host.shared_weights import SharedWeights
+from ndif.placement.node import Node
+from ndif.placement.replica import PlacedReplica
+from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.quantities import size
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore
 
@@ -33,40 +34,48 @@ logger = logging.getLogger(__name__)
 
 
 class Fleet(Protocol):
-    """Machines, and the making of replicas on them."""
+    """Machines, and a factory of replicas on them."""
 
     outlives: bool
-    """Whether its replicas go on when whoever leads does not."""
+    """True if replicas go on when the leader ends."""
     lost: asyncio.Event
     """Set once the machines are out of reach for good."""
+    fork_servers: ForkServers
+    """Fork servers of the machine that measures models."""
 
     async def connect(self, waiting: Callable[[], None]) -> None:
-        """Return once the machines can be reached; `waiting` is called each time that they cannot."""
+        """Connect to the machines; call `waiting` after each failed attempt."""
         ...
 
     async def close(self) -> None:
-        """Reach them no more."""
+        """Disconnect from the machines."""
         ...
 
-    async def living(self) -> Sequence[Living]:
-        """The replicas that another leader left."""
+    async def orphans(self) -> Sequence[OrphanReplica]:
+        """Return the replicas that another leader left."""
         ...
 
     async def discover(self) -> Sequence[Node]:
-        """The machines as they are now, each without replicas."""
+        """Return the machines that exist now, each without replicas."""
         ...
 
-    def expect(self, runtime: Runtime) -> None:
-        """A replica is to be made before long, of which model and where is not yet known."""
+    def prepare(self, runtime: Runtime) -> None:
+        """Prepare to measure a model and to create a replica, whose model and place are not known yet."""
         ...
 
-    def make_actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> Actor:
-        """A replica's actor, yet to be started."""
+    def make_actor(
+        self, config: DeploymentConfig, generation: str, place: PlacedReplica
+    ) -> ModelActor:
+        """Return the actor of a replica, not started yet."""
         ...
 
 
 class ThisMachine:
-    """A fleet of one."""
+    """The form of `Fleet` for one machine.
+
+    Owns what its replicas share: weights, prewarmed processes and the GPU driver. The controller decides
+    which replicas exist and where.
+    """
 
     outlives = False
 
@@ -81,9 +90,16 @@ class ThisMachine:
         places: bool,
         shares: bool = False,
     ) -> None:
-        """`places`: whether replicas are told where to be, or are where their options say.
+        """Prepare this machine.
 
-        `shares`: whether it is for others to answer clients who ask for a checkpoint's files.
+        Args:
+            settings: Settings of the server.
+            broker: Broker that replicas report to.
+            objects: Store of results.
+            runtimes: Installed nnsight generations.
+            trusted: Users are trusted, so runners are not confined.
+            places: The controller chooses devices; otherwise the options of a model do.
+            shares: Another process serves the files of checkpoints to clients.
         """
         self._settings = settings
         self._broker = broker
@@ -92,10 +108,10 @@ class ThisMachine:
         self._trusted = trusted
         self._places = places
         self._shares = shares
-        self._weights = Weights()
-        self._blanks = Blanks()
+        self._weights = SharedWeights()
+        self.fork_servers = ForkServers()
         self._driver = Driver()
-        self._looked: Looked | None = None
+        self._machine: LocalMachine | None = None
         self._looking = asyncio.Lock()
         self._cards: LocalCards | None = None
         """Chooses GPUs where nothing is placed."""
@@ -103,117 +119,123 @@ class ThisMachine:
         self.lost = asyncio.Event()
 
     async def connect(self, waiting: Callable[[], None]) -> None:
-        """See `Fleet.connect`."""
+        """Return at once; see `Fleet.connect`."""
 
     async def close(self) -> None:
-        """See `Fleet.close`."""
-        await self._blanks.stop()
+        """Stop the fork servers and end the driver; see `Fleet.close`."""
+        self.fork_servers.stop()
         if self._cards is not None:
             await self._cards.close()
         await self._driver.close()
 
-    def expect(self, runtime: Runtime) -> None:
-        """See `Fleet.expect`."""
-        self._blanks.prepare(runtime)
+    def prepare(self, runtime: Runtime) -> None:
+        """Start the fork servers of the runtime; see `Fleet.prepare`."""
+        self.fork_servers.prepare(runtime, untrusted=not self._trusted)
+        if self._places:  # and so measures
+            self.fork_servers.prepare(runtime, untrusted=False)
 
-    async def living(self) -> list[Living]:
-        """See `Fleet.living`."""
+    async def orphans(self) -> list[OrphanReplica]:
+        """Return nothing: no replica outlives this machine's server."""
         return []
 
     async def discover(self) -> list[Node]:
-        """See `Fleet.discover`: as it is declared or was found to be, once.
+        """Return this machine as it is declared, or was found the first time.
 
-        A look that fails must not empty it.
+        A later inspection that fails must not empty it.
         """
         async with self._looking:
-            if self._looked is None:
-                self._looked = await self._look()
-        return [self._looked.node]
+            if self._machine is None:
+                self._machine = await self._look()
+        return [self._machine.node]
 
-    async def _look(self) -> Looked:
-        """Look at this machine, and have ready what its GPUs need."""
-        find = look if self._places else look_around
-        looked = await find(self._settings, self._driver)
-        found, sizes = looked.gpus, looked.node.resources.gpu_bytes
-        self._blanks.devices = found.variable
+    async def _look(self) -> LocalMachine:
+        """Inspect this machine, and prepare what its GPUs need."""
+        find = inspect_machine if self._places else inspect_unplaced
+        machine = await find(self._settings, self._driver)
+        found, sizes = machine.gpus, machine.node.resources.gpu_bytes
+        self.fork_servers.devices = found.variable
         if not found.gpus:
             await self._driver.close()
         elif self._places:
             self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
         else:
-            trusted = self._trusted
-            self._cards = LocalCards(self._settings, self._driver, found.gpus, trusted=trusted)
-        return looked
+            self._cards = LocalCards(
+                self._settings,
+                self._driver,
+                found.gpus,
+                trusted=self._trusted,
+                fork_servers=self.fork_servers,
+            )
+        return machine
 
     def make_actor(
-        self, config: DeploymentConfig, generation: str, place: Deployment
-    ) -> ModelActor:
-        """See `Fleet.make_actor`."""
+        self, config: DeploymentConfig, generation: str, place: PlacedReplica
+    ) -> LocalModelActor:
+        """Return the actor of a replica; see `Fleet.make_actor`."""
         runtime = self._runtimes.installed()[generation]
         cards = self._cards
-        has_gpus = self._looked is not None and self._looked.has_gpus
+        has_gpus = self._machine is not None and self._machine.has_gpus
         on_cpu = self._places and (place.on_cpu or not has_gpus)
-        return ModelActor(
+        return LocalModelActor(
             config,
             runtime,
             self._settings,
             self._broker,
             self._objects,
             self._weights,
-            self._blanks,
+            self.fork_servers,
             untrusted=not self._trusted,
             gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
             device="cpu" if on_cpu else None,
             shares=self._shares,
-            context_bytes=self._looked.node.resources.context_bytes if self._looked else 0,
+            context_bytes=self._machine.node.resources.context_bytes if self._machine else 0,
             chosen=None if cards is None else lambda: cards.chosen(config, runtime),
             gpu_watch=self._gpu_watch,
             near=self._near,
         )
 
     def _near(self, indices: Collection[int]) -> frozenset[int] | None:
-        """Choose the CPUs beside these GPUs."""
-        if self._looked is None:
+        """Return the CPUs beside these GPUs."""
+        if self._machine is None:
             return None
-        here = self._looked.gpus.gpus
+        here = self._machine.gpus.gpus
         nodes = [here[index].numa_node for index in indices]
-        return numa.near(nodes, numa.cpus_by_node(), frozenset(os.sched_getaffinity(0)))
+        return numa.nearby_cpus(nodes, numa.cpus_by_node(), frozenset(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """This machine, as it is declared or was found to be."""
+class LocalMachine:
+    """This machine as it is declared, or was found to be."""
 
     node: Node
-    gpus: Visible
-    """GPUs of the machine that are here, in the order in which the node counts them."""
+    gpus: VisibleGpus
+    """GPUs that are present, in the order in which the node counts them."""
 
     @property
     def has_gpus(self) -> bool:
-        """Return True if the GPUs that the node counts on are here: else models run on the CPU."""
+        """Return True if the GPUs of the node are present; otherwise models run on the CPU."""
         return bool(self.gpus.gpus)
 
 
-async def look_around(settings: Settings, driver: Driver) -> Looked:
-    """Find out about this machine where nothing is placed, and all GPUs are there for whoever runs here."""
+async def inspect_unplaced(settings: Settings, driver: Driver) -> LocalMachine:
+    """Inspect this machine for a server without placement, whose replicas share all GPUs."""
     found = await _found(driver)
-    resources = Resources.of((), machine.cpu_memory(), settings.model_cache_percentage)
-    return Looked(Node("local", machine.name(), resources), found)
+    resources = Resources.of((), cpu_memory(), settings.model_cache_percentage)
+    return LocalMachine(Node("local", machine_name(), resources), found)
 
 
-async def look(settings: Settings, driver: Driver) -> Looked:
-    """Find out about this machine. Where GPUs are only declared, what is placed on them runs on the CPU."""
+async def inspect_machine(settings: Settings, driver: Driver) -> LocalMachine:
+    """Inspect this machine. Replicas on GPUs that are declared but absent run on the CPU."""
     found = await _found(driver)
     declared = parse_gpus(settings.node_gpus)
     if settings.node_gpus:
         if len(declared) > len(found.gpus):
             logger.warning(
-                "%d GPUs are declared (NDIF_NODE_GPUS) and %d are here: what is placed on them runs on "
-                "the CPU",
+                "%d GPUs are declared (NDIF_NODE_GPUS) and %d are present: replicas on them run on the CPU",
                 len(declared),
                 len(found.gpus),
             )
-            found = Visible()
+            found = VisibleGpus()
         used, sizes = found.gpus[: len(declared)], declared
     else:
         used = tuple(gpu for gpu in found.gpus if gpu.usable_bytes is not None)
@@ -222,17 +244,17 @@ async def look(settings: Settings, driver: Driver) -> Looked:
             if gpu not in used:
                 logger.warning("%s", without_memory(gpu))
     memory = settings.node_cpu_memory
-    cpu = size(memory) if memory else machine.cpu_memory()
+    cpu = parse_size(memory) if memory else cpu_memory()
     uuids = [gpu.uuid for gpu in used]
-    # Whose key is trusted is known where keys are: a node of a cluster has none.
+    # A node of a cluster has no keys, so it cannot know which keys are trusted.
     trusted = settings.api_keys is not None or bool(settings.ray_address)
     contexts = context_bytes(settings, untrusted=True, trusted=trusted) if used else 0
     resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids, contexts)
-    return Looked(Node("local", machine.name(), resources), Visible(used))
+    return LocalMachine(Node("local", machine_name(), resources), VisibleGpus(used))
 
 
-async def _found(driver: Driver) -> Visible:
-    found = await gpus.look(driver, os.environ)
+async def _found(driver: Driver) -> VisibleGpus:
+    found = await gpus.find_gpus(driver, os.environ)
     for note in found.notes:
         logger.warning("%s", note)
     return found

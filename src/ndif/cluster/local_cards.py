@@ -1,4 +1,4 @@
-"""The GPUs of a local server: the fewest that hold the model, among whatever else runs on the machine."""
+"""The GPUs of a local server: the fewest that hold the model beside other programs of the machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from ndif.cluster.packing import fewest
-from ndif.config import Settings
-from ndif.host.contexts import context_bytes
+from ndif.config.settings import Settings
 from ndif.host.evaluation import EvaluationError, Evaluator
+from ndif.host.fork_server import ForkServers
 from ndif.host.gpus import Driver, DriverError, Gpu
+from ndif.host.runner_pool import context_bytes
 from ndif.host.runtimes import Runtime
+from ndif.placement.packing import fewest
 from ndif.schema.deployment import DeploymentConfig
 
 logger = logging.getLogger(__name__)
@@ -21,10 +22,10 @@ logger = logging.getLogger(__name__)
 def choose(
     total: Sequence[int], free: Sequence[int], size_bytes: int, context: int
 ) -> dict[int, int] | None:
-    """Choose the fewest GPUs that hold a model in what is free, and say what its tensors may take of each.
+    """Return the fewest GPUs whose free memory holds a model, and the bytes of each for its tensors.
 
-    A single one may be used to its end, should others leave it. Several have what is free now, or else the
-    model would be divided by sizes that are not there. None where all GPUs together do not hold it.
+    A single GPU may be used up, should other programs leave it. Several GPUs give what is free now, because
+    the model is divided by these sizes. None if all GPUs together do not hold the model.
     """
     room = [max(0, each - context) for each in free]
     chosen = fewest(((each, index) for index, each in enumerate(room)), size_bytes)
@@ -42,21 +43,27 @@ class LocalCards:
     """
 
     def __init__(
-        self, settings: Settings, driver: Driver, gpus: Sequence[Gpu], *, trusted: bool
+        self,
+        settings: Settings,
+        driver: Driver,
+        gpus: Sequence[Gpu],
+        *,
+        trusted: bool,
+        fork_servers: ForkServers | None = None,
     ) -> None:
-        """`gpus`: those of this server, in the order in which torch counts them."""
+        """Prepare to choose among `gpus`, in the order in which torch counts them."""
         self._driver = driver
         self._gpus = gpus
         self._context = context_bytes(settings, untrusted=not trusted, trusted=trusted)
-        self._evaluator = Evaluator(look_for_cuda=True)
+        self._evaluator = Evaluator(fork_servers=fork_servers, look_for_cuda=True)
         self._loading: Counter[int] = Counter()
-        """Bytes of each GPU that replicas which load now are going to take."""
+        """Bytes of each GPU that loading replicas will take."""
 
     @contextlib.asynccontextmanager
     async def chosen(
         self, config: DeploymentConfig, runtime: Runtime
     ) -> AsyncIterator[Mapping[int, int] | None]:
-        """Choose GPUs for a replica, and have others know of it while it loads."""
+        """Choose GPUs for a replica, and reserve them while it loads."""
         if len(self._gpus) < 2 or config.device is not None:
             yield None
             return
@@ -80,12 +87,12 @@ class LocalCards:
             self._loading -= claimed
 
     async def _free(self) -> list[int]:
-        """Return the bytes that are free of each GPU, and not promised.
+        """Return the free bytes of each GPU that are not reserved.
 
         Raises:
             DriverError: if the driver does not answer.
         """
-        cards, _ = await self._driver.cards()
+        cards, _ = await self._driver.physical_gpus()
         free = {card.gpu.uuid: card.gpu.free_bytes for card in cards}
         return [
             max(0, free.get(gpu.uuid, 0) - self._loading[index])

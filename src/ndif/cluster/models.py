@@ -1,4 +1,4 @@
-"""Models: what this server serves or may serve, by the names that clients use."""
+"""The models that a server serves or may serve, by the names that clients use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ndif.schema.deployment import DeploymentConfig, refusal
+from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
 
 _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
@@ -16,62 +16,65 @@ _MOST_ON_DEMAND = 1000
 
 
 class NotServedError(Exception):
-    """A model that is not served to whoever asks for it; the message says which are."""
+    """The client may not use the model; the message says which models it may use."""
 
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """One model, and how it is to be loaded."""
+    """One model and its settings, across generations.
+
+    Its operator, the schedule and users decide what it should be; the controller creates its replicas.
+    """
 
     key: ModelKey
-    """What it was first called: it names its lines and replicas for good."""
+    """Key by which it was first requested; names its queues and replicas for good."""
     config: DeploymentConfig
-    """Its repo id as a hub spells it, and its task, once they are known."""
+    """Settings, with the repository id as the hub spells it and the task once they are known."""
     on_demand: bool = False
-    """Nobody but a user has asked for it."""
-    booked: DeploymentConfig | None = None
-    """What the schedule has it dedicated as, now."""
+    """Only users have requested it, no operator."""
+    scheduled: DeploymentConfig | None = None
+    """Settings by which the schedule dedicates it now."""
     deploying: int = 0
-    """How many are about to deploy it."""
+    """Deployments in progress."""
     withdrawals: int = 0
-    """How often its operator has taken it away: what was asked for before is not to come."""
+    """Times that an operator evicted it; requests from before are void."""
     generations: frozenset[str] = frozenset()
-    """In which its operator has it; none: that has yet to be said, and any may be meant."""
+    """Generations that an operator deployed it for; empty if undecided."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Why it could not be deployed when that was last tried, by generation."""
+    """Reason why the last deployment failed, by generation."""
     aliases: set[str] = field(default_factory=set)
-    """Further repo ids that turned out to mean it, in small letters."""
+    """Further repository ids that turned out to name it, in lower case."""
     same_as: Model | None = None
-    """The one that it turned out to be, and that is served in its place."""
+    """Model that it turned out to be, and that is served in its place."""
 
     @property
     def dedicated(self) -> bool:
-        """Whether everybody may use it, and nobody displaces it."""
-        return self.config.dedicated or self.booked is not None
+        """Return True if every user may use it, and no other model evicts it."""
+        return self.config.dedicated or self.scheduled is not None
 
     @property
-    def wanted(self) -> DeploymentConfig:
-        """How it is to be deployed now."""
-        if self.booked is None:
+    def deployment(self) -> DeploymentConfig:
+        """Return the settings in force now: the schedule's, or else its own."""
+        if self.scheduled is None:
             return self.config
-        return replace(self.booked, dedicated=True, task=self.booked.task or self.config.task)
+        return replace(self.scheduled, dedicated=True, task=self.scheduled.task or self.config.task)
 
     def keeps(self, generation: str) -> bool:
-        """Whether it is its operator, or the schedule, that has it in this generation, not users alone."""
-        if self.booked is not None and self.booked.deployed_for:
-            return generation in self.booked.deployed_for
+        """Return True if an operator or the schedule has it in this generation, not users alone."""
+        if self.scheduled is not None and self.scheduled.deployed_for:
+            return generation in self.scheduled.deployed_for
         return not self.generations or generation in self.generations
 
     def dedicated_in(self, generation: str) -> int:
-        """How many of its replicas in this generation are to be dedicated."""
-        return self.wanted.replicas if self.dedicated and self.keeps(generation) else 0
+        """Return the number of its dedicated replicas in this generation."""
+        return self.deployment.replicas if self.dedicated and self.keeps(generation) else 0
 
     def least_in(self, generation: str) -> int:
-        """How many replicas its line in this generation begins with."""
-        return self.wanted.replicas if self.keeps(generation) else 1
+        """Return the number of replicas that its queue in this generation begins with."""
+        return self.deployment.replicas if self.keeps(generation) else 1
 
     def scale(self, generation: str, replicas: int) -> None:
-        """Its operator wants so many in this generation; none there says nothing of the others."""
+        """Set an operator's replicas of this generation; 0 leaves other generations as they are."""
         others = self.generations - {generation}
         if replicas:
             self.generations = others | {generation}
@@ -82,27 +85,27 @@ class Model:
 
     @property
     def forgettable(self) -> bool:
-        """Whether nothing is lost with it."""
-        return self.on_demand and self.booked is None and not self.deploying
+        """Return True if it can be forgotten without loss."""
+        return self.on_demand and self.scheduled is None and not self.deploying
 
     def named(self, key: ModelKey) -> bool:
-        """Whether a client that says `key` means it."""
+        """Return True if `key` of a client names it."""
         if key == self.key:
             return True
-        # Asked of every model for every request: most are told apart before a sentence is made.
+        # Called for every model and request: most are told apart without building a sentence.
         if not self.called(key.repo_id):
             return False
-        return refusal(self.config, replace(key, repo_id=self.config.repo_id)) is None
+        return explain_mismatch(self.config, replace(key, repo_id=self.config.repo_id)) is None
 
     def called(self, repo_id: str) -> bool:
-        """Whether that is its name: the first, the one that a hub has for it, or another."""
+        """Return True if it is known by that repository id: the first, the hub's, or an alias."""
         name = repo_id.lower()
         names = (self.config.repo_id.lower(), self.key.repo_id.lower())
         return name in names or name in self.aliases
 
 
 class Models:
-    """The models of one server."""
+    """The models of one server. Finds and admits models; knows nothing of their replicas."""
 
     def __init__(self, configs: Iterable[DeploymentConfig] = ()) -> None:
         self._models: list[Model] = []
@@ -113,11 +116,11 @@ class Models:
         return iter(self._models)
 
     def add(self, model: Model) -> None:
-        """A model that is not among these yet."""
+        """Add a model that is not known yet."""
         self._models.append(model)
 
     def put(self, config: DeploymentConfig) -> Model:
-        """What an operator wants served, in the place of what the same model was before."""
+        """Set the deployment of a model by an operator, and return the model."""
         model = self.find(config.key)
         if model is None:
             model = Model(config.key, config)
@@ -127,13 +130,13 @@ class Models:
         return model
 
     def find(self, key: ModelKey) -> Model | None:
-        """The model that `key` means, if it is known."""
+        """Return the model that `key` names; None if it is not known."""
         named = [model for model in self._models if model.named(key)]
-        # What a user has asked for stands behind nobody's dedicated model.
+        # A dedicated model comes before one that a user requested.
         return min(named, key=lambda model: (model.key != key, not model.dedicated), default=None)
 
     def as_known(self, config: DeploymentConfig) -> DeploymentConfig:
-        """`config` with the names by which its model is known here, where a hub has it under several."""
+        """Return `config` with the names by which its model is known here, if the hub has several."""
         model = self.find(config.key)
         if model is None or not all(
             model.called(name) for name in (config.checkpoint, model.config.checkpoint)
@@ -142,7 +145,7 @@ class Models:
         return replace(config, repo_id=model.config.repo_id, checkpoint=model.config.checkpoint)
 
     def unite(self, model: Model) -> None:
-        """Have a model be another of these, if by the name that was learnt it is. It has no replicas."""
+        """Merge a model without replicas into another one, if the name that was learned is that one's."""
         key = replace(model.key, repo_id=model.config.repo_id)
         others = [other for other in self._models if other is not model and other.named(key)]
         if model not in self._models or not others:
@@ -150,10 +153,10 @@ class Models:
         self._models.remove(model)
         model.same_as = min(others, key=lambda other: (other.key != key, not other.dedicated))
         model.same_as.aliases |= {model.key.repo_id.lower(), *model.aliases}
-        model.on_demand, model.booked = True, None  # nothing is lost with it
+        model.on_demand, model.scheduled = True, None  # and can be forgotten
 
     def of(self, key: ModelKey) -> Model:
-        """The model whose `Model.key` it is.
+        """Return the model whose `Model.key` it is.
 
         Raises:
             KeyError: if there is none.
@@ -164,21 +167,21 @@ class Models:
         raise KeyError(str(key))
 
     def called(self, name: str) -> list[Model]:
-        """The models that an operator means by a repo id or a whole key."""
+        """Return the models that an operator names by a repository id or a whole key."""
         if "{" in name:
             key = ModelKey.parse(name)
             return [model for model in self._models if model.named(key)]
         return [model for model in self._models if model.called(name)]
 
     def forget(self, model: Model) -> None:
-        """Keep a name no longer that only a user has asked for, and that is not deployed."""
+        """Forget a model that only users requested and that is not deployed."""
         if model.forgettable and model in self._models:
             self._models.remove(model)
 
     def admit(self, key: ModelKey, *, hotswapping: bool, keep: bool = True) -> Model:
-        """The model that a client means: one that is dedicated, or any for who may have it loaded.
+        """Return the model that a client names: a dedicated one, or any if the client may hotswap.
 
-        `keep`: whether it is known from now on; until a request is accepted it is only looked at.
+        A new model is remembered only with `keep`, once its request is accepted.
 
         Raises:
             NotServedError: with a sentence for the client.
@@ -204,11 +207,11 @@ class Models:
         return model
 
     def not_dedicated(self, key: ModelKey) -> str:
-        """Why who may not have models loaded on demand has not this one, and which there are for them."""
-        served = [model.wanted for model in self._models if model.dedicated]
+        """Return the sentence for a client who may not load models on demand."""
+        served = [model.deployment for model in self._models if model.dedicated]
         near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
         if len(served) == 1 or near:
-            return refusal((near or served)[0], key) or "This model is not served."
+            return explain_mismatch((near or served)[0], key) or "This model is not served."
         if not served:
             return (
                 f"{key.repo_id[:200]!r} is not served: no model is dedicated on this server now, and you "
@@ -222,24 +225,24 @@ class Models:
             f"on demand. These are: {', '.join(names)}."
         )
 
-    def book(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:
-        """Have these dedicated by the schedule and no others: those that are now, and no longer."""
-        wanted: dict[int, DeploymentConfig] = {}
+    def schedule(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:
+        """Set the models that the schedule dedicates; return those that it now does, and no longer does."""
+        scheduled: dict[int, DeploymentConfig] = {}
         for config in configs:
             model = self.find(config.key)
             if model is None:
                 model = Model(config.key, replace(config, dedicated=False), on_demand=True)
                 self._models.append(model)
-            wanted[id(model)] = config
-        ended = [m for m in self._models if m.booked is not None and id(m) not in wanted]
-        begun = [m for m in self._models if id(m) in wanted and m.booked != wanted[id(m)]]
+            scheduled[id(model)] = config
+        ended = [m for m in self._models if m.scheduled is not None and id(m) not in scheduled]
+        begun = [m for m in self._models if id(m) in scheduled and m.scheduled != scheduled[id(m)]]
         for model in self._models:
-            model.booked = wanted.get(id(model))
+            model.scheduled = scheduled.get(id(model))
         return begun, ended
 
     @staticmethod
     def learn(model: Model, repo_id: str | None, task: str | None) -> None:
-        """What a model's files tell: its name as a hub spells it, and its task."""
+        """Record what a model's files tell: its name as the hub spells it, and its task."""
         model.config = replace(
             model.config,
             repo_id=repo_id or model.config.repo_id,

@@ -1,4 +1,4 @@
-"""Models as one process tells another of them: what is needed to admit a request, and their files."""
+"""Models as one process publishes them to another: what admits a request, and the files."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ndif.cluster.hosted import Hosted
 from ndif.cluster.models import Model, Models
+from ndif.cluster.replica import Replica
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 
 
 def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
-    """Models, for JSON."""
+    """Return models as JSON-serialisable dicts; `read` is the inverse."""
     return [
         {
             "key": str(model.key),
             "config": asdict(model.config),
             "aliases": sorted(model.aliases),
             "on_demand": model.on_demand,
-            "booked": None if model.booked is None else asdict(model.booked),
+            "booked": None if model.scheduled is None else asdict(model.scheduled),
         }
         for model in models
     ]
 
 
 def read(described: Sequence[Mapping[str, Any]]) -> Models:
-    """What `describe` was given."""
+    """Return the models that `describe` was given."""
     models = Models()
     for one in described:
         booked = one["booked"]
@@ -43,14 +43,14 @@ def read(described: Sequence[Mapping[str, Any]]) -> Models:
     return models
 
 
-def files(hosted: Iterable[Hosted]) -> dict[str, dict[str, Any]]:
-    """Where the files are, for JSON, that clients build models from (`Actor.model`)."""
+def files(replica: Iterable[Replica]) -> dict[str, dict[str, Any]]:
+    """Return the files that clients build models from (`ModelActor.model`), JSON-serialisable."""
     return {
         each.model.config.repo_id: {
             "files": each.actor.model["files"],
             "revision": each.model.config.revision,
             "task": each.model.config.task,
         }
-        for each in hosted
-        if each.is_up and each.speaks_for_model and "files" in each.actor.model
+        for each in replica
+        if each.is_up and each.provides_files and "files" in each.actor.model
     }

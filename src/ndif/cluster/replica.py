@@ -1,18 +1,18 @@
-"""A replica that exists: its place, the actor that carries it out, and who uses it."""
+"""A replica that exists or is being created: its place, its actor and its users."""
 
 from __future__ import annotations
 
 import asyncio
 from enum import Enum
 
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import DeploymentLevel
 from ndif.cluster.models import Model
-from ndif.host.port import Actor, Progress
+from ndif.errors import NdifError
+from ndif.host.port import ModelActor
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
 
 
-class State(str, Enum):
-    """A deployment's state, by the names that clients print."""
+class ReplicaState(str, Enum):
+    """State of a replica, by the names that clients print."""
 
     NOT_STARTED = "NOT_STARTED"
     DEPLOYING = "DEPLOYING"
@@ -20,16 +20,16 @@ class State(str, Enum):
     UNHEALTHY = "UNHEALTHY"
 
 
-class DeploymentError(Exception):
+class DeploymentError(NdifError):
     """The model cannot be served; the message says why."""
 
 
 class EvictedError(DeploymentError):
-    """The replica has to leave before it was there; another may come."""
+    """The replica was evicted before it could serve; another may be created."""
 
 
 class Lease:
-    """Who runs requests on a replica, from when it comes up until it leaves its device."""
+    """Count of the requests that run on a replica, from when it comes up until it leaves its device."""
 
     def __init__(self) -> None:
         self._holders = 0
@@ -46,109 +46,111 @@ class Lease:
             self._free.set()
 
     async def ended(self) -> None:
-        """Return once nobody runs requests on it."""
+        """Return once no request runs."""
         await self._free.wait()
 
 
-class Hosted:
-    """One replica, from the decision that it shall be until nothing is left of it."""
+class Replica:
+    """One replica, from the decision to create it until it has ended.
 
-    def __init__(self, deployment: Deployment, model: Model, actor: Actor) -> None:
-        self.deployment = deployment
-        """Where it is, or is to be."""
+    Owns its state and its lease. The controller creates and ends it, a processor runs requests on its
+    actor, and `placed` is its record in the cluster.
+    """
+
+    def __init__(self, placed: PlacedReplica, model: Model, actor: ModelActor) -> None:
+        self.placed = placed
+        """The replica's place in the cluster."""
         self.model = model
         self.actor = actor
         self.progress: tuple[int, int] | None = None
-        """How much of it is loaded, while it is."""
-        self.on_progress: Progress = lambda done, total: None
+        """Bytes loaded and bytes in total, while it loads."""
         self.starting: asyncio.Task[None] | None = None
         self.is_ending = False
-        """Nothing is to be left of it."""
+        """The replica is being ended."""
         self.is_loaded = False
-        """Whether it has been up, so that there is something to keep warm."""
+        """True once it has been up, so that there is something to keep WARM."""
         self.lease = Lease()
         self._up: asyncio.Future[None] = _future()
-        self._of_use = asyncio.Event()
+        self._used = asyncio.Event()
 
     @property
-    def state(self) -> State:
-        """What becomes of a request that comes now."""
-        if self.deployment.level is not DeploymentLevel.HOT:
-            return State.NOT_STARTED
+    def state(self) -> ReplicaState:
+        """Return the state that a request meets now."""
+        if self.placed.level is not DeploymentLevel.HOT:
+            return ReplicaState.NOT_STARTED
         if self.actor.ended.is_set() or (self._up.done() and self._up.exception() is not None):
-            return State.UNHEALTHY
-        return State.RUNNING if self.serving else State.DEPLOYING
+            return ReplicaState.UNHEALTHY
+        return ReplicaState.RUNNING if self.serving else ReplicaState.DEPLOYING
 
     @property
     def serving(self) -> bool:
-        """Whether it is HOT and can run a request."""
-        return self.deployment.level is DeploymentLevel.HOT and self.is_up
+        """Return True if it is HOT and can run a request."""
+        return self.placed.level is DeploymentLevel.HOT and self.is_up
 
     @property
     def is_up(self) -> bool:
-        """Whether its weights are in memory, here or there."""
+        """Return True if its weights are in memory, on either level."""
         is_up = self._up.done() and self._up.exception() is None
         return is_up and not self.actor.ended.is_set()
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is coming up, or returning."""
+        """Return True while it is loading or returning to its device."""
         return not self._up.done()
 
     @property
-    def speaks_for_model(self) -> bool:
-        """Whether its files are those that clients build the model from: a user's own revision is not."""
+    def provides_files(self) -> bool:
+        """Return True if clients build the model from its files, not so for a user's own revision."""
         return not (self.model.on_demand and self.model.config.revision)
 
     async def up(self) -> None:
         """Return once it can run a request.
 
         Raises:
-            DeploymentError: if it never will.
+            DeploymentError: if it never can.
         """
         await asyncio.shield(self._up)
 
-    def returns(self, deployment: Deployment) -> None:
-        """It is to be HOT again."""
-        self.deployment, self.lease = deployment, Lease()
+    def returns(self, placed: PlacedReplica) -> None:
+        """Prepare for its return to the device at this place."""
+        self.placed, self.lease = placed, Lease()
         if self._up.done():
-            self._of_use.set()  # whoever waits for its place looks again
-            self._up, self._of_use = _future(), asyncio.Event()
+            self._used.set()  # who waits for its place decides again
+            self._up, self._used = _future(), asyncio.Event()
 
     def progressed(self, done: int, total: int) -> None:
-        """So much of it is loaded."""
+        """Record how much is loaded."""
         self.progress = done, total
-        self.on_progress(done, total)
 
     def came_up(self) -> None:
-        """It can run requests."""
+        """Record that it can run requests."""
         self.progress = None
         self.is_loaded = True
         if not self._up.done():
             self._up.set_result(None)
 
     def failed(self, error: DeploymentError) -> None:
-        """It cannot be had."""
-        self._of_use.set()
+        """Record that it cannot be loaded."""
+        self._used.set()
         if not self._up.done():
             self._up.set_exception(error)
 
-    def was_of_use(self) -> None:
-        """It has run something, or found nothing to run, since it came up."""
-        self._of_use.set()
+    def mark_used(self) -> None:
+        """Record that it has run a request, or had none to run, since it came up."""
+        self._used.set()
 
     @property
-    def is_early(self) -> bool:
-        """Whether it has yet to be of use."""
-        return not self._of_use.is_set()
+    def is_unused(self) -> bool:
+        """Return True if it has not been used since it came up."""
+        return not self._used.is_set()
 
-    async def of_use(self) -> None:
-        """Return once it was of use, or can no longer be."""
-        await self._of_use.wait()
+    async def wait_until_used(self) -> None:
+        """Return once it was used, or can no longer be."""
+        await self._used.wait()
 
 
 def _future() -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    # A failure that nobody waits for is no defect.
+    # A failure without a waiter is no defect.
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future

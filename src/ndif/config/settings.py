@@ -1,4 +1,4 @@
-"""Every variable once: its name, type, default and meaning. Nothing else reads the environment."""
+"""Every setting: its variable, type, default and meaning. Nothing else reads the environment."""
 
 from __future__ import annotations
 
@@ -10,258 +10,292 @@ from urllib.parse import urlsplit
 from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ndif.cluster.resources import parse_gpus
-from ndif.schema.quantities import size
+from ndif.config.units import parse_gpus, parse_size
 
 MiB = 1024**2
 GiB = 1024**3
 
+OLDEST_REDIS = "6.2"
+"""Oldest version of Redis that has XAUTOCLAIM, by which a new leader takes over claimed requests."""
+
 
 class Settings(BaseSettings):
-    """The server's configuration, read from the environment (specification, section 12.3)."""
+    """The server's configuration, read from the environment."""
 
     model_config = SettingsConfigDict(env_prefix="NDIF_", extra="ignore")
 
     session_root: Path = Field(
-        default=Path("~/.ndif"), description="Where sessions, runtimes and results live."
+        default=Path("~/.ndif"), description="Folder of sessions, runtimes, adapters and results."
     )
     runtimes_dir: Path | None = Field(
-        default=None, description="Installed nnsight generations; default SESSION_ROOT/runtimes."
+        default=None,
+        description="Folder of installed nnsight generations. Default: SESSION_ROOT/runtimes.",
     )
     max_request_bytes: int = Field(
-        default=1 * GiB, gt=0, description="A larger request is refused while it streams in."
+        default=1 * GiB,
+        gt=0,
+        description="Maximum size of a request in bytes; a larger one is refused while it is "
+        "received.",
     )
     max_queued_bytes: int = Field(
         default=4 * GiB,
         gt=0,
-        description="Requests that wait and run have no more than this together; others are told to come "
-        "again.",
+        description="Maximum size of all waiting and running requests together, in bytes; beyond it, "
+        "clients are asked to try again later.",
     )
     max_result_bytes: int = Field(
-        default=8 * GiB, gt=0, description="A larger result (before compression) is an ERROR."
+        default=8 * GiB,
+        gt=0,
+        description="Maximum size of a result in bytes, before compression; a larger one is an ERROR.",
     )
     max_inline_result_bytes: int = Field(
         default=8 * MiB,
         ge=0,
-        description="Results up to this size ride on the live channel; larger ones are stored.",
+        description="Maximum size in bytes of a result that is sent on the client's live channel; a "
+        "larger one is stored and fetched.",
     )
     result_ttl_s: float = Field(
-        default=7200, gt=0, description="Seconds that results and their signed URLs live."
+        default=7200, gt=0, description="Seconds that a result and its signed URL stay valid."
     )
     broker_url: str = Field(
         default="",
-        description="Redis (6.2 or newer) or Valkey, as redis://HOST:PORT, through which several processes "
-        "and machines are one server. Empty: this process is all there is.",
+        description=f"Redis ({OLDEST_REDIS} or newer) or Valkey, as redis://HOST:PORT, that joins "
+        "several processes and machines into one server. Empty: one process, which keeps "
+        "requests in memory.",
     )
     broker_inline_bytes: int = Field(
         default=1 * MiB,
         ge=0,
-        description="With NDIF_BROKER_URL: larger payloads and results go by way of the object store.",
+        description="With NDIF_BROKER_URL: maximum size in bytes of a payload or result that travels "
+        "through the broker; a larger one travels through the object store.",
     )
     status_cache_freq_s: float = Field(
         default=120,
         gt=0,
         validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S",
-        description="With NDIF_BROKER_URL: how long the status is told of a leader that is gone.",
+        description="With NDIF_BROKER_URL: seconds that gateways show the last status after the "
+        "leader is gone.",
     )
     ray_address: str = Field(
         default="",
-        description="With NDIF_BROKER_URL: the Ray cluster whose nodes carry replicas, as HOST:PORT of its "
-        "head, or auto for the one that this machine belongs to. Empty: replicas are on this machine.",
+        description="With NDIF_BROKER_URL: Ray cluster whose nodes run replicas, as HOST:PORT of its "
+        "head, or auto for the cluster of this machine. Empty: replicas run on this "
+        "machine.",
     )
     ray_temp_dir: Path = Field(
         default=Path("/tmp/ray"),  # noqa: S108 - Ray's own default
-        description="Where a Ray node that `ndif start` starts has its files and sockets: a short path.",
+        description="Folder for the files and sockets of a Ray node that `ndif start` starts; its "
+        "path must be short.",
     )
     api_workers: int = Field(
         default=1,
         ge=1,
         le=256,
-        description="With NDIF_BROKER_URL: processes that answer clients, on one port.",
+        description="With NDIF_BROKER_URL: number of gateway processes, which share one port.",
     )
     object_store_url: str = Field(
         default="",
-        description="An S3 server for results, like https://s3.example.org. Empty: files of this machine.",
+        description="S3 server for results, such as https://s3.example.org. Empty: files of this "
+        "machine.",
     )
     object_store_public_url: str = Field(
         default="",
-        description="The address at which clients reach that server, where it is another.",
+        description="Address at which clients reach the S3 server, if it differs.",
     )
-    object_store_access_key: str = Field(default="", description="The access key of that server.")
+    object_store_access_key: str = Field(default="", description="Access key of the S3 server.")
     object_store_secret_key: SecretStr = Field(
-        default=SecretStr(""), description="The secret key of that server."
+        default=SecretStr(""), description="Secret key of the S3 server."
     )
     object_store_bucket: str = Field(
         default="ndif",
         min_length=3,
-        description="The bucket for results, which is made if it is not there.",
+        description="Bucket for results, created if it does not exist.",
     )
-    object_store_region: str = Field(default="us-east-1", description="The region of that server.")
+    object_store_region: str = Field(default="us-east-1", description="Region of the S3 server.")
     object_store_verify: bool | FilePath = Field(
         default=True,
-        description="Whether its certificate is verified: true, false, or by a file of authorities.",
+        description="Verification of the S3 server's certificate: true, false, or a file of "
+        "certificate authorities.",
     )
     execution_timeout_seconds: float = Field(
-        default=3600, gt=0, description="A request that runs longer is ended."
+        default=3600, gt=0, description="Maximum run time of a request, in seconds."
     )
     model_start_timeout_s: float = Field(
-        default=1800, gt=0, description="A model process that is not ready by then has failed."
+        default=1800,
+        gt=0,
+        description="Maximum seconds until a model process is ready; after that it has failed.",
     )
     processor_reply_freq_s: float = Field(
         default=3,
         gt=0,
         validation_alias="COORDINATOR_PROCESSOR_REPLY_FREQ_S",
-        description="Seconds between updates to a queued user.",
+        description="Seconds between updates to waiting clients.",
     )
     max_attempts: int = Field(
-        default=2, ge=1, description="How often a request is run whose replica is lost."
+        default=2,
+        ge=1,
+        description="Maximum number of times that a request is run if its replica is lost.",
     )
     socketio_max_http_buffer_size: int = Field(
         default=100_000_000,
         validation_alias="SOCKETIO_MAX_HTTP_BUFFER_SIZE",
-        description="Largest Socket.IO message a client may send.",
+        description="Maximum size of a client's Socket.IO message in bytes.",
     )
     socketio_ping_timeout: int = Field(
         default=60,
         validation_alias="SOCKETIO_PING_TIMEOUT",
-        description="Seconds of silence after which a Socket.IO client counts as gone.",
+        description="Seconds of silence after which a Socket.IO client is considered gone.",
     )
 
     api_port: int = Field(
         default=8001,
         ge=1,
         le=65535,
-        description="Where `ndif start` listens, unless told otherwise.",
+        description="Port on which `ndif start` listens unless --port is given.",
     )
     api_keys: Path | None = Field(
         default=None,
-        description="A YAML file of API keys and what each may do. None: whoever comes may use the server.",
+        description="YAML file of API keys and what each may do. Empty: anyone who reaches the server "
+        "may use it.",
     )
     hotswapping: bool = Field(
         default=True,
-        description="Without API keys: whether users may have models loaded on demand.",
+        description="Without API keys: true if users may have models loaded on demand.",
     )
     deployments: str = Field(
         default="",
-        description="Models to deploy at the start, dedicated: repo ids or model keys with | between them.",
+        description="Models to deploy at the start as dedicated: repo ids or model keys, separated by "
+        "|.",
     )
     schedule: str = Field(
         default="",
-        description="An iCalendar file or URL that says which models are dedicated when.",
+        description="iCalendar file or URL that says when which models are dedicated.",
     )
     node_gpus: str = Field(
         default="",
-        description="GPUs to count on, like 2x24GiB, instead of those that are found.",
+        description="GPUs to use instead of those that are found, such as 2x24GiB.",
     )
     gpu_context_bytes: int = Field(
         default=512 * MiB,
         ge=0,
-        description="GPU memory that each process of a replica takes beside its tensors (a CUDA context), "
-        "set aside for all of them on every GPU of the replica.",
+        description="GPU memory in bytes that each process of a replica needs beside its tensors (a "
+        "CUDA context); reserved for all of them on every GPU of the replica.",
     )
     node_cpu_memory: str = Field(
-        default="", description="CPU memory to count on, like 64GiB, instead of what is found."
+        default="", description="CPU memory to use instead of what is found, such as 64GiB."
     )
     minimum_deployment_time_seconds: float = Field(
-        default=3600, ge=0, description="How long a replica serves before another may displace it."
+        default=3600,
+        ge=0,
+        description="Seconds that a replica serves before another model may displace it.",
     )
     model_cache_percentage: float = Field(
-        default=0.9, gt=0, le=1, description="The part of CPU memory that models may take."
+        default=0.9, gt=0, le=1, description="Maximum part of CPU memory for models, from 0 to 1."
     )
     controller_sync_interval_s: float = Field(
-        default=30, gt=0, description="Seconds between two looks at the machines and the schedule."
+        default=30, gt=0, description="Seconds between checks of the machines and the schedule."
     )
     drain_timeout_s: float = Field(
         default=60,
         ge=0,
-        description="How long a replica that has to leave may go on with what it runs; "
-        "after that its request waits for another.",
+        description="Seconds that a replica may finish its request before it is evicted; after that "
+        "the request returns to the queue.",
     )
     line_patience: int = Field(
         default=32,
         ge=1,
-        description="Nobody sees more than this many later requests go first in turn.",
+        description="Maximum number of later requests that may overtake the oldest one in a row.",
     )
     line_head_start_s: float = Field(
-        default=60, ge=0, description="Seconds of work by which a priority key goes before others."
+        default=60,
+        ge=0,
+        description="Seconds of work by which requests of a priority key are ahead of others.",
     )
     autoscale_max_replicas: int = Field(
         default=4,
         ge=1,
-        description="Up to so many replicas are added to a model whose line is long.",
+        description="Maximum number of replicas that autoscaling gives a model with a long queue.",
     )
     autoscale_target_wait_s: float = Field(
-        default=30, gt=0, description="A longer median wait asks for another replica."
+        default=30,
+        gt=0,
+        description="Median wait in seconds above which a model gets another replica.",
     )
     autoscale_idle_s: float = Field(
-        default=600, gt=0, description="An added replica that was not needed this long is let go."
+        default=600,
+        gt=0,
+        description="Seconds without need after which an added replica is removed.",
     )
     autoscale_cooldown_s: float = Field(
-        default=60, gt=0, description="Seconds between two such changes of a model."
+        default=60, gt=0, description="Minimum seconds between two autoscaling changes of a model."
     )
     autoscale_backoff_s: float = Field(
         default=30,
         gt=0,
-        description="Seconds until a replica for which there was no room is asked for again; doubled each "
-        "time.",
+        description="Initial back-off in seconds after autoscaling finds no room for a replica; "
+        "doubled each time.",
     )
     autoscale_longest_backoff_s: float = Field(
-        default=960, gt=0, description="The most that these become."
+        default=960, gt=0, description="Maximum back-off, in seconds."
     )
     sandbox: Literal["require", "best-effort", "off"] = Field(
         default="require",
-        description="Whether untrusted code runs without the kernel's whole confinement: never, with "
-        "what this kernel has, or with none.",
+        description="Confinement of untrusted code by the kernel. `require`: refuse to run without "
+        "full confinement; `best-effort`: use what the kernel offers; `off`: none.",
     )
     protector: Literal["on", "off"] = Field(
-        default="on", description="The language policy for untrusted code, above the kernel's."
+        default="on",
+        description="Language policy for untrusted code, on top of the kernel's confinement.",
     )
     whitelist: Path | None = Field(
-        default=None, description="A YAML file of further modules that untrusted code may import."
+        default=None, description="YAML file of further modules that untrusted code may import."
     )
     runner_pool: int = Field(
-        default=2, ge=1, description="Runners that wait for untrusted requests, for each model."
+        default=2, ge=1, description="Number of runners per model that wait for untrusted requests."
     )
     runner_scope: Literal["auto", "request", "user"] = Field(
         default="auto",
-        description="`request`: each untrusted request has a process of its own. `user`: a confined "
-        "process serves one API key's requests in a row and is reset in between. `auto`: `user` where "
-        "the weights are on GPUs, `request` elsewhere.",
+        description="Lifetime of a runner for untrusted code. `request`: a process for each request; "
+        "`user`: a confined process for consecutive requests of one API key, reset in "
+        "between; `auto`: `user` where the weights are on GPUs, `request` elsewhere.",
     )
     runner_idle_s: float = Field(
         default=60,
         gt=0,
-        description="Seconds without a request after which a user's runner is ended.",
+        description="Seconds without a request after which a user's runner is stopped.",
     )
     runner_max_requests: int = Field(
-        default=100, ge=1, description="Requests after which a user's runner is ended."
+        default=100, ge=1, description="Number of requests after which a user's runner is stopped."
     )
     runner_memory_bytes: int = Field(
-        default=8 * GiB, gt=0, description="Memory that one untrusted request may take."
+        default=8 * GiB, gt=0, description="Maximum memory of an untrusted request, in bytes."
     )
     runner_max_threads: int = Field(
-        default=256, gt=0, description="Threads that one untrusted request may have."
+        default=256, gt=0, description="Maximum number of threads of an untrusted request."
     )
     max_log_bytes: int = Field(
-        default=8 * MiB, gt=0, description="What one request may print altogether."
+        default=8 * MiB, gt=0, description="Maximum output that one request may print, in bytes."
     )
     max_log_lines_per_s: float = Field(
         default=1000,
         gt=0,
-        description="Lines that one request may print a second, averaged over ten.",
+        description="Maximum lines that one request may print per second, averaged over ten seconds.",
     )
     max_adapter_bytes: int = Field(
         default=2 * GiB,
         gt=0,
-        description="A larger adapter is not fetched for an untrusted request.",
+        description="Maximum size in bytes of an adapter that is downloaded for an untrusted request.",
     )
     adapter_cache_bytes: int = Field(
         default=20 * GiB,
         gt=0,
-        description="What such adapters take on disk; those that were named longest ago go first.",
+        description="Maximum disk space for such adapters, in bytes; the least recently used are "
+        "removed first.",
     )
     max_streamed_bytes: int = Field(
-        default=1 * GiB, gt=0, description="What one hybrid request may send its client altogether."
+        default=1 * GiB,
+        gt=0,
+        description="Maximum data that one hybrid request may send to its client, in bytes.",
     )
 
     @field_validator("node_gpus")
@@ -274,7 +308,7 @@ class Settings(BaseSettings):
     @classmethod
     def _declares_memory(cls, text: str) -> str:
         if text:
-            size(text)
+            parse_size(text)
         return text
 
     @field_validator("object_store_url", "object_store_public_url")
@@ -284,7 +318,7 @@ class Settings(BaseSettings):
         if text and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError(f"{text!r} is not like http://host:port or https://host")
         if parts.username or parts.query:
-            raise ValueError("keys do not belong into an address")
+            raise ValueError("an address must not contain keys")
         return text.rstrip("/")
 
     @model_validator(mode="after")
@@ -310,7 +344,7 @@ class Settings(BaseSettings):
 
     @property
     def adapters(self) -> Path:
-        """Cache of the adapters that untrusted requests name."""
+        """Folder of the adapters that untrusted requests name."""
         return (self.session_root / "adapters").expanduser().absolute()
 
     @property
@@ -321,5 +355,5 @@ class Settings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The process's settings, read once."""
+    """Return the process's settings, which are read once."""
     return Settings()

@@ -1,4 +1,4 @@
-"""Upkeep: what is looked after at regular times, whether or not anybody asks for anything."""
+"""The reconciler: brings nodes, dedicated models and numbers of replicas to their desired state."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from ndif.cluster.asking import Asked
 from ndif.cluster.controller import Controller
+from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
-from ndif.cluster.schedule import Schedule
-from ndif.cluster.schedule_source import ScheduleSource
+from ndif.queue.autoscaler import Scaling
 from ndif.queue.dispatcher import Dispatcher
-from ndif.queue.scaling import Scaling
-from ndif.schema.variant import Variant
+from ndif.schedule.schedule import Schedule
+from ndif.schedule.source import ScheduleSource
+from ndif.schema.model_key import Variant
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_BACK_OFF = 32
-"""How many times the interval a dedicated model that cannot be had is left alone, at most."""
+_MAX_BACK_OFF = 32
+"""Maximum wait before a dedicated model that fails is deployed again, in intervals."""
+_SCALING_INTERVAL_S = 5.0
 
 
-class Upkeep:
-    """Nodes that come and go, the schedule, dedicated models that are missing, replicas more or fewer."""
+class Reconciler:
+    """Compares at intervals what exists with what should, and asks the controller for the difference.
+
+    Discovers nodes, books the models of the calendar, deploys dedicated models that lack replicas, and has
+    the autoscaler change the number of replicas. The controller decides where replicas go.
+    """
 
     def __init__(
         self,
@@ -36,7 +41,17 @@ class Upkeep:
         interval_s: float,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """`interval_s`: between two looks at nodes and calendar; lines are looked at more often."""
+        """Prepare to reconcile.
+
+        Args:
+            controller: Holds models and replicas.
+            dispatcher: Holds the queues.
+            scaling: Changes the number of replicas by the length of the queues.
+            source: The calendar; None without one.
+            generations: Return the installed nnsight generations, the newest first.
+            interval_s: Seconds between two looks at nodes and calendar; queues are looked at more often.
+            now: Return the time, for the calendar.
+        """
         self._controller = controller
         self._dispatcher = dispatcher
         self._scaling = scaling
@@ -45,31 +60,32 @@ class Upkeep:
         self._interval_s = interval_s
         self._now = now
         self._schedule = Schedule()
-        self._said: tuple[str, ...] = ()
+        self._problems: tuple[str, ...] = ()
         self._failures: dict[Variant, tuple[int, float]] = {}
+        """Failed deployments in a row, and the loop time before which none is tried."""
 
     async def run(self) -> None:
-        """Look after everything until cancelled."""
+        """Reconcile until cancelled."""
         await asyncio.gather(
             self._every(self._interval_s, self.sync),
-            self._every(min(self._interval_s, 5.0), self._scaling.step),
-            self._at_each_change(),
+            self._every(min(self._interval_s, _SCALING_INTERVAL_S), self._scaling.step),
+            self._follow_schedule(),
         )
 
-    async def _every(self, interval_s: float, look: Callable[[], Any]) -> None:
+    async def _every(self, interval_s: float, step: Callable[[], Any]) -> None:
         while True:
-            await self._look(look)
+            await self._run_step(step)
             await asyncio.sleep(interval_s)
 
-    async def _look(self, look: Callable[[], Any]) -> None:
+    async def _run_step(self, step: Callable[[], Any]) -> None:
         try:
-            await look()
+            await step()
         except Exception:
-            # What fails once must not end it for good.
-            logger.exception("the server's upkeep failed; it goes on")
+            # One failure must not end the loop.
+            logger.exception("the reconciler failed at %s; it goes on", step.__name__)
 
-    async def _at_each_change(self) -> None:
-        """Keep to the minute what the calendar says, however long the interval."""
+    async def _follow_schedule(self) -> None:
+        """Apply each change of the calendar on time, however long the interval."""
         while True:
             change = self._schedule.next_change(self._now())
             left_s = self._interval_s
@@ -77,49 +93,49 @@ class Upkeep:
                 left_s = min(left_s, max(0.0, (change - self._now()).total_seconds()))
             await asyncio.sleep(left_s + 0.01)
             if change is not None and self._now() >= change:
-                await self._look(self.keep_schedule)
+                await self._run_step(self.apply_schedule)
 
     async def sync(self) -> None:
-        """One look at everything but the lines."""
+        """Discover nodes, read the calendar and deploy the dedicated models that lack replicas."""
         await self._controller.discover()
         if self._source is not None:
-            # What users ask for is no word of the operator's.
+            # The calendar refers to the operator's models, not to those that users asked for.
             known = (model for model in self._controller.models if not model.on_demand)
             self._source.deployments = tuple(model.config for model in known)
             self._schedule = await self._source.refresh(self._now())
-            if self._source.problems != self._said:
-                self._said = self._source.problems
-                for problem in self._said:
+            if self._source.problems != self._problems:
+                self._problems = self._source.problems
+                for problem in self._problems:
                     logger.warning("%s", problem)
-        await self.keep_schedule()
+        await self.apply_schedule()
         self._dispatcher.forget_idle()
 
-    async def keep_schedule(self) -> None:
-        """Have those models dedicated that are to be now, and there."""
+    async def apply_schedule(self) -> None:
+        """Book the models that the calendar has dedicated now, and deploy those that lack replicas."""
         windows = self._schedule.dedicated_at(self._now())
-        begun, ended = self._controller.models.book([window.config for window in windows])
+        begun, ended = self._controller.models.schedule([window.config for window in windows])
         for model in ended:
             if model.on_demand:
-                model.generations = frozenset()  # users have it in whichever they like
+                model.generations = frozenset()  # users may ask for any
             self._controller.dedicate(model)
         for model in begun:
             self._failures = {v: f for v, f in self._failures.items() if v.model != model.key}
-        await self._provide()
+        await self._deploy_missing()
 
-    async def _provide(self) -> None:
-        """Have the dedicated models that are not there: nobody has to ask for them."""
+    async def _deploy_missing(self) -> None:
+        """Deploy the dedicated models that lack replicas, before any request asks for them."""
         loop = asyncio.get_running_loop()
         asked = []
         for model in self._controller.models:
-            if not model.dedicated or model.wanted.replicas < 1:
+            if not model.dedicated or model.deployment.replicas < 1:
                 continue
-            runtimes = self._runtimes(model)
-            # Where one is lost that was dedicated, another may stand in for it.
+            generations = self._generations_of(model)
+            # Another replica may take the place of a dedicated one that was lost.
             self._controller.dedicate(model)
-            for generation in runtimes:
-                one = Asked(model, generation, model.wanted.replicas)
+            for generation in generations:
+                one = ReplicaRequest(model, generation, model.deployment.replicas)
                 _, not_before = self._failures.get(one.variant, (0, 0.0))
-                if self._missing(one) and loop.time() >= not_before:
+                if self._is_missing(one) and loop.time() >= not_before:
                     asked.append(one)
         if not asked:
             return
@@ -127,46 +143,49 @@ class Upkeep:
             processor = self._dispatcher.processor(one.model, one.generation)
             processor.least_replicas = processor.desired_replicas = one.replicas
             processor.adopt(provided.replica_ids)
-            # Whether it comes up is not known yet: the next look is not to come too soon if it does not.
+            # The replicas may still fail to load, so the next attempt waits in any case.
             failures, _ = self._failures.get(one.variant, (0, 0.0))
-            wait_s = self._interval_s * min(2**failures, _LONGEST_BACK_OFF)
+            wait_s = self._interval_s * min(2**failures, _MAX_BACK_OFF)
             self._failures[one.variant] = (failures + 1, loop.time() + wait_s)
 
-    def _missing(self, asked: Asked) -> bool:
+    def _is_missing(self, asked: ReplicaRequest) -> bool:
         variant = str(asked.variant)
-        there = [h for h in self._controller.replicas() if h.deployment.model_key == variant]
-        there = [hosted for hosted in there if hosted.deployment.dedicated]
-        serving = sum(hosted.serving for hosted in there)
+        dedicated = [
+            each
+            for each in self._controller.replicas()
+            if each.placed.model_key == variant and each.placed.dedicated
+        ]
+        serving = sum(each.serving for each in dedicated)
         if serving >= asked.replicas:
             self._failures.pop(asked.variant, None)
-        return sum(hosted.serving or hosted.is_pending for hosted in there) < asked.replicas
+        return sum(each.serving or each.is_pending for each in dedicated) < asked.replicas
 
-    def _runtimes(self, model: Model) -> list[str]:
-        """In which generations a dedicated model is to be there: its operator's, or the newest.
+    def _generations_of(self, model: Model) -> list[str]:
+        """Return the generations that a dedicated model is loaded for: its operator's, or the newest.
 
-        Users of another have it loaded there on demand: one of their requests is to reserve nothing.
+        For users of another generation the model is loaded on demand: their requests reserve nothing.
         """
-        if model.booked is not None and model.booked.deployed_for:
-            return [*model.booked.deployed_for]
+        if model.scheduled is not None and model.scheduled.deployed_for:
+            return [*model.scheduled.deployed_for]
         if not model.generations:
-            model.generations = frozenset(model.wanted.deployed_for or self._generations()[:1])
+            model.generations = frozenset(model.deployment.deployed_for or self._generations()[:1])
         return sorted(model.generations)
 
-    def booked_until(self, model: Model) -> datetime | None:
-        """When what the calendar has a model dedicated for now ends, if it does have it."""
+    def scheduled_until(self, model: Model) -> datetime | None:
+        """Return the end of the calendar's present booking of a model; None without one."""
         for window in self._schedule.dedicated_at(self._now()):
             if self._controller.models.find(window.config.key) is model:
                 return window.end
         return None
 
     def describe_schedule(self) -> dict[str, Any]:
-        """It, for JSON."""
+        """Return the calendar's source, problems, windows and next change as JSON."""
         now = self._now()
         change = self._schedule.next_change(now)
         windows = self._schedule.dedicated_at(now)
         return {
             "source": None if self._source is None else self._source.name,
-            "problems": list(self._said),
+            "problems": list(self._problems),
             "next_change": change.isoformat() if change else None,
             "windows": [
                 {

@@ -1,4 +1,4 @@
-"""What an operator sees of models, replicas and lines."""
+"""Models, replicas and queues as JSON, for `/admin/status` and `/admin/queue`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import time
 from typing import Any
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.hosted import Hosted
 from ndif.cluster.models import Model
-from ndif.cluster.status import generation_of, replica
+from ndif.cluster.replica import Replica
+from ndif.cluster.status import describe_replica, replica_generation
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
-from ndif.schema.variant import Variant
+from ndif.schema.model_key import Variant
 
 
-def status_of(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
-    """Every node and every model, as `/admin/status` tells them."""
+def describe_server(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
+    """Return every node and model, and the problems of the server, as JSON."""
     nodes = [
         {"id": node.id, "name": node.name, **node.resources.describe()}
         for node in controller.cluster.nodes.values()
     ]
-    hosted = controller.replicas()
+    replicas = controller.replicas()
     models = []
     for model in controller.models:
-        mine = [each for each in hosted if each.model is model]
-        generations: set[str | None] = {generation_of(each) for each in mine}
+        mine = [each for each in replicas if each.model is model]
+        generations: set[str | None] = {replica_generation(each) for each in mine}
         generations |= model.problems.keys()
         generations |= {
             variant.generation
@@ -36,11 +36,11 @@ def status_of(controller: Controller, dispatcher: Dispatcher) -> dict[str, Any]:
             _model(controller, dispatcher, model, generation, mine)
             for generation in sorted(generations, key=str) or [None]
         ]
-    # Two generations may have the same: that there is no room, say.
+    # Two generations may have the same problem: that there is no room, for example.
     problems = dict.fromkeys(
         [
             *controller.device_problems(),
-            *(said for model in controller.models for said in model.problems.values()),
+            *(problem for model in controller.models for problem in model.problems.values()),
         ]
     )
     return {"nodes": nodes, "models": models, "problems": list(problems)}
@@ -51,9 +51,9 @@ def _model(
     dispatcher: Dispatcher,
     model: Model,
     generation: str | None,
-    hosted: list[Hosted],
+    replicas: list[Replica],
 ) -> dict[str, Any]:
-    """One model in one runtime; in none, where it is only known."""
+    """Return one model in one generation; in None, a model that no replica or request uses."""
     key = model.config.key
     variant = Variant(model.key, generation or "")
     processor = dispatcher.processors.get(variant)
@@ -66,24 +66,24 @@ def _model(
         "generation": generation,
         "dedicated": model.dedicated,
         "size_bytes": controller.size_of(variant),
-        "desired_replicas": processor.desired_replicas if processor else model.wanted.replicas,
+        "desired_replicas": processor.desired_replicas if processor else model.deployment.replicas,
         "processor": processor.status.value if processor else None,
-        "waiting": len(processor.line) if processor else 0,
+        "waiting": len(processor.queue) if processor else 0,
         "problem": model.problems.get(generation or ""),
         "replicas": [
-            {**replica(each), "request_id": running.get(each.deployment.replica_id)}
-            for each in hosted
-            if generation_of(each) == generation
+            {**describe_replica(each), "request_id": running.get(each.placed.replica_id)}
+            for each in replicas
+            if replica_generation(each) == generation
         ],
     }
 
 
-def queue_of(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Every line, as `/admin/queue` tells it."""
-    return {"models": [_line(processor) for processor in dispatcher.processors.values()]}
+def describe_queues(dispatcher: Dispatcher) -> dict[str, Any]:
+    """Return the running and waiting requests of every processor as JSON."""
+    return {"models": [_requests(processor) for processor in dispatcher.processors.values()]}
 
 
-def _line(processor: Processor) -> dict[str, Any]:
+def _requests(processor: Processor) -> dict[str, Any]:
     key = processor.model.config.key
     wall = time.time() - asyncio.get_running_loop().time()
     running = [
@@ -101,10 +101,10 @@ def _line(processor: Processor) -> dict[str, Any]:
             "request_id": entry.id,
             "user": entry.user,
             "position": position,
-            "received": entry.what.received,
+            "received": entry.item.received,
             "expected_start_s": processor.expected_wait_s(position),
         }
-        for entry, position in processor.line.positions()
+        for entry, position in processor.queue.positions()
     ]
     return {
         "model_key": str(key),

@@ -1,1 +1,1 @@
-"""The door: routes, the two live channels, results, and the read-only hub."""
+"""The HTTP server: submission, live channels, results, the operator API, and the mirror of the hub."""

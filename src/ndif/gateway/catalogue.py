@@ -1,31 +1,47 @@
-"""The catalogue: what a gateway knows of the models behind it, which may be another process's."""
+"""The models that a gateway offers: of its own process, or published by the leader of many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
+from ndif.cluster.published_models import read
+from ndif.control.publisher import MODELS, STATUS
+from ndif.gateway.http_error import RETRY_SOON, HttpError
+
+if TYPE_CHECKING:
+    # A server of one process has no client of Redis.
+    from ndif.stores.leader.shared_cache import SharedCache
+    from ndif.stores.redis.client import Redis
+
+_NOTHING_PUBLISHED = (
+    "No process of this server has come up yet that could run a job. Try again in a moment."
+)
 
 
 class Catalogue(Protocol):
-    """What is served, and how far it is."""
+    """The models of a server and their state, as its clients see them."""
 
     async def models(self) -> Models:
-        """Every model by its names."""
+        """Return every model.
+
+        Raises:
+            HttpError: If no process of the server has published its models.
+        """
         ...
 
     async def status(self) -> dict[str, Any]:
-        """What `GET /status` answers."""
+        """Return the answer of `GET /status`."""
         ...
 
     async def connected(self) -> bool:
-        """Whether a request that comes now will be served."""
+        """Return True if the server can run a request that arrives now."""
         ...
 
 
-class OwnCatalogue:
-    """The catalogue of a gateway that is one process with its models."""
+class InProcessCatalogue:
+    """The catalogue of a gateway in the same process as the controller."""
 
     def __init__(
         self,
@@ -48,3 +64,34 @@ class OwnCatalogue:
     async def connected(self) -> bool:
         """See `Catalogue.connected`."""
         return self._connected()
+
+
+class PublishedCatalogue:
+    """The catalogue that the leader's `ndif.control.publisher` writes to Redis."""
+
+    def __init__(self, client: Redis, cache: SharedCache) -> None:
+        self._client = client
+        self._cache = cache
+        self._described: Any = None
+        self._models = Models()
+
+    async def models(self) -> Models:
+        """See `Catalogue.models`."""
+        described = await self._cache.read(MODELS)
+        if described is None:
+            raise HttpError(503, _NOTHING_PUBLISHED, RETRY_SOON)
+        if described is not self._described and described != self._described:
+            self._models = read(described)
+        self._described = described
+        return self._models
+
+    async def status(self) -> dict[str, Any]:
+        """See `Catalogue.status`."""
+        status: dict[str, Any] | None = await self._cache.read(STATUS)
+        return status or {"deployments": {}}
+
+    async def connected(self) -> bool:
+        """See `Catalogue.connected`."""
+        from ndif.stores.leader.lock import somebody_leads
+
+        return await somebody_leads(self._client)

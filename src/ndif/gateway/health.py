@@ -1,4 +1,4 @@
-"""What clients ask before they send a job: is it up, what does it serve, what is installed."""
+"""Routes that tell clients of the server: is it up, which models it serves, what is installed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.gateway.catalogue import Catalogue
-from ndif.gateway.refusal import Refusal
+from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
-_NOT_YET = "No model is ready yet; /status says how far it is."
-_RETRY_S = 5
 
+class HealthRoutes:
+    """`/ping`, `/connected`, `/status`, `/env` and `/whoami`: answered from catalogue and accounts."""
 
-class Health:
-    """`/ping`, `/connected`, `/status`, `/env` and `/whoami` (specification, section 3.3)."""
-
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        accounts: Accounts,
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, accounts: Accounts) -> None:
         self._catalogue = catalogue
         self._accounts = accounts
         self._environment: dict[str, Any] | None = None
 
     def routes(self) -> list[BaseRoute]:
-        """Where they answer."""
+        """Return the routes."""
         return [
             Route("/ping", self.ping, methods=["GET"]),
             Route("/connected", self.connected, methods=["GET"]),
@@ -42,27 +35,27 @@ class Health:
         ]
 
     async def ping(self, _: Request) -> Response:
-        """The server answers."""
+        """Answer that the server is up."""
         return JSONResponse("pong")
 
     async def connected(self, _: Request) -> Response:
-        """A model is ready to run jobs."""
+        """Answer 200 once the server can run jobs, 503 before."""
         if not await self._catalogue.connected():
-            raise Refusal(503, _NOT_YET, retry_after_s=_RETRY_S)
+            raise HttpError(503, "No model is ready yet; /status shows its progress.", RETRY_SOON)
         return JSONResponse(True)
 
     async def status(self, _: Request) -> Response:
-        """The models and their state."""
+        """Answer with the models and their state."""
         return JSONResponse(await self._catalogue.status())
 
     async def env(self, _: Request) -> Response:
-        """Python and the installed packages, by the names they are imported by."""
+        """Answer with the versions of Python and of the installed packages."""
         if self._environment is None:
             self._environment = await asyncio.to_thread(environment)
         return JSONResponse(self._environment)
 
     async def whoami(self, http: Request) -> Response:
-        """Whose the API key is."""
+        """Answer with the email and the rights of the API key's holder."""
         key = http.headers.get("ndif-api-key", "")
         try:
             account = await self._accounts.account(key, http.client.host if http.client else "")
@@ -72,7 +65,7 @@ class Health:
 
 
 def environment() -> dict[str, Any]:
-    """What `nnsight.compare()` sets beside the client's own."""
+    """Return Python's and the packages' versions by import name, which `nnsight.compare()` compares."""
     packages: dict[str, str] = {}
     for distribution in distributions():
         for name in _import_names(distribution):

@@ -1,43 +1,56 @@
-"""The read-only Hugging Face routes: what a client needs to build its model without the Hub.
+"""A read-only mirror of the Hugging Face Hub's routes, for clients that build their model without the Hub.
 
-A client reaches them with `HF_ENDPOINT=http://HOST:PORT/hub`.
+A client uses it with `HF_ENDPOINT=http://HOST:PORT/hub`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ndif.host.snapshot import Snapshot, look
+from ndif.control.publisher import FILES
+from ndif.host.snapshot import Snapshot, scan, unpack
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects import ObjectStore, ObjectStoreError
 
-_HASHED_BYTES = 64 << 20
-"""A larger file is told apart by its size and time: reading it all would keep clients waiting."""
+if TYPE_CHECKING:
+    # A server of one process has no client of Redis.
+    from ndif.stores.leader.shared_cache import SharedCache
+
+logger = logging.getLogger(__name__)
+
+_MAX_HASHED_BYTES = 64 << 20
+"""Maximum size of a file whose content is hashed: reading a larger one would keep clients waiting."""
 _CHUNK_BYTES = 1 << 20
+_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
-class HubModel:
-    """A model whose files are answered."""
+class MirroredModel:
+    """A model whose files the mirror offers."""
 
     repo_id: str
     source: Path | Snapshot
-    """A snapshot in a Hugging Face cache, a plain folder, or what another machine has sent of one."""
+    """A snapshot in a Hugging Face cache, a plain folder, or files that another machine sent."""
     revision: str | None
     task: str | None
 
     def look(self, *, share_weights: bool) -> Snapshot:
-        """What of it is shared."""
+        """Return the model's files, without weights unless they are shared."""
         if isinstance(self.source, Snapshot):
             return self.source
-        return look(self.source, self.revision, share_weights=share_weights)
+        return scan(self.source, self.revision, share_weights=share_weights)
 
 
 @dataclass(frozen=True)
@@ -50,14 +63,14 @@ class _File:
 @dataclass(frozen=True)
 class _Listing:
     commit: str
-    is_whole: bool
-    """Whether what is not in the folder is not in the commit either."""
+    is_complete: bool
+    """True if a file that is not in the folder is not in the commit either."""
     files: dict[str, _File]
     withheld: frozenset[str]
 
 
-class _Absence(Exception):  # noqa: N818 - it is no error of ours
-    """What is not here, in the form in which huggingface_hub tells its errors apart."""
+class _NotFoundError(Exception):
+    """A missing repository, revision or file, with the headers by which huggingface_hub tells which."""
 
     def __init__(self, code: str, message: str, commit: str | None = None) -> None:
         super().__init__(message)
@@ -74,23 +87,23 @@ class _HubFile(FileResponse):
     chunk_size = _CHUNK_BYTES
 
 
-class Hub:
-    """The models of this server, as a Hugging Face Hub would answer for them."""
+class HfMirror:
+    """The routes over the models that this server has loaded."""
 
     def __init__(self, *, share_weights: bool) -> None:
         self._share_weights = share_weights
         self._repositories: dict[str, _Repository] = {}
 
-    def serve(self, model: HubModel) -> None:
-        """Answer for `model` from now on; one of the same name is replaced."""
+    def serve(self, model: MirroredModel) -> None:
+        """Offer `model` from now on, in place of any model of the same name."""
         repository = _Repository(model, share_weights=self._share_weights)
         self._repositories[model.repo_id.casefold()] = repository
 
     def routes(self) -> list[BaseRoute]:
-        """Where it answers, below the endpoint that clients are given."""
+        """Return the routes, relative to the endpoint that clients use."""
         routes: list[BaseRoute] = []
-        # Threads run plain functions, and here files are read.
-        info, tree, resolve = map(_answering, (self._info, self._tree, self._resolve))
+        # Starlette runs plain functions in threads: these read files.
+        info, tree, resolve = map(_with_not_found, (self._info, self._tree, self._resolve))
         for repository in ("{organization}/{name}", "{name}"):
             api = f"/api/models/{repository}"
             routes += [
@@ -119,7 +132,7 @@ class Hub:
         try:
             stat_result = file.path.stat()
         except OSError:
-            raise _Absence("EntryNotFound", f"{_shown(name)} is gone.") from None
+            raise _NotFoundError("EntryNotFound", f"{_shown(name)} is gone.") from None
         return _HubFile(
             file.path,
             headers={"ETag": f'"{file.etag}"', "X-Repo-Commit": repository.listing.commit},
@@ -131,12 +144,12 @@ class Hub:
         parts = (http.path_params.get("organization"), http.path_params["name"])
         repo_id = "/".join(filter(None, parts))
         try:
-            # The Hub takes any case too, and answers with the right one.
+            # Like the Hub, ignore the case of the name and answer with the right one.
             return self._repositories[repo_id.casefold()]
         except KeyError:
             pass
         served = ", ".join(each.model.repo_id for each in self._repositories.values())
-        raise _Absence(
+        raise _NotFoundError(
             "RepoNotFound",
             f"This server serves {served}, not {_shown(repo_id)}. Unset HF_ENDPOINT to use the Hub."
             if served
@@ -145,9 +158,9 @@ class Hub:
 
 
 class _Repository:
-    """One model's files, listed when they are first asked for."""
+    """One model's files, listed at the first request for them."""
 
-    def __init__(self, model: HubModel, *, share_weights: bool) -> None:
+    def __init__(self, model: MirroredModel, *, share_weights: bool) -> None:
         self.model = model
         self._share_weights = share_weights
         self._lock = threading.Lock()
@@ -155,29 +168,33 @@ class _Repository:
 
     @property
     def listing(self) -> _Listing:
-        """What is shared, and under which commit."""
+        """The shared files and their commit."""
         with self._lock:
             if self._listing is None:
                 self._listing = _list(self.model.look(share_weights=self._share_weights))
             return self._listing
 
     def split(self, location: str, *, whole: bool = False) -> str:
-        """The path below the revision that `location` begins with (or, if `whole`, is).
+        """Return the path below the revision with which `location` begins.
+
+        Args:
+            location: A revision, and unless `whole` a path below it.
+            whole: All of `location` is a revision.
 
         Raises:
-            _Absence: for a revision that is not served.
+            _NotFoundError: If the revision is not served.
         """
         names = {"main", self.listing.commit, self.model.revision or "main"}
         for name in names:
             if location == name or (location.startswith(f"{name}/") and not whole):
                 return location[len(name) + 1 :]
-        raise _Absence(
+        raise _NotFoundError(
             "RevisionNotFound",
             f"{self.model.repo_id} is served at revision {self.model.revision or 'main'} alone.",
         )
 
     def info(self) -> dict[str, object]:
-        """What `HfApi.model_info` reads."""
+        """Return the answer that `HfApi.model_info` reads."""
         listing, task = self.listing, self.model.task
         return {
             "id": self.model.repo_id,
@@ -199,16 +216,16 @@ class _Repository:
         }
 
     def tree(self, folder: str, *, recursive: bool) -> list[dict[str, object]]:
-        """What `HfApi.list_repo_tree` reads.
+        """Return the answer that `HfApi.list_repo_tree` reads.
 
         Raises:
-            _Absence: for a folder in which nothing is shared.
+            _NotFoundError: If no file of the folder is shared.
         """
         listing = self.listing
         prefix = f"{folder}/" if folder else ""
         below = {name: file for name, file in listing.files.items() if name.startswith(prefix)}
         if folder and not below:
-            raise self._absence(folder)
+            raise self._not_found(folder)
         entries: dict[str, dict[str, object]] = {}
         for name, file in below.items():
             for parent in PurePosixPath(name).parents:
@@ -224,39 +241,39 @@ class _Repository:
         ]
 
     def file(self, name: str) -> _File:
-        """The shared file of that name.
+        """Return the shared file of that name.
 
         Raises:
-            _Absence: if there is none.
+            _NotFoundError: If there is none.
         """
-        # Nothing but a name from the listing is ever opened: no path leads out of the folder.
+        # Only files of the listing are ever opened: no path leads out of the folder.
         file = self.listing.files.get(name)
         if file is None:
-            raise self._absence(name)
+            raise self._not_found(name)
         return file
 
-    def _absence(self, name: str) -> _Absence:
+    def _not_found(self, name: str) -> _NotFoundError:
         listing = self.listing
         if name in listing.withheld:
             # Without the commit: a client would remember the file's absence for that commit, and
             # miss it when it is shared, or in the Hub's own repository.
-            return _Absence(
+            return _NotFoundError(
                 "EntryNotFound",
                 f"{_shown(name)} is not shared: this server does not share weights, only what a model "
                 "without weights is built from. Its operator can with --share-weights.",
             )
-        commit = listing.commit if listing.is_whole else None
+        commit = listing.commit if listing.is_complete else None
         message = f"There is no {_shown(name)} in {self.model.repo_id}."
-        return _Absence("EntryNotFound", message, commit)
+        return _NotFoundError("EntryNotFound", message, commit)
 
 
-def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
+def _with_not_found(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
     @functools.wraps(endpoint)
     def answer(http: Request) -> Response:
         try:
             return endpoint(http)
-        except _Absence as absence:
-            return absence.response()
+        except _NotFoundError as error:
+            return error.response()
 
     return answer
 
@@ -268,16 +285,16 @@ def _list(snapshot: Snapshot) -> _Listing:
     contents = [f"{name}\n{file.etag}\n".encode() for name, file in files.items()]
     return _Listing(
         commit=snapshot.commit or _sha1(*contents),
-        is_whole=snapshot.commit is None,
+        is_complete=snapshot.commit is None,
         files=files,
         withheld=snapshot.withheld,
     )
 
 
 def _etag(path: Path) -> str:
-    """The id that git gives the content, as the Hub does; of a large file, that of its state."""
+    """Return git's id of the content, as the Hub does; of a large file, a hash of its size and time."""
     size = path.stat().st_size
-    if size > _HASHED_BYTES:
+    if size > _MAX_HASHED_BYTES:
         return _sha1(f"{path.name}\n{size}\n{path.stat().st_mtime_ns}".encode())
     digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
@@ -291,5 +308,43 @@ def _sha1(*contents: bytes) -> str:
 
 
 def _shown(name: str) -> str:
-    """A client's words, as long as a sentence can bear and on one line."""
+    """Return a client's text in ASCII, on one line and not too long for a sentence."""
     return ascii(name[:200])
+
+
+class PublishedHfMirror:
+    """Keeps a mirror up to date with the models that the leader's `ndif.control.publisher` writes."""
+
+    def __init__(
+        self, mirror: HfMirror, cache: SharedCache, objects: ObjectStore, folder: Path
+    ) -> None:
+        """`folder` keeps the files that other machines sent."""
+        self._mirror = mirror
+        self._cache = cache
+        self._objects = objects
+        self._folder = folder
+        self._served: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Offer each published model, until cancelled."""
+        while True:
+            try:
+                for repo_id, published in (await self._cache.read(FILES) or {}).items():
+                    if self._served.get(repo_id) != published["files"]:
+                        await self._serve(repo_id, published)
+            except (BrokerError, ObjectStoreError) as error:
+                logger.info("the models' files could not be fetched: %s", error)
+            except Exception:
+                logger.exception("the models' files could not be fetched")
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def _serve(self, repo_id: str, published: Mapping[str, Any]) -> None:
+        content = await self._objects.get(published["files"])
+        if content is None:
+            return
+        folder = self._folder / Path(published["files"]).stem
+        snapshot = await asyncio.to_thread(unpack, content, folder)
+        self._mirror.serve(
+            MirroredModel(repo_id, snapshot, published["revision"], published["task"])
+        )
+        self._served[repo_id] = published["files"]

@@ -1,7 +1,8 @@
-"""`GET /results/{id}`: a result's bytes, where the object store is files of this server."""
+"""`GET /response/{id}` and `GET /results/{id}`: what a client that polls or downloads asks for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +11,86 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from ndif.gateway.refusal import Refusal
-from ndif.gateway.responses import job_id
-from ndif.stores.objects import FileStore
+from ndif.gateway.http_error import HttpError
+from ndif.stores.objects import FileStore, ObjectStore
 
+_JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BYTES = "application/octet-stream"
 _OK = 200
+
+
+def is_job_id(text: str) -> bool:
+    """Return True if `text` has the form of a job's id."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
+def _job_id(http: Request) -> str:
+    """Return the id in the path.
+
+    Raises:
+        HttpError: If it does not have the form of an id.
+    """
+    request_id: str = http.path_params["id"]
+    if not is_job_id(request_id):
+        raise HttpError(404, f"{request_id[:64]!r} is not the id of a job.")
+    return request_id
+
+
+class ResponseRoute:
+    """Answers with the last response of a job whose client polls."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route."""
+        return [Route("/response/{id}", self.response, methods=["GET"])]
+
+    async def response(self, http: Request) -> Response:
+        """Answer with the job's last response, as the responder stored it."""
+        request_id = _job_id(http)
+        content = await self._store.get(f"responses/{request_id}.json")
+        if content is None:
+            raise HttpError(
+                404,
+                f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
+                f"{self._store.ttl_s:g} seconds.",
+            )
+        return Response(content, media_type="application/json")
+
+
+class ResultRoute:
+    """Answers with results that are files of this server, at addresses that the server signed."""
+
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route."""
+        return [Route("/results/{id}", self.result, methods=["GET"])]
+
+    async def result(self, http: Request) -> Response:
+        """Answer with a result's bytes, or with a range of them."""
+        key = f"results/{_job_id(http)}.pt"
+        query = http.query_params
+        once = "once" in query
+        expires, signature = query.get("expires", ""), query.get("signature", "")
+        if not self._store.verify(key, expires, signature, once=once):
+            raise HttpError(
+                403,
+                "This address of a result is not signed by this server, or its time is over: use it as "
+                f"it came with COMPLETED, within {self._store.ttl_s:g} seconds.",
+            )
+        path = self._store.path(key)
+        if not path.is_file():
+            raise HttpError(
+                404,
+                f"There is no result here: results are kept {self._store.ttl_s:g} s, and those of a "
+                "waiting client until it has fetched them.",
+            )
+        if once:
+            return _ResultFileOnce(path, lambda: self._store.fetched(key))
+        return _ResultFile(path, media_type=_BYTES)
 
 
 class _ResultFile(FileResponse):
@@ -23,59 +98,25 @@ class _ResultFile(FileResponse):
 
 
 class _ResultFileOnce(_ResultFile):
-    """Says so when all of it has been sent."""
+    """A file whose complete delivery is reported."""
 
-    def __init__(self, path: Path, sent: Callable[[], None]) -> None:
+    def __init__(self, path: Path, on_delivered: Callable[[], None]) -> None:
         super().__init__(path, media_type=_BYTES)
-        self._sent = sent
+        self._on_delivered = on_delivered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `FileResponse`."""
-        status, whole = 0, False
+        """Send the file, and report it if the client received all of it."""
+        status, is_complete = 0, False
 
-        async def watch(message: Message) -> None:
-            nonlocal status, whole
+        async def observe(message: Message) -> None:
+            nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif not message.get("more_body"):
-                # Whoever is gone by now has not got the last piece.
-                whole = status == _OK and not await Request(scope, receive).is_disconnected()
+                # A client that left by now has not received the last piece.
+                is_complete = status == _OK and not await Request(scope, receive).is_disconnected()
             await send(message)
 
-        await super().__call__(scope, receive, watch)
-        if whole:
-            self._sent()
-
-
-class Results:
-    """Results by signed address."""
-
-    def __init__(self, store: FileStore) -> None:
-        self._store = store
-
-    def routes(self) -> list[BaseRoute]:
-        """Where it answers."""
-        return [Route("/results/{id}", self.result, methods=["GET"])]
-
-    async def result(self, http: Request) -> Response:
-        """A result's bytes; ranges are answered."""
-        key = f"results/{job_id(http)}.pt"
-        query = http.query_params
-        once = "once" in query
-        expires, signature = query.get("expires", ""), query.get("signature", "")
-        if not self._store.verify(key, expires, signature, once=once):
-            raise Refusal(
-                403,
-                "This address of a result is not signed by this server, or its time is over: use it as "
-                f"it came with COMPLETED, within {self._store.ttl_s:g} seconds.",
-            )
-        path = self._store.path(key)
-        if not path.is_file():
-            raise Refusal(
-                404,
-                f"There is no result here: results are kept {self._store.ttl_s:g} s, and those of a live "
-                "channel until they have been fetched.",
-            )
-        if once:
-            return _ResultFileOnce(path, lambda: self._store.fetched(key))
-        return _ResultFile(path, media_type=_BYTES)
+        await super().__call__(scope, receive, observe)
+        if is_complete:
+            self._on_delivered()

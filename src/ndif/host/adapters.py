@@ -1,4 +1,4 @@
-"""Adapters that strangers name: a process of its own fetches them, since runners reach no network."""
+"""Adapters that untrusted requests name: a separate process fetches them, since runners have no network."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ from ndif.tasks import within
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PATIENCE_S = 60.0
 _CURRENT_S = 300.0
-"""How long what was fetched is not looked for again: to ask the hub takes two seconds."""
+"""Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
 _SHOWN = 100
 
 
 class AdapterError(Exception):
-    """An adapter is not to be had; the message says why."""
+    """An adapter cannot be used; the message says why."""
 
 
 class Adapters:
-    """A cache of public adapters, of which those go that nobody named for longest."""
+    """A cache of public adapters that deletes the least recently used."""
 
     def __init__(self, runtime: Runtime, cache: Path, max_bytes: int, max_cache_bytes: int) -> None:
-        """`max_bytes`: of one; `max_cache_bytes`: of all, though the newest is always kept."""
+        """Create a cache.
+
+        Args:
+            runtime: Runtime whose interpreter fetches adapters.
+            cache: Folder of the adapters.
+            max_bytes: Largest size of one adapter.
+            max_cache_bytes: Largest size of all together; the newest is kept whatever its size.
+        """
         self._runtime = runtime
         self._cache = cache
         self._max_bytes = max_bytes
@@ -40,10 +47,10 @@ class Adapters:
         self._fetched: dict[str, float] = {}
 
     async def fetch(self, env: Mapping[str, Any]) -> None:
-        """Have what a request's `env` names where its runner can read it.
+        """Fetch the adapter that a request's `env` names to where its runner can read it.
 
         Raises:
-            AdapterError: if it cannot be had.
+            AdapterError: if the adapter cannot be used.
         """
         name = env.get("peft")
         if name is None:
@@ -65,7 +72,7 @@ class Adapters:
         fetching = await asyncio.create_subprocess_exec(
             str(self._runtime.interpreter),
             "-m",
-            "ndif.runtime.adapter",
+            "ndif.runtime.weights.adapter",
             name,
             str(self._cache),
             str(self._max_bytes),
@@ -85,13 +92,13 @@ class Adapters:
                 with contextlib.suppress(ProcessLookupError):
                     fetching.kill()
         if fetching.returncode != 0:
-            why = said.decode(errors="replace").strip().splitlines() or ["its fetching failed"]
+            why = said.decode(errors="replace").strip().splitlines() or ["fetching it failed"]
             raise AdapterError(f"The adapter {name!r} cannot be used here: {why[-1]}.")
 
     def _make_room(self, newest: Path) -> None:
-        """Note that `newest` was named just now, and delete others until all fit."""
-        with contextlib.suppress(OSError):  # another replica's, which makes room itself
-            # By the clock: the system's own stamp tells nothing apart within its tick of some ms.
+        """Mark `newest` as used now, and delete the least recently used until all fit."""
+        with contextlib.suppress(OSError):  # another replica deletes at the same time
+            # The clock's time: the system's own stamp has a resolution of some ms.
             os.utime(newest, ns=(time.time_ns(), time.time_ns()))
             sizes = {folder: _bytes(folder) for folder in self._cache.glob("models--*")}
             used = sorted(sizes, key=lambda folder: folder.stat().st_mtime_ns)
@@ -108,7 +115,7 @@ def _exists(folder: Path) -> bool:
 
 
 def _bytes(folder: Path) -> int:
-    """What lies in it; links into it count nothing."""
+    """Return the size of a folder's files, without symbolic links."""
     return sum(
         file.lstat().st_size
         for file in folder.rglob("*")

@@ -12,11 +12,11 @@ from ndif.runtime.frames import LENGTHS, SMALL, Header, pack, unpack_header
 
 _MAX_HEADER = 1 << 16
 _CHUNK = 1 << 12
-"""What is read at a time of frames that are no larger."""
+"""Bytes that are read at a time while a frame is small."""
 
 
 class ProtocolError(Exception):
-    """The other end broke the frame format or a limit; it can no longer be trusted."""
+    """The other end broke the frame format or a limit, and is not trusted any more."""
 
 
 class Channel:
@@ -27,11 +27,11 @@ class Channel:
         self._socket = connection
         self._sending = asyncio.Lock()
         self._read = bytearray()
-        """What has come of frames that nobody has asked for."""
+        """Bytes that arrived and were not asked for yet."""
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """A channel, and the socket that another process gets."""
+        """Return a channel, and the socket for the other process."""
         ours, theirs = socket.socketpair()
         return cls(ours), theirs
 
@@ -62,11 +62,11 @@ class Channel:
                 await _writable(self._socket)
 
     async def receive(self, room: Callable[[Header], int]) -> tuple[dict[str, Any], bytes]:
-        """Read one frame; `room` says of its header how large its body may be.
+        """Read one frame; `room` returns the largest body that its header allows.
 
         Raises:
             EOFError: when the other end is gone.
-            ProtocolError: when a length or the header is not what may come.
+            ProtocolError: when a length or the header breaks the format.
         """
         header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))
         if header_size > _MAX_HEADER:
@@ -80,7 +80,7 @@ class Channel:
         return header, bytes(await self._exactly(body_size)) if body_size else b""
 
     def hang_up(self) -> None:
-        """Have both ends read an end of file, this one too."""
+        """Make both ends read an end of file."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -89,7 +89,7 @@ class Channel:
         self._socket.close()
 
     async def _exactly(self, size: int) -> bytearray:
-        """So many bytes, of which some may have come with what was read before."""
+        """Return exactly `size` bytes; some may have arrived with an earlier frame."""
         while len(self._read) < size <= _CHUNK:
             chunk = bytearray(_CHUNK)
             del chunk[await self._receive_into(chunk) :]
@@ -104,16 +104,16 @@ class Channel:
         return data
 
     async def _receive_into(self, room: bytearray | memoryview) -> int:
-        """How many bytes came.
+        """Receive into `room`, and return the number of bytes.
 
         Raises:
-            EOFError: when none will.
+            EOFError: when the channel is closed.
         """
         try:
-            # Not at once where some are there: who writes without end is not the only one to be heard.
+            # Always through the loop: a peer that writes without end must not starve the others.
             count = await asyncio.get_running_loop().sock_recv_into(self._socket, room)
         except (OSError, ValueError) as error:
-            # uvloop's word for a socket that is closed here is a ValueError.
+            # uvloop raises ValueError for a socket that this side has closed.
             raise EOFError(str(error)) from error
         if count == 0:
             raise EOFError("the other end closed the channel")

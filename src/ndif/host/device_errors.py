@@ -1,4 +1,4 @@
-"""Which of the errors that CUDA reports say that a GPU has failed."""
+"""CUDA's error messages, and those among them that mean that a GPU has failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _LINE = re.compile(
     r"(?:[\w.]+: )?(?P<error>CUDA error(?: on GPU (?P<gpu>\d+))?: (?P<why>.+))", re.ASCII
 )
-_OF_THE_PROGRAM = (
+_PROGRAM_ERRORS = (
     "out of memory",
     "device-side assert",
     "invalid device ordinal",
@@ -19,7 +19,7 @@ _OF_THE_PROGRAM = (
     "no CUDA-capable device",
     "driver version is insufficient",
 )
-"""Errors that another card would report as well."""
+"""Errors of the program, which another GPU would report as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,17 @@ class DeviceFailure:
 
     error: str
     gpu: int | None = None
-    """Its index, where the error names it; else it is one of the replica's."""
+    """The index that the error names; None if it names none: then one of the replica's GPUs has failed."""
 
 
 def device_failure(lines: Iterable[str]) -> DeviceFailure | None:
-    """Find the last line that reports a failed GPU, like `CUDA error: unspecified launch failure`.
+    """Return the last line that reports a failed GPU, like `CUDA error: unspecified launch failure`.
 
     `CUDA error on GPU 2: …` names the GPU by its index among all of the node's.
     """
     failure = None
     for line in lines:
         found = _LINE.match(line)
-        if found is not None and not any(why in found["why"] for why in _OF_THE_PROGRAM):
+        if found is not None and not any(why in found["why"] for why in _PROGRAM_ERRORS):
             failure = DeviceFailure(found["error"], int(found["gpu"]) if found["gpu"] else None)
     return failure

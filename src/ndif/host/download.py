@@ -1,4 +1,4 @@
-"""A model's files, fetched by a process that ends before strangers' code can be near it."""
+"""Download a model's files, in a process that ends before untrusted code runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ndif.runtime.spec import ModelSpec
 
 
 class DownloadError(Exception):
-    """The files are not to be had; the message says why."""
+    """The files cannot be downloaded; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What only a hub knows of a model."""
+    """Facts about a model that only a hub knows."""
 
     repo_id: str | None
     task: str | None
@@ -28,7 +28,7 @@ class Found:
 async def download(
     spec: ModelSpec, runtime: Runtime, progress: Callable[[int, int], None]
 ) -> Found:
-    """Have the files of a repository in the cache.
+    """Download the files of a repository to the cache.
 
     Raises:
         DownloadError: with the reason, in a sentence.
@@ -36,7 +36,7 @@ async def download(
     process = await asyncio.create_subprocess_exec(
         str(runtime.interpreter),
         "-m",
-        "ndif.runtime.fetch",
+        "ndif.runtime.weights.fetch",
         json.dumps(spec.header()),
         env=environment(runtime),
         stdin=asyncio.subprocess.DEVNULL,
@@ -46,10 +46,10 @@ async def download(
     )
     assert process.stdout is not None  # noqa: S101 - it is a pipe
     found: Found | None = None
-    why = "its download ended"
+    why = "the download ended without a reason"
     try:
         async for line in process.stdout:
-            with contextlib.suppress(ValueError):  # what a library prints is not for us
+            with contextlib.suppress(ValueError):  # a line that a library printed
                 match json.loads(line):
                     case {"done": int(done), "total": int(total)}:
                         progress(done, total)

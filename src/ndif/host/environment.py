@@ -1,9 +1,11 @@
-"""The environment variables of a model's processes."""
+"""The environment variables of model processes, and the memory that this machine gives them."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 from ndif.host.gpus import BY_BUS, ORDER, VISIBLE
 from ndif.host.runtimes import Runtime
@@ -28,51 +30,53 @@ _HARMLESS = (
         "NCCL_",
     ),
 )
-"""How the names begin that a process keeps which runs strangers' code: paths and tuning, no secrets."""
+"""Prefixes of the variables that a process for untrusted code keeps: paths and tuning, no secrets."""
 
 
 def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
-    """This process's, with the runtime's folders in front.
+    """Return this process's environment, with the runtime's folders first on PYTHONPATH.
 
-    `devices`: the `CUDA_VISIBLE_DEVICES` by which a process counts the GPUs as the books do; None leaves it
-    as this process has it.
+    Args:
+        runtime: The runtime of the process that gets the environment.
+        devices: Value of `CUDA_VISIBLE_DEVICES` with which a process counts the GPUs as placement does;
+            None leaves the variable as this process has it.
     """
     path = [str(folder) for folder in runtime.path]
     inherited = os.environ.get("PYTHONPATH")
     return {
-        # By default torch's threads spin for some 10 ms after their last work, which is when those who
-        # carry the result to its client need the cores. This is 0.5 ms, longer than between two layers.
+        # By default torch's threads spin for some 10 ms after their last work, while the host needs the
+        # cores to send the result. This is 0.5 ms, longer than the pause between two layers.
         "GOMP_SPINCOUNT": "10000",
-        # What a model allocates is in huge pages, of which a fork has 512 times fewer to copy the table of.
+        # Huge pages for a model's memory: a fork copies a page table that is 512 times smaller.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **os.environ,
-        # Else CUDA counts the fastest card first, and the driver, the books and operators by bus.
+        # Without it CUDA counts the fastest card first; the driver, placement and operators count by bus.
         ORDER: BY_BUS,
         **({} if devices is None else {VISIBLE: devices}),
         "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
         # The tokenizer's own thread pool would not survive a fork.
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        # What lies in the folder that the server was started from is no module of its processes.
+        # Files in the server's working folder must not be imported as modules.
         "PYTHONSAFEPATH": "1",
     }
 
 
-def for_strangers(variables: Mapping[str, str]) -> dict[str, str]:
-    """What is left of an environment where strangers' code will run: a fork's first words in memory."""
+def for_untrusted(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that untrusted code may read: it lies in each fork's memory."""
     kept = {name: value for name, value in variables.items() if name.startswith(_HARMLESS)}
     return {
         **kept,
         "TOKENIZERS_PARALLELISM": "false",
-        # What it loads is in the cache.
+        # The host has fetched the files.
         "HF_HUB_OFFLINE": "1",
-        # A token in a file would be read even so.
+        # The hub's library would also read a token from its file.
         "HF_TOKEN_PATH": os.devnull,
     }
 
 
 def without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
-    """For what reaches the hub as anybody might."""
+    """Return an environment for a process that reaches the hub without an account."""
     kept = {name: value for name, value in variables.items() if name not in _CREDENTIALS}
     return {
         **kept,
@@ -80,3 +84,34 @@ def without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
+
+
+_KIB = 1024
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+def machine_name() -> str:
+    """Return the host name of this machine."""
+    return platform.node() or "localhost"
+
+
+def cpu_memory(
+    meminfo: Path = Path("/proc/meminfo"), limits: tuple[Path, ...] = _CGROUP_LIMITS
+) -> int:
+    """Return the bytes of memory of this machine, or of its container if that has less."""
+    total = next(
+        int(line.split()[1]) * _KIB
+        for line in meminfo.read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
+    for limit in limits:
+        try:
+            text = limit.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():  # else "max": no limit
+            total = min(total, int(text))
+    return total

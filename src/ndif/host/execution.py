@@ -1,30 +1,35 @@
-"""One request on one runner: what it is told, what it says meanwhile, and where its result goes."""
+"""One request on one runner: instructions to the runner, updates from it, and the way of the result."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ndif.config import Settings
-from ndif.host.dialogue import Dialogue, Limits, meta_of
+from ndif.config.settings import Settings
 from ndif.host.port import Respond
-from ndif.host.runner import Runner
+from ndif.host.runner_handle import RunnerHandle
+from ndif.host.runner_protocol import Limits, RunnerProtocol, parse_meta
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker
+from ndif.stores.broker import Broker, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStore, Upload
 
 EXIT_PATIENCE_S = 1.0
 SLACK = 1 << 20
-"""What a frame and a file may hold beyond the largest result: what holds it together."""
+"""Bytes that a frame or a file may have beyond the largest result, for its envelope."""
 
 _DONE = "Your job has been completed."
 
 
 class Execution:
-    """Runs requests on runners that are given to it."""
+    """Run requests on the runners that a caller provides.
+
+    Reads the payload from the broker, relays updates, and stores a result or passes it on. Another
+    file chooses and replaces runners: `ndif.host.model_actor`.
+    """
 
     def __init__(self, settings: Settings, broker: Broker, objects: ObjectStore) -> None:
         self._settings = settings
@@ -38,24 +43,28 @@ class Execution:
             max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + SLACK,
         )
 
-    async def run(self, request: Request, runner: Runner, respond: Respond) -> Response | None:
-        """Run `request` on `runner`; None if that ends before it has an answer.
+    async def run(
+        self, request: Request, runner: RunnerHandle, respond: Respond
+    ) -> Response | None:
+        """Run a request and return its terminal response; None if the runner ends without one.
 
         Raises:
-            ProtocolError, LimitError, UnheardError: if it says what it may not, too much, or to nobody.
+            ProtocolError: if the runner sends a frame that it may not send.
+            LimitError: if the runner sends too much.
+            NoLiveClientError: if the runner streams to a client that cannot receive it.
         """
         upload: Upload | None = None
-        dialogue = Dialogue(
+        protocol = RunnerProtocol(
             self._limits,
-            converses=request.wire is Wire.HEADERS,
-            listens=request.session is not None,
+            is_hybrid=request.wire is Wire.HEADERS,
+            has_live_client=request.subscription_id is not None,
         )
         try:
             payload = await self._broker.payload(request)
-            with contextlib.suppress(OSError):  # a runner that died idle: its frames end at once
+            with contextlib.suppress(OSError):  # a runner that died idle sends no frame
                 await runner.send(self._instructions(request), payload)
-            async for header, body in runner.frames(dialogue.room):
-                match dialogue.hear(header, body):
+            async for header, body in runner.frames(protocol.max_body_bytes):
+                match protocol.accept(header, body):
                     case "running":
                         await respond(
                             Response(request.id, Status.RUNNING, "Your job has started running.")
@@ -70,7 +79,7 @@ class Execution:
                         content = await runner.unless_ended(self._broker.uploaded(request))
                         if content is None:
                             break
-                        with contextlib.suppress(OSError):  # its frames end at once
+                        with contextlib.suppress(OSError):  # a runner that died sends no frame
                             await runner.send({"kind": "upload"}, content)
                     case "spill":
                         upload = self._objects.create()
@@ -80,23 +89,23 @@ class Execution:
                         return await self._inline(request, header, body)
                     case "spilled" if upload is not None:
                         if not request.trusted:
-                            # What it can still write to must not be what its user gets.
+                            # The user must not get a file that the runner can still write to.
                             runner.kill()
                             await runner.exit_code(EXIT_PATIENCE_S)
                         return await self._stored(request, header, upload)
                     case "error":
                         if header.get("ends") is True:
-                            runner.kill()  # no other request shall find it before it is gone
+                            runner.kill()  # no other request may be given this runner
                         text = body.decode(errors="replace")
-                        return Response(request.id, Status.ERROR, text, meta=meta_of(header))
+                        return Response(request.id, Status.ERROR, text, meta=parse_meta(header))
             return None
         finally:
             if upload is not None:
                 upload.discard()
 
     def _instructions(self, request: Request) -> dict[str, Any]:
-        # What is loaded straight out of a frame is not decompressed on that wire.
-        loaded_from_frame = request.session is not None and request.wire is Wire.HEADERS
+        # Clients of that wire load a result straight out of its frame, without decompressing it.
+        loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
         return {
             "kind": "run",
             "compressed": request.compress,
@@ -110,23 +119,47 @@ class Execution:
         }
 
     async def _inline(self, request: Request, header: Mapping[str, Any], body: bytes) -> Response:
-        """A result that came in the frame: it goes on in one, or into the store if it is polled."""
-        if request.session is not None:
+        """Return the response of a result in a frame; store the result if the client polls."""
+        if request.subscription_id is not None:
             result = InlineResult(body, header.get("compressed") is True)
-            return Response(request.id, Status.COMPLETED, _DONE, result, meta_of(header))
+            return Response(request.id, Status.COMPLETED, _DONE, result, parse_meta(header))
         key = f"results/{request.id}.pt"
         await self._objects.put(key, body)
         stored = StoredResult(self._objects.url(key, request.base_url), len(body))
-        return Response(request.id, Status.COMPLETED, _DONE, stored, meta_of(header))
+        return Response(request.id, Status.COMPLETED, _DONE, stored, parse_meta(header))
 
     async def _stored(
         self, request: Request, header: Mapping[str, Any], upload: Upload
     ) -> Response:
-        """A result that its runner wrote into the store."""
+        """Return the response of a result that its runner wrote into the store."""
         key = f"results/{request.id}.pt"
         size = await upload.commit(key)
-        # A live client fetches its result once; a polled one may be asked for as often as one likes.
-        url = self._objects.url(key, request.base_url, once=request.session is not None)
+        # A live client fetches its result once; a client that polls may fetch it any number of times.
+        url = self._objects.url(key, request.base_url, once=request.subscription_id is not None)
         return Response(
-            request.id, Status.COMPLETED, _DONE, StoredResult(url, size), meta_of(header)
+            request.id, Status.COMPLETED, _DONE, StoredResult(url, size), parse_meta(header)
         )
+
+
+logger = logging.getLogger(__name__)
+
+
+def announcement(request: Request) -> Response:
+    """Return the DISPATCHED update of a request."""
+    return Response(request.id, Status.DISPATCHED, "Your job has been sent to a replica.")
+
+
+async def announce(request: Request, respond: Respond) -> None:
+    """Tell a client that its job was sent to a replica.
+
+    Raises:
+        ClientLeftError: if the live client did not receive that.
+    """
+    try:
+        heard = await respond(announcement(request))
+    except BrokerError as error:
+        # The broker is away, so nothing is known of the client: the job runs unannounced.
+        logger.warning("request %s: %s", request.id, error)
+        return
+    if not heard:
+        raise ClientLeftError

@@ -1,4 +1,4 @@
-"""Watches GPU memory of replicas that share a GPU: torch's own cap holds for one process, not for all."""
+"""A watch on the GPU memory of replicas that share a GPU; torch limits each process, not their sum."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from ndif.host.gpus import Driver, DriverError, Gpu
 
 logger = logging.getLogger(__name__)
 
-_EVERY_S = 0.5
-_FRESH_S = 0.25
-_MISSES = 20
-"""Looks at a living runner of which the driver names nothing, until it counts as one that cannot."""
+_INTERVAL_S = 0.5
+_SAMPLE_LIFETIME_S = 0.25
+_MAX_MISSES = 20
+"""Samples without a live runner, after which the driver counts as unable to name its processes."""
 SLACK = 256 << 20
-"""Bytes that a request may take beyond the share: contexts are counted by a guess."""
+"""Bytes that a request may take beyond the share, because the size of contexts is an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """GPU memory of one replica on one device."""
+class GpuUsage:
+    """The GPU memory of one replica on one device."""
 
     runner_bytes: int
-    """Of the runner that is watched."""
+    """Bytes of the watched runner."""
     replica_bytes: int
-    """Of all its processes."""
+    """Bytes of all processes of the replica."""
 
 
-def held(used: Mapping[int, int | None], runner: int, zygote: int) -> Held | None:
-    """Add up what a replica's processes hold of a device.
+def usage_of(used: Mapping[int, int | None], runner: int, zygote: int) -> GpuUsage | None:
+    """Return the memory of a replica's processes on a device.
 
-    None if the driver names none of them: a container may not see the process ids that the driver uses, and
-    some drivers do not tell what a process holds.
+    Returns:
+        None if the driver names none of them: a container may not see the driver's process ids, and some
+        drivers do not report the memory of processes.
     """
-    mine = {pid: size for pid, size in used.items() if size is not None and _is_of(pid, zygote)}
-    return Held(mine.get(runner, 0), sum(mine.values())) if mine else None
+    own = {pid: size for pid, size in used.items() if size is not None and _is_of(pid, zygote)}
+    return GpuUsage(own.get(runner, 0), sum(own.values())) if own else None
 
 
 def _is_of(pid: int, zygote: int) -> bool:
-    """Return True for a replica's owner and its runners, which its zygote has forked."""
+    """Return True for the weight owner and the runners of a replica, which its zygote has forked."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    # The name before may have any letters in it.
+    # The process name in front may contain any characters.
     return int(stat.rpartition(")")[2].split()[1]) == zygote
 
 
-def exceeded(share: int, before: Held, now: Held) -> str | None:
-    """Say what to tell the user of a request that took a GPU beyond its model's share; None if it did not.
+def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
+    """Return the message for the user of a request that takes a GPU beyond its model's share, else None.
 
-    What was beyond the share before the request is not its fault.
+    Memory that was beyond the share before the request does not count.
     """
     grown = now.runner_bytes - before.runner_bytes
     if grown <= SLACK or now.replica_bytes <= max(share, before.replica_bytes) + SLACK:
@@ -67,75 +68,79 @@ def exceeded(share: int, before: Held, now: Held) -> str | None:
 
 
 class GpuWatch:
-    """Watch the requests of a machine's replicas.
+    """End requests that take a shared GPU beyond their model's share.
 
-    Asks the driver what processes hold, once for all who want to know at the same time. Where the driver
-    does not tell, it says so once, and watches nothing.
+    Samples the driver once for all requests that run at the same time. Where the driver does not report the
+    memory of processes, logs one warning and watches nothing.
     """
 
     def __init__(
-        self, driver: Driver, gpus: Sequence[Gpu], sizes: Sequence[int], every_s: float = _EVERY_S
+        self,
+        driver: Driver,
+        gpus: Sequence[Gpu],
+        sizes: Sequence[int],
+        interval_s: float = _INTERVAL_S,
     ) -> None:
-        """`gpus` and `sizes`: the GPUs of the machine, and the bytes of each that replicas may take."""
+        """Watch nothing yet; `sizes` are the bytes of each GPU that replicas may take."""
         self._driver = driver
         self._gpus = gpus
         self._sizes = sizes
-        self._every_s = every_s
+        self._interval_s = interval_s
         self._sample: tuple[float, Mapping[str, Mapping[int, int | None]]] = (-1.0, {})
         self._sampling = asyncio.Lock()
         self._is_blind = False
 
-    async def over(
+    async def enforce(
         self, runner: int, zygote: int, shares: Mapping[int, int], end: Callable[[str], None]
     ) -> None:
-        """Call `end` with the reason once process `runner` takes its replica beyond its share.
+        """Call `end` with the reason if process `runner` takes its replica beyond its share.
 
-        `shares`: bytes that the replica holds of each GPU, by index. Of one that is all its own there is no
-        beyond.
+        `shares` are the bytes of each GPU, by index, that the replica of `zygote` may take. A GPU that the
+        replica does not share is not watched.
         """
         shared = {i: share for i, share in shares.items() if share < self._sizes[i]}
-        before: dict[int, Held] = {}
+        before: dict[int, GpuUsage] = {}
         missed = 0
         while shared and not self._is_blind:
             try:
                 sample = await self._used()
             except DriverError as error:
-                self._cannot(str(error))
+                self._stop(str(error))
                 return
             for index, share in shared.items():
-                now = held(sample.get(self._gpus[index].uuid, {}), runner, zygote)
+                now = usage_of(sample.get(self._gpus[index].uuid, {}), runner, zygote)
                 if now is None:
-                    # Of a replica that is ending nothing is named either, nor of a card that is busy.
+                    # The driver also names no process of an ending replica or on a busy GPU.
                     missed += 1
-                    if missed >= _MISSES and _lives(runner):
-                        self._cannot("the driver names none of a replica's processes")
+                    if missed >= _MAX_MISSES and _is_alive(runner):
+                        self._stop("the driver names none of a replica's processes")
                         return
                     continue
                 if reason := exceeded(share, before.setdefault(index, now), now):
                     end(reason)
                     return
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._interval_s)
 
     async def _used(self) -> Mapping[str, Mapping[int, int | None]]:
         async with self._sampling:
             taken, _ = self._sample
-            if time.monotonic() - taken > min(_FRESH_S, self._every_s):
-                self._sample = time.monotonic(), await self._asked()
+            if time.monotonic() - taken > min(_SAMPLE_LIFETIME_S, self._interval_s):
+                self._sample = time.monotonic(), await self._query()
             return self._sample[1]
 
-    async def _asked(self) -> Mapping[str, Mapping[int, int | None]]:
-        """Ask the driver, whose answer is waited for to its end though nobody may want it any more."""
+    async def _query(self) -> Mapping[str, Mapping[int, int | None]]:
+        """Query the driver and wait for its answer, even if the waiting request is cancelled."""
         return await asyncio.shield(asyncio.ensure_future(self._driver.processes()))
 
-    def _cannot(self, why: str) -> None:
+    def _stop(self, why: str) -> None:
         if not self._is_blind:
             self._is_blind = True
             logger.warning(
-                "what requests take of a shared GPU is not watched: %s. Their processes are held by "
-                "torch's own cap alone",
+                "the memory of requests on shared GPUs is not watched: %s. Only torch's own limit holds "
+                "for their processes",
                 why,
             )
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()

@@ -12,25 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ndif.config import Settings
+from ndif.config.settings import Settings
 from ndif.host.adapters import AdapterError, Adapters
-from ndif.host.announcement import announce
-from ndif.host.blanks import Blanks
 from ndif.host.channel import ProtocolError
 from ndif.host.device_errors import DeviceFailure
-from ndif.host.dialogue import LimitError, UnheardError
-from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution
-from ndif.host.exits import describe_crash, describe_exit
+from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
+from ndif.host.fork_server import ForkServers
 from ndif.host.gpu_watch import GpuWatch
-from ndif.host.pool import Fresh, Kept, PerUser, Runners
+from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.process import GONE_S, ModelProcess, ModelProcessError
-from ndif.host.runner import Runner, RunnerError
+from ndif.host.resource_watchdog import ResourceWatchdog
+from ndif.host.runner_handle import RunnerError, RunnerHandle, describe_crash, describe_exit
+from ndif.host.runner_pool import FreshRunners, PersistentRunner, PerUserRunners, RunnerPool
+from ndif.host.runner_protocol import LimitError, NoLiveClientError
 from ndif.host.runtimes import Runtime
-from ndif.host.snapshot import share
-from ndif.host.watch import Watch
-from ndif.host.weights import Weights
-from ndif.runtime.spec import ModelSpec, Untrusted
+from ndif.host.shared_weights import SharedWeights
+from ndif.host.snapshot import publish
+from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -39,7 +37,7 @@ from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.tasks import end
 
-__all__ = ["ModelActor", "ReplicaLostError"]
+__all__ = ["LocalModelActor", "ReplicaLostError"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ def _as_given() -> AbstractAsyncContextManager[None]:
     return contextlib.nullcontext()
 
 
-class ModelActor:
+class LocalModelActor:
     """Runs requests one at a time: trusted ones on a *kept* runner, others each on a *fresh* one."""
 
     def __init__(
@@ -65,8 +63,8 @@ class ModelActor:
         settings: Settings,
         broker: Broker,
         objects: ObjectStore,
-        weights: Weights,
-        blanks: Blanks | None = None,
+        weights: SharedWeights,
+        fork_servers: ForkServers | None = None,
         *,
         untrusted: bool,
         gpu_mem_bytes_by_id: Mapping[int, int] | None = None,
@@ -79,7 +77,7 @@ class ModelActor:
     ) -> None:
         """`untrusted`: whether requests may come that are not trusted.
 
-        `weights` and `blanks`: what the model processes of this machine share, and what some come from.
+        `weights` and `fork_servers`: the model processes of this machine share them.
 
         `shares`: whether others answer clients who ask for its checkpoint's files.
 
@@ -108,18 +106,18 @@ class ModelActor:
         self._gpu_watch = gpu_watch
         self._near = near
         self._chosen = chosen or _as_given
-        self.process = ModelProcess(spec, runtime, weights, blanks)
+        self.process = ModelProcess(spec, runtime, weights, fork_servers)
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
         self._settings = settings
         self._timeout_s = config.execution_timeout_s or settings.execution_timeout_seconds
-        self._kept = Kept(lambda: self._fork(fresh=False))
-        self._fresh = PerUser(
-            Fresh(lambda: self._fork(fresh=True), settings.runner_pool),
+        self._kept = PersistentRunner(lambda: self._fork(fresh=False))
+        self._fresh = PerUserRunners(
+            FreshRunners(lambda: self._fork(fresh=True), settings.runner_pool),
             settings.runner_idle_s,
             settings.runner_max_requests,
         )
-        self._first: Runners = self._fresh if untrusted else self._kept
+        self._first: RunnerPool = self._fresh if untrusted else self._kept
         self._execution = Execution(settings, broker, objects)
         self._adapters = Adapters(
             runtime,
@@ -127,13 +125,13 @@ class ModelActor:
             settings.max_adapter_bytes,
             settings.adapter_cache_bytes,
         )
-        self._watch = Watch(settings.runner_memory_bytes, settings.runner_max_threads)
-        self._runner: Runner | None = None
+        self._watch = ResourceWatchdog(settings.runner_memory_bytes, settings.runner_max_threads)
+        self._runner: RunnerHandle | None = None
         self._verifying: asyncio.Task[None] | None = None
-        self._waited: Runner | None = None
-        """The stranger's runner that served last, which may have written to the weights since."""
+        self._waited: RunnerHandle | None = None
+        """The untrusted runner that served last and may have written to the weights since."""
         self._trusted_ran = False
-        """Whether one that is trusted has run since the weights were last seen to be as they were."""
+        """True if a trusted request has run since the weights were last verified."""
         self._cancelled = ""
         self._away = "the replica has not been started"
         """Why no request may run here; nothing if one may."""
@@ -193,12 +191,12 @@ class ModelActor:
             raise
 
     async def _share(self) -> None:
-        """Have others know the files that clients build the model from; it serves without that, too."""
+        """Share the files from which clients build the model; the replica serves without that, too."""
         folder = self.process.model.get("folder")
         if self._objects is None or folder is None:
             return
         try:
-            key = await share(Path(folder), self.process.spec.revision, self._objects)
+            key = await publish(Path(folder), self.process.spec.revision, self._objects)
         except (ObjectStoreError, OSError) as error:
             logger.warning("clients cannot have the files of %s from here: %s", folder, error)
         except Exception:
@@ -218,7 +216,7 @@ class ModelActor:
         """See `Actor.to_cache`."""
         with contextlib.suppress(ModelProcessError):  # `ended` says so
             await self._end_runners("the replica was taken off its device")
-            await asyncio.gather(self._kept.empty(), self._fresh.empty())
+            await asyncio.gather(self._kept.clear(), self._fresh.clear())
             await self._pristine()
             await self._verify_after(None)
             if self.process.exposes_weights:
@@ -250,7 +248,7 @@ class ModelActor:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self.process.stop()
-        await self._fresh.idle()
+        await self._fresh.wait_until_reset()
         if self._verifying is not None:
             await end([self._verifying])
 
@@ -262,12 +260,12 @@ class ModelActor:
             self._away = why
 
     async def _end_runners(self, why: str) -> None:
-        """Have no request run, and no process that could run one."""
+        """End the request that runs, and every runner."""
         self._evict(why)
         await self.process.end_runners()
         await self._idle.wait()
 
-    async def _fork(self, *, fresh: bool) -> Runner:
+    async def _fork(self, *, fresh: bool) -> RunnerHandle:
         if not self._forks:
             raise ModelProcessError(self._away)
         return await self.process.fork(fresh=fresh, reused=fresh and self._per_user)
@@ -278,8 +276,8 @@ class ModelActor:
         scope = self._settings.runner_scope
         return scope == "user" or (scope == "auto" and self.process.exposes_weights)
 
-    async def __call__(self, request: Request, respond: Respond) -> Response:
-        """See `Actor.__call__`.
+    async def run(self, request: Request, respond: Respond) -> Response:
+        """See `ModelActor.run`.
 
         Raises:
             ClientLeftError: if its client is not there to hear of it.
@@ -296,13 +294,13 @@ class ModelActor:
     async def _serve(self, request: Request, respond: Respond) -> Response:
         self._cancelled = ""
         await announce(request, respond)
-        runners: Runners = self._kept if request.trusted else self._fresh
+        runners: RunnerPool = self._kept if request.trusted else self._fresh
         try:
             await self._pristine(trusted=request.trusted)
             if request.trusted:
-                # Beside it no stranger's process is left.
-                await self._fresh.part()
-            runner = await runners.take(request.key if self._per_user else "")
+                # No untrusted process is left beside it.
+                await self._fresh.end_last_runner()
+            runner = await runners.acquire(request.key if self._per_user else "")
             await self._verify_after(None if request.trusted else runner)
             self._runner = runner
         except (ModelProcessError, RunnerError) as error:
@@ -337,7 +335,7 @@ class ModelActor:
                 "The job ran, and its result could not be stored: this server cannot reach its object "
                 "store. Send it again in a moment.",
             )
-        except (AdapterError, LimitError, UnheardError) as error:
+        except (AdapterError, LimitError, NoLiveClientError) as error:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
         finally:
@@ -345,29 +343,29 @@ class ModelActor:
             for task in watching:
                 task.cancel()
             self._runner = None
-            runners.give_back(runner, answered=answered)
+            runners.release(runner, answered=answered)
             if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
             self._trusted_ran |= request.trusted
 
-    def _watchers(self, request: Request, runner: Runner) -> list[asyncio.Task[None]]:
+    def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
         if runner.pid is None:
             return []
-        watchers = [] if request.trusted else [self._watch.over(runner.pid, self.cancel)]
+        watchers = [] if request.trusted else [self._watch.enforce(runner.pid, self.cancel)]
         zygote = self.process.pid
         if self._gpu_watch is not None and zygote is not None and self.process.exposes_weights:
-            watchers.append(self._gpu_watch.over(runner.pid, zygote, self._held, self.cancel))
+            watchers.append(self._gpu_watch.enforce(runner.pid, zygote, self._held, self.cancel))
         return [asyncio.create_task(watcher) for watcher in watchers]
 
-    async def _verify(self, runner: Runner) -> None:
+    async def _verify(self, runner: RunnerHandle) -> None:
         """See that a runner left the weights that it shared as they were.
 
         Raises:
             ModelProcessError: if it does not end, or the weights cannot be seen to; the replica is lost.
         """
         # Until it is gone or stopped, it may still write.
-        if await self._fresh.idle():
+        if await self._fresh.wait_until_reset():
             self._waited = runner
         else:
             self._waited = None
@@ -377,11 +375,11 @@ class ModelActor:
                 raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
         await self._restore()
 
-    async def _verify_after(self, runner: Runner | None) -> None:
+    async def _verify_after(self, runner: RunnerHandle | None) -> None:
         """Verify the weights again, now that a runner is gone after which they were verified as it waited.
 
         Args:
-            runner: The stranger's that comes next; None if somebody else does.
+            runner: The untrusted runner that serves next; None if another process does.
         """
         last = self._waited
         if last is not None and last is not runner:
@@ -411,8 +409,8 @@ class ModelActor:
         if self._runner is not None:
             self._runner.kill()
 
-    async def _ended(self, request: Request, runner: Runner) -> Response:
-        """What to tell the user of a request whose runner is gone."""
+    async def _ended(self, request: Request, runner: RunnerHandle) -> Response:
+        """Return the terminal response of a request whose runner is gone."""
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)
@@ -430,10 +428,10 @@ def _for_tensors(held: Mapping[int, int], context_bytes: int) -> dict[int, int] 
     return {index: size - context_bytes for index, size in held.items()} or None
 
 
-def _untrusted(settings: Settings) -> Untrusted:
+def _untrusted(settings: Settings) -> UntrustedSettings:
     # zstd of what it cannot squeeze is a little larger than that.
     largest = settings.max_result_bytes + settings.max_result_bytes // 1000 + SLACK
-    return Untrusted(
+    return UntrustedSettings(
         sandbox=settings.sandbox,
         protector=settings.protector == "on",
         whitelist=str(settings.whitelist.absolute()) if settings.whitelist else None,

@@ -1,4 +1,4 @@
-"""One model process: started, spoken to, ended."""
+"""A model process, as its host sees it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ndif.host.blanks import Blank, Blanks
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.download import DownloadError, Found, download
-from ndif.host.exits import describe_exit
+from ndif.host.fork_server import ForkServers, Process
 from ndif.host.numa import bind
 from ndif.host.port import ActorError
-from ndif.host.runner import Runner
+from ndif.host.runner_handle import RunnerHandle, describe_exit
 from ndif.host.runtimes import Runtime
-from ndif.host.weights import Weights
+from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Header
 from ndif.runtime.spec import ModelSpec
-from ndif.tasks import within
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
@@ -35,48 +34,60 @@ _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
 _LAST_WORDS_S = 1.0
 GONE_S = 30.0
-"""Seconds within which a runner that was killed is gone. On a GPU its driver ends its work before."""
+"""Seconds within which a killed runner is gone. On a GPU the driver first ends the runner's work."""
 _VERIFY_S = 60.0
-"""Seconds within which weights are verified. To restore them by then is no slower than to load them."""
+"""Seconds within which weights are verified. Loading them again takes no longer."""
 _ANSWERS = ("verified", "cached", "uncached", "failed")
-"""What a process that has loaded its model says to a question."""
+"""Kinds of frames with which a process answers a question."""
 
 
 class ModelProcessError(ActorError):
-    """The model process could not start, or is gone."""
+    """The model process could not start, or has ended."""
 
 
 class ModelProcess:
-    """The zygote of one model, and the runners it forks."""
+    """The zygote of one model, and the runners that it forks.
+
+    Owns the process, its control channel and the handles of its runners. It asks `ForkServers` for the
+    process and `SharedWeights` for memory. `runner_protocol` talks to the runners.
+    """
 
     def __init__(
-        self, spec: ModelSpec, runtime: Runtime, weights: Weights, blanks: Blanks | None = None
+        self,
+        spec: ModelSpec,
+        runtime: Runtime,
+        weights: SharedWeights,
+        fork_servers: ForkServers | None = None,
     ) -> None:
-        """`weights`: what this process and others of this machine share.
+        """Create a handle of a process that is not started.
 
-        `blanks`: where it comes from, if it is for strangers.
+        Args:
+            spec: The model.
+            runtime: The nnsight generation that loads it.
+            weights: Memory that the model processes of this machine share.
+            fork_servers: Start the process.
         """
         self.spec = spec
         self.runtime = runtime
         self._weights = weights
-        self._blanks = blanks or Blanks()
+        self._fork_servers = fork_servers or ForkServers()
         self.model: Mapping[str, Any] = {}
-        """What the process says it loaded, once it is ready."""
+        """Facts about the loaded model; empty until the process is ready."""
         self.load_s = self.loaded_at = 0.0
-        """How long the weights took, and when (Unix seconds) they were there."""
+        """Seconds that loading the weights took, and Unix time of its end."""
         self.exposes_weights = False
-        """Whether its runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
+        """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
         self.cpus: Collection[int] | None = None
-        """The CPUs on which it and its runners run, from when it is next started or has its model back."""
+        """The CPUs of the process and its runners, from the next start or `uncache` on."""
         self.ended = asyncio.Event()
         self._asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._control: Channel | None = None
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, RunnerHandle] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._output: asyncio.Task[None] | None = None
         self._failed = ""
-        """Why it could not load its model, verify or move it."""
+        """The reason why the process could not load, verify or move its model."""
         self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
 
     async def start(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
@@ -87,15 +98,14 @@ class ModelProcess:
         """
         found = Found(None, self.spec.task)
         try:
-            blank = await self._blank()
-            self._process, self._control = blank.process, blank.control
-            control = blank.control
-            self._bind()
-            self._output = asyncio.create_task(self._keep_output(), name="model process output")
-            self._tasks.append(self._output)
-            # Meanwhile the process imports what it needs, which takes as long as a small model's download.
-            if self.spec.untrusted is not None and not self.spec.is_folder:
-                found = await self._download(timeout_s, progress)
+            started = asyncio.create_task(self._start_process(), name="model process start")
+            try:
+                # Meanwhile the process imports what it needs, if no fork server has.
+                if self.spec.untrusted is not None and not self.spec.is_folder:
+                    found = await self._download(timeout_s, progress)
+                control = await within(started, timeout_s)
+            finally:
+                await end([started])
             spec = replace(self.spec, task=found.task)
             await control.send({"kind": "load", "spec": spec.header()})
             await within(self._loaded(control, progress), timeout_s)
@@ -119,11 +129,17 @@ class ModelProcess:
         if self.cpus is not None and self.pid is not None:
             bind(self.pid, self.cpus)
 
-    async def _blank(self) -> Blank:
-        """The process that is to be this one."""
-        if self.spec.untrusted is None:
-            return await self._blanks.trusted(self.runtime)
-        return await self._blanks.take(self.runtime)
+    async def _start_process(self) -> Channel:
+        """Start the process, and return the channel to it."""
+        self._control, theirs = Channel.pair()
+        with theirs:
+            self._process = await self._fork_servers.start(
+                self.runtime, "ndif.runtime", theirs, untrusted=self.spec.untrusted is not None
+            )
+        self._bind()
+        self._output = asyncio.create_task(self._keep_output(), name="model process output")
+        self._tasks.append(self._output)
+        return self._control
 
     async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
         try:
@@ -159,24 +175,24 @@ class ModelProcess:
 
     @property
     def device_failure(self) -> DeviceFailure | None:
-        """The failure of a GPU that it has reported of late."""
+        """Return the failure of a GPU that the process has reported last."""
         return device_failure([*self._stderr, *self._failed.splitlines()])
 
     @property
     def pid(self) -> int | None:
-        """The zygote's process, of which owner and runners are children; None before it is started."""
+        """Return the zygote's process id; None before it is started. Owner and runners are its children."""
         return None if self._process is None else self._process.pid
 
-    async def fork(self, *, fresh: bool, reused: bool = False) -> Runner:
-        """A new runner: a fresh one is confined and runs one request, or with `reused` one after the other.
+    async def fork(self, *, fresh: bool, reused: bool = False) -> RunnerHandle:
+        """Fork a runner. A fresh one is confined and runs one request, or with `reused` several.
 
         Raises:
-            ModelProcessError: if the process is gone.
+            ModelProcessError: if the process has ended.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
         channel, theirs = Channel.pair()
-        runner = Runner(uuid.uuid4().hex, channel)
+        runner = RunnerHandle(uuid.uuid4().hex, channel)
         self._runners[runner.id] = runner
         try:
             with theirs:
@@ -189,7 +205,7 @@ class ModelProcess:
         return runner
 
     async def end_runners(self) -> None:
-        """End every runner, and return once they are gone.
+        """End every runner, and wait until they are gone.
 
         Raises:
             ModelProcessError: if one cannot be ended; the process is then ended with all of them.
@@ -198,14 +214,14 @@ class ModelProcess:
         for runner in runners:
             runner.kill()
             runner.hang_up()
-        gone = asyncio.gather(*(runner.gone() for runner in runners))
+        gone = asyncio.gather(*(runner.wait_until_ended() for runner in runners))
         await self._or_kill(gone, GONE_S, f"a runner could not be ended within {GONE_S:g} s")
 
     async def _or_kill(self, work: Awaitable[T], seconds: float, why: str) -> T:
-        """Return what `work` comes to; end this process if it takes longer.
+        """Return the result of `work`; end this process if that takes longer than `seconds`.
 
         Raises:
-            ModelProcessError: then, with the reason `why`.
+            ModelProcessError: with the reason `why`, if it takes longer.
         """
         try:
             return await within(work, seconds)
@@ -214,29 +230,29 @@ class ModelProcess:
             raise ModelProcessError(why) from error
 
     async def verify(self) -> int:
-        """See that the weights are as they were, and have them so; return how many tensors were not.
+        """Restore the weights as they were loaded; return the number of tensors that differed.
 
         Raises:
-            ModelProcessError: if the process is gone, or cannot; it is then ended.
+            ModelProcessError: if the process has ended or fails, which ends it.
         """
         why = f"the weights could not be verified within {_VERIFY_S:g} s"
         header, _ = await self._or_kill(self._ask({"kind": "verify"}), _VERIFY_S, why)
         return int(header["restored"])
 
     async def cache(self, timeout_s: float) -> None:
-        """Have weights on GPUs in the CPU's memory, and nothing on the GPUs. No runner may be there.
+        """Move weights from GPUs to the CPU's memory. No runner may be there.
 
         Raises:
-            ModelProcessError: if the process is gone, or does not within `timeout_s`; it is then ended.
+            ModelProcessError: if the process has ended, or takes longer than `timeout_s`, which ends it.
         """
         why = f"the weights were not in the CPU's memory within {timeout_s:g} s"
         await self._or_kill(self._ask({"kind": "cache"}), timeout_s, why)
 
     async def uncache(self, max_memory: Mapping[int, int] | None, timeout_s: float) -> None:
-        """Have cached weights on GPUs again; `max_memory` is as in `ModelSpec`.
+        """Move cached weights back to GPUs; `max_memory` is as in `ModelSpec`.
 
         Raises:
-            ModelProcessError: if they cannot be there. The process is then at its end.
+            ModelProcessError: if that fails, which ends the process.
         """
         self.spec = replace(self.spec, max_memory=max_memory)
         self._bind()
@@ -246,10 +262,10 @@ class ModelProcess:
         self.model = {**self.model, "device": header["model"]["device"]}
 
     async def _ask(self, header: Header) -> tuple[dict[str, Any], bytes]:
-        """Send what is answered; answers come in the order of the questions.
+        """Send a question, and return its answer; answers come in the order of the questions.
 
         Raises:
-            ModelProcessError: if the process is gone, or cannot. It is then at its end.
+            ModelProcessError: if the process has ended or fails, which ends it.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
@@ -257,7 +273,7 @@ class ModelProcess:
             asyncio.get_running_loop().create_future()
         )
         self._asked.append(answer)
-        with contextlib.suppress(OSError):  # whoever waits is told once it is seen to have ended
+        with contextlib.suppress(OSError):  # `_end` fails the question once the process has ended
             await self._control.send(header)
         said, body = await answer
         if said["kind"] == "failed":
@@ -267,22 +283,22 @@ class ModelProcess:
         return said, body
 
     def kill(self) -> None:
-        """End the process, its owner and its runners at once, whatever they are doing."""
+        """Kill the process, its owner and its runners."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End the process and every runner of it."""
+        """End the process and its runners."""
         if self._control is not None:
             self._control.hang_up()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._process.wait(), 2)
-            # Runners too, should the zygote not have ended them.
+            # Runners too, if the zygote has not ended them.
             self.kill()
             await self._process.wait()
-        if self._output is not None:  # its end, with its last words
+        if self._output is not None:  # the last lines may say why
             await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
         for task in self._tasks:
             task.cancel()
@@ -308,7 +324,7 @@ class ModelProcess:
                 elif header["kind"] == "exited":
                     del self._runners[runner.id]
                     runner.exited(int(header["code"]))
-        if self._output is not None:  # what it said last may be why
+        if self._output is not None:  # the last lines may say why
             await asyncio.wait([self._output], timeout=_LAST_WORDS_S / 2)
         self._end()
 
@@ -330,7 +346,7 @@ class ModelProcess:
             try:
                 line = await self._process.stdout.readline()
             except ValueError:
-                continue  # a line longer than anybody reads: what came of it is dropped
+                continue  # the line is longer than the reader's limit, and dropped
             if not line:
                 return
             text = line.decode(errors="replace").rstrip()

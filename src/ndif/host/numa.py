@@ -1,4 +1,4 @@
-"""The CPUs near a GPU: a model process runs on them, and its memory comes from beside them.
+"""The CPUs near a GPU, on which its model process runs.
 
 Memory needs no policy of its own: Linux takes a page from the node of the CPU that first touches it.
 """
@@ -13,37 +13,40 @@ from pathlib import Path
 _NODES = Path("/sys/devices/system/node")
 
 
-def near(
+def nearby_cpus(
     nodes: Collection[int | None],
     cpus_by_node: Mapping[int, frozenset[int]],
     allowed: frozenset[int],
 ) -> frozenset[int] | None:
-    """Choose the CPUs for a process whose GPUs are attached to these NUMA nodes.
+    """Return the allowed CPUs for a process whose GPUs are attached to these NUMA nodes.
 
-    None, which leaves the process where it may run anyway, if a GPU's node is not known, if none of the
-    CPUs near it is allowed, or if all allowed CPUs are near.
+    Returns:
+        None, which leaves the process on all allowed CPUs, if a GPU's node is unknown, if none of the CPUs
+        near it is allowed, or if all allowed CPUs are near.
     """
     if not nodes or None in nodes:
         return None
-    wanted = [cpus_by_node.get(node, frozenset()) & allowed for node in nodes if node is not None]
-    chosen = frozenset().union(*wanted)
-    return chosen if all(wanted) and chosen != allowed else None
+    nearby = [cpus_by_node.get(node, frozenset()) & allowed for node in nodes if node is not None]
+    chosen = frozenset().union(*nearby)
+    return chosen if all(nearby) and chosen != allowed else None
 
 
 def cpus_by_node(folder: Path = _NODES) -> dict[int, frozenset[int]]:
-    """Return the CPUs of each NUMA node; nothing where the kernel does not tell."""
+    """Return the CPUs of each NUMA node; empty if the kernel does not list them."""
     found = {}
     for node in folder.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            found[int(node.name.removeprefix("node"))] = parse((node / "cpulist").read_text())
+            found[int(node.name.removeprefix("node"))] = parse_cpu_list(
+                (node / "cpulist").read_text()
+            )
     return found
 
 
-def parse(text: str) -> frozenset[int]:
+def parse_cpu_list(text: str) -> frozenset[int]:
     """Read a list of CPUs as the kernel writes it, like 0-23,48-71.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if `text` is not such a list.
     """
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return frozenset(
@@ -52,9 +55,9 @@ def parse(text: str) -> frozenset[int]:
 
 
 def bind(pid: int, cpus: Collection[int]) -> None:
-    """Bind every thread of a process to these CPUs, and all that they start from now on."""
-    # The first thread comes first: what it starts meanwhile needs no second look.
+    """Bind every thread of a process, and the threads that they start later, to these CPUs."""
+    # Threads that the first one starts after its binding inherit it.
     others = (int(path.name) for path in Path(f"/proc/{pid}/task").glob("[0-9]*"))
     for thread in [pid, *others]:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(thread, cpus)

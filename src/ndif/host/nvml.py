@@ -1,8 +1,8 @@
-"""The process that asks the NVIDIA driver: it answers each line of its input with one of JSON.
+"""The process that queries the NVIDIA driver and answers each line of its input with a line of JSON.
 
-A driver that hangs cannot be interrupted, neither in a thread nor by a signal. So the server asks a child
-process, `python -m ndif.host.nvml`, and leaves it behind when it does not answer (`ndif.host.gpus.Driver`).
-Nothing but this file imports pynvml.
+A driver that hangs cannot be interrupted, neither in a thread nor by a signal. So the server queries a
+child process, `python -m ndif.host.nvml`, and abandons it if it does not answer (`ndif.host.gpus.Driver`).
+Only this file imports pynvml.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
-    """Answer `cards` and `processes` until the input ends."""
-    questions: dict[str, Callable[[], Answer]] = {"cards": cards, "processes": processes}
+    """Answer `gpus` and `processes` until the input ends."""
+    questions: dict[str, Callable[[], Answer]] = {"gpus": gpus, "processes": processes}
     for line in sys.stdin:
         try:
             pynvml.nvmlInit()
@@ -34,18 +34,18 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def cards() -> Answer:
-    """Describe every card that this process may open, and the instances of divided ones."""
+def gpus() -> Answer:
+    """Describe every GPU that this process may open, and the instances of divided ones."""
     found, failed = [], []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
-            found.append(_card(pynvml.nvmlDeviceGetHandleByIndex(index)))
-        except pynvml.NVMLError as error:  # one that is lost, or another's, hides no other
+            found.append(_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)))
+        except pynvml.NVMLError as error:  # a lost or forbidden GPU does not hide the others
             failed.append(f"GPU {index}: {error}")
-    return {"cards": found, "failures": failed}
+    return {"gpus": found, "failures": failed}
 
 
-def _card(handle: Any) -> Answer:
+def _gpu(handle: Any) -> Answer:
     pci = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
     return {
         "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
@@ -59,43 +59,49 @@ def _card(handle: Any) -> Answer:
 
 
 def _memory(handle: Any) -> Answer:
-    """Return the bytes of a device; None where it has no memory of its own to tell of."""
+    """Return the memory of a device; None values if it has no memory of its own."""
     with contextlib.suppress(pynvml.NVMLError):
-        told = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        return {"total": told.total, "reserved": told.reserved, "free": told.free}
-    # A driver from before 510 counts what it reserves as used.
-    told = _or_none(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    if told is None:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return {"total": info.total, "reserved": info.reserved, "free": info.free}
+    # Drivers before 510 count reserved memory as used.
+    info = _or_none(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    if info is None:
         return {"total": None, "reserved": None, "free": None}
-    return {"total": told.total, "reserved": 0, "free": told.free}
+    return {"total": info.total, "reserved": 0, "free": info.free}
 
 
-def _instances(handle: Any) -> list[Answer] | None:
-    """Describe the MIG instances of a card; None where it is not divided."""
-    mode = _or_none(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+def _instance_handles(gpu: Any) -> list[Any] | None:
+    """Return the handles of a GPU's MIG instances; None if it is not divided."""
+    mode = _or_none(lambda: pynvml.nvmlDeviceGetMigMode(gpu))
     if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return None
+    handles = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        with contextlib.suppress(pynvml.NVMLError):  # fewer instances than the maximum
+            handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
+    return handles
+
+
+def _instances(gpu: Any) -> list[Answer] | None:
+    """Describe the MIG instances of a GPU; None if it is not divided."""
+    handles = _instance_handles(gpu)
+    if handles is None:
+        return None
     found = []
-    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with contextlib.suppress(pynvml.NVMLError):  # there are fewer than there can be
-            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            found.append(
-                {
-                    "uuid": _text(pynvml.nvmlDeviceGetUUID(instance)),
-                    "name": _text(pynvml.nvmlDeviceGetName(instance)),
-                    **_memory(instance),
-                }
-            )
+    for handle in handles:
+        with contextlib.suppress(pynvml.NVMLError):
+            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+            found.append({"uuid": _text(uuid), "name": _text(name), **_memory(handle)})
     return found
 
 
 def processes() -> Answer:
-    """List the bytes that each process holds, by the UUID of the card or instance."""
+    """List the memory of each process by the UUID of the GPU or instance."""
     used = {}
     for index in range(pynvml.nvmlDeviceGetCount()):
         with contextlib.suppress(pynvml.NVMLError):
-            card = pynvml.nvmlDeviceGetHandleByIndex(index)
-            for device in [card, *_instance_handles(card)]:
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            for device in [gpu, *(_instance_handles(gpu) or ())]:
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
                 used[_text(pynvml.nvmlDeviceGetUUID(device))] = {
                     one.pid: one.usedGpuMemory for one in running
@@ -103,18 +109,8 @@ def processes() -> Answer:
     return {"processes": used}
 
 
-def _instance_handles(card: Any) -> list[Any]:
-    if _instances(card) is None:
-        return []
-    handles = (
-        _or_none(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))  # noqa: B023 - called at once
-        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card))
-    )
-    return [handle for handle in handles if handle is not None]
-
-
 def _numa_node(pci: str) -> int | None:
-    """Return the NUMA node that a card is attached to; None where the kernel does not know."""
+    """Return the NUMA node of a GPU; None if the kernel does not know it."""
     domain, _, rest = pci.partition(":")
     with contextlib.suppress(OSError, ValueError):
         node = int((_PCI / f"{int(domain, 16):04x}:{rest.lower()}" / "numa_node").read_text())

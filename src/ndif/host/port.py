@@ -1,4 +1,4 @@
-"""What the cluster asks of one replica, whatever carries it out."""
+"""`ModelActor`, the interface of one replica, and the errors that its methods raise."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes, or steps, that are done and all there are."""
+"""Receives the bytes, or steps, that are done and their total."""
 
 Respond = Callable[[Response], Awaitable[bool]]
-"""Delivers one update; whether anybody waits for it."""
+"""Delivers one update; returns False if a live client was not there to receive it."""
 
 
 class ReplicaLostError(Exception):
-    """The replica can run nothing more; what it was running may run elsewhere."""
+    """The replica can run nothing more; its request may run elsewhere."""
 
 
 class ReplicaEvictedError(ReplicaLostError):
-    """The replica was taken off its device in the middle of a job: no fault of the job's."""
+    """The replica was taken off its device in the middle of a job, through no fault of the job."""
 
 
 class EndedError(Exception):
-    """A request has had its last response already, by a replica that was lost after that."""
+    """A request was already ended by a replica that was lost after that."""
 
 
 class ActorError(Exception):
@@ -34,71 +34,71 @@ class ActorError(Exception):
 
 
 class DeviceError(ActorError):
-    """The replica cannot be brought up, or back, because one of its GPUs has failed."""
+    """The replica cannot be brought up, or back, because one of its GPUs failed."""
 
     def __init__(self, message: str, failure: DeviceFailure) -> None:
         super().__init__(message)
         self.failure = failure
 
 
-class Actor(Protocol):
-    """One replica of one model in one runtime: loaded once, HOT or WARM, one request at a time."""
+class ModelActor(Protocol):
+    """One replica of one model and generation: loaded once, HOT or WARM, one request at a time."""
 
     ended: asyncio.Event
-    """Set once it is gone for good, whoever ended it."""
+    """Set once the replica is gone for good, whoever ended it."""
 
     @property
     def device_failure(self) -> DeviceFailure | None:
-        """The failure of a GPU that ended it, once `ended` is set."""
+        """Return the failure of a GPU that ended the replica, once `ended` is set."""
         ...
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """What was loaded: class, parameters, dtype, device, task, folder, repo_id. Empty before.
+        """Return what was loaded: class, parameters, dtype, device, task, folder, repo_id; empty before.
 
-        `files`: where among the objects is what clients build it from (`ndif.host.snapshot`).
+        `files` is the key of the object from which clients build the model (`ndif.host.snapshot`).
         """
         ...
 
     async def start(self, progress: Progress) -> None:
-        """COLD to HOT.
+        """Load the model: COLD to HOT.
 
         Raises:
             DeviceError: if a GPU has failed.
-            ActorError: if it cannot be loaded. Nothing is left of it then.
+            ActorError: if the model cannot be loaded. Nothing of the replica is left then.
         """
         ...
 
     async def to_cache(self) -> None:
-        """HOT to WARM: the device is free when this returns, and the weights are in the CPU's memory.
+        """Move the weights to CPU memory: HOT to WARM. The device is free when this returns.
 
-        A request that runs is ended: its call raises `ReplicaEvictedError`.
+        `run` of a request that runs raises `ReplicaEvictedError`.
         """
         ...
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """WARM to HOT, on these devices; on the CPU if there are none.
+        """Move the weights to these devices: WARM to HOT. Without devices the replica runs on the CPU.
 
         Raises:
             DeviceError: if a GPU has failed.
-            ActorError: if it cannot. It is good for nothing then, and the caller ends it.
+            ActorError: if the weights cannot be moved. The replica is of no use then; the caller stops it.
         """
         ...
 
     async def stop(self) -> None:
-        """End it. A request that runs raises `ReplicaEvictedError`."""
+        """End the replica. `run` of a request that runs raises `ReplicaEvictedError`."""
         ...
 
-    async def __call__(self, request: Request, respond: Respond) -> Response:
-        """Announce one request and run it; its last response is returned, `respond` has those before it.
+    async def run(self, request: Request, respond: Respond) -> Response:
+        """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
 
         Raises:
-            ClientLeftError: if its client is not there to hear of it.
-            EndedError: if there is nothing to be run any more.
+            ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
+            EndedError: if the request has ended already.
             ReplicaLostError: if the replica ended, or was evicted.
         """
         ...
 
     def cancel(self, reason: str) -> None:
-        """End what is running now; its request becomes an ERROR with `reason`."""
+        """End the request that runs now as an ERROR with `reason`."""
         ...

@@ -1,4 +1,7 @@
-"""A replica for leaders in other processes: they come and go, and what it runs goes on."""
+"""A replica in a process of its own, which leaders of other processes call.
+
+Leaders come and go; the replica and its jobs go on.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +10,44 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ndif.host.jobs import Answer, Equipment, Jobs
-from ndif.host.port import Actor, ActorError, DeviceError
+from ndif.host.jobs import Answer, Jobs, NodeServices
+from ndif.host.port import ActorError, DeviceError, ModelActor
 from ndif.stores.broker.encoding import decode_request
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.objects import ObjectStoreError
 
 
-class Replica:
-    """One `Actor` beside the stores of its node."""
+class RemoteActor:
+    """Serve one `ModelActor` to whichever process leads.
+
+    Each method may be called twice, by one leader or by two, and acts once. Answers are plain data. `Jobs`
+    runs the requests.
+    """
 
     def __init__(self, said: Mapping[str, Any]) -> None:
-        """`said`: what whoever made it says of it, for whoever leads next; of that its `place` changes."""
+        """Take the description that the next leader is to find; its `place` changes with the replica."""
         self._said = {**said, "place": dict(said["place"])}
-        self._actor: Actor | None = None
+        self._actor: ModelActor | None = None
         self._jobs: Jobs | None = None
         self._starting: asyncio.Task[Answer] | None = None
         self._progress = (0, 0)
         self._progressed = asyncio.Event()
         self._over = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
-        self._attending: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._level: str | None = None
         self._moving = False
 
-    async def prepare(self) -> Equipment:
-        """What it needs.
+    async def prepare(self) -> NodeServices:
+        """Return what the replica works with on its node.
 
         Raises:
-            ActorError: if this node is not set up for it.
+            ActorError: if this node is not set up for the replica.
         """
         raise NotImplementedError
 
     async def describe(self) -> Answer:
-        """All that a leader needs who finds it."""
+        """Return all that a leader needs to adopt the replica."""
         return {
             **self._said,
             "level": self._level,
@@ -50,23 +57,23 @@ class Replica:
             "requests": self._jobs.known if self._jobs is not None else [],
         }
 
-    # Its life
+    # Start, cache, stop
 
     async def start(self) -> Answer:
-        """COLD to HOT: the loaded `model`, or the `error`."""
+        """Load the model: COLD to HOT. Return the loaded `model`, or the `error`."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name="start")
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> Answer:
         try:
-            equipment = await self.prepare()
-            self._actor, self._jobs = equipment.actor, Jobs(equipment)
+            services = await self.prepare()
+            self._actor, self._jobs = services.actor, Jobs(services)
             self._watching = asyncio.create_task(self._watch(self._actor), name="end")
             if self._over.is_set():
                 raise ActorError("the replica was ended before it was loaded")  # noqa: TRY301
             await self._actor.start(self._note)
-            self._attending = asyncio.create_task(self._jobs.attend(), name="jobs")
+            self._running = asyncio.create_task(self._jobs.run_from_channel(), name="jobs")
         except (ActorError, BrokerError, ObjectStoreError) as error:
             self._over.set()
             return _refused(error)
@@ -74,7 +81,7 @@ class Replica:
             self._progressed.set()
         return self._came_up(self._actor)
 
-    def _came_up(self, actor: Actor) -> Answer:
+    def _came_up(self, actor: ModelActor) -> Answer:
         self._level, self._said["place"]["deployed"] = "HOT", time.time()
         return {"model": dict(actor.model)}
 
@@ -86,14 +93,14 @@ class Replica:
         self._progressed.set()
 
     async def progress(self, known: tuple[int, int]) -> tuple[int, int]:
-        """What is loaded and all there is to load, once it is not what is `known`."""
+        """Return the loaded bytes and their total, once they differ from what is `known`."""
         while self._progress == tuple(known):
             self._progressed.clear()
             await self._progressed.wait()
         return self._progress
 
     async def to_cache(self) -> None:
-        """HOT to WARM. See `Actor.to_cache`."""
+        """See `ModelActor.to_cache`."""
         if self._actor is None or self._level == "WARM":
             return
         self._moving = True
@@ -102,7 +109,7 @@ class Replica:
         self._level, self._moving = "WARM", False
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> Answer:
-        """WARM to HOT: the loaded `model`, or the `error`. See `Actor.from_cache`."""
+        """Return the loaded `model`, or the `error`. See `ModelActor.from_cache`."""
         if self._actor is None:
             return {"error": "the replica was not started"}
         if self._level == "HOT":
@@ -117,44 +124,44 @@ class Replica:
         return self._came_up(self._actor)
 
     async def stop(self) -> None:
-        """End it. A request that runs is evicted."""
+        """See `ModelActor.stop`."""
         self._over.set()
         if self._actor is not None:
             await self._actor.stop()
 
-    async def _watch(self, actor: Actor) -> None:
+    async def _watch(self, actor: ModelActor) -> None:
         await actor.ended.wait()
         self._over.set()
-        if self._attending is not None:
-            self._attending.cancel()
+        if self._running is not None:
+            self._running.cancel()
 
     async def until_ended(self) -> tuple[str, int | None] | None:
-        """Return once it is good for nothing any more: with the failure of a GPU, if that ended it."""
+        """Return once the replica has ended: the failure of a GPU if that ended it, else None."""
         await self._over.wait()
         failure = None if self._actor is None else self._actor.device_failure
         return None if failure is None else (failure.error, failure.gpu)
 
-    # Its requests
+    # Jobs
 
-    async def run(self, content: bytes, *, inherited: bool = False) -> Answer:
-        """Bring a request to its end. See `Jobs.run`."""
+    async def run(self, content: bytes) -> Answer:
+        """See `Jobs.run`."""
         if self._jobs is None:
             return {"lost": "the replica was not started"}
-        return await self._jobs.run(decode_request(content), inherited=inherited)
+        return await self._jobs.run(decode_request(content))
 
     async def cancel(self, request_id: str, reason: str) -> None:
-        """End a request. See `Jobs.cancel`."""
+        """See `Jobs.cancel`."""
         if self._jobs is not None:
             self._jobs.cancel(request_id, reason)
 
-    async def spare(self, request_id: str) -> None:
-        """Do not end a request that is not here yet, whatever was said of it."""
+    async def revoke_cancel(self, request_id: str) -> None:
+        """See `Jobs.revoke_cancel`."""
         if self._jobs is not None:
-            self._jobs.spare(request_id)
+            self._jobs.revoke_cancel(request_id)
 
 
 def _refused(error: Exception) -> Answer:
-    """Say why it is not HOT, and which GPU is to blame, if one is."""
+    """Return the answer that a replica is not HOT: the error, and the GPU that caused it, if one did."""
     if not isinstance(error, DeviceError):
         return {"error": str(error)}
     return {"error": str(error), "device": [error.failure.error, error.failure.gpu]}

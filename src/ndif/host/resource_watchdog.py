@@ -1,4 +1,4 @@
-"""Watches what a running request takes, for what no limit of the kernel counts by process."""
+"""A watchdog for the memory and threads of a running request, which no kernel limit counts by process."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_EVERY_S = 0.05
+_INTERVAL_S = 0.05
 _KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What a process holds now."""
+class ResourceUsage:
+    """The memory and threads of a process."""
 
     memory_bytes: int
-    """Anonymous and shared memory: what files back the kernel can take away."""
+    """Anonymous and shared memory; the kernel can reclaim the pages of files."""
     threads: int
 
     @classmethod
-    def by(cls, pid: int) -> Taken | None:
-        """What process `pid` holds; None if there is none."""
+    def of(cls, pid: int) -> ResourceUsage | None:
+        """Return the usage of process `pid`; None if it does not exist."""
         try:
             text = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             return None
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         if "RssAnon" not in fields:
-            return None  # it is ending
+            return None  # the process is ending
         pages = int(fields["RssAnon"].split()[0]) + int(fields["RssShmem"].split()[0])
         return cls(pages * _KIB, int(fields["Threads"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """The most that a request may take, beyond what its runner held before."""
+class ResourceWatchdog:
+    """The limits of a request's memory and threads, beyond its runner's own."""
 
     memory_bytes: int
     max_threads: int
 
-    def exceeded(self, before: Taken, now: Taken) -> str | None:
-        """What to tell the user of a request that took too much; None if it did not."""
+    def exceeded(self, before: ResourceUsage, now: ResourceUsage) -> str | None:
+        """Return the message for the user of a request that exceeds a limit; None if it does not."""
         if now.memory_bytes - before.memory_bytes > self.memory_bytes:
             return (
                 f"The request took more than {self.memory_bytes:,} bytes of memory, the most that this "
@@ -54,11 +54,11 @@ class Watch:
             )
         return None
 
-    async def over(self, pid: int, end: Callable[[str], None]) -> None:
-        """Call `end` with the reason once process `pid` takes too much; return when it is gone."""
-        before = Taken.by(pid)
-        while before is not None and (now := Taken.by(pid)) is not None:
+    async def enforce(self, pid: int, end: Callable[[str], None]) -> None:
+        """Call `end` with the reason if process `pid` exceeds a limit; return when it has ended."""
+        before = ResourceUsage.of(pid)
+        while before is not None and (now := ResourceUsage.of(pid)) is not None:
             if reason := self.exceeded(before, now):
                 end(reason)
                 return
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_INTERVAL_S)

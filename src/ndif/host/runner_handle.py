@@ -1,4 +1,4 @@
-"""A runner, as its host sees it: a channel, a process id, and how it ended."""
+"""The host's handle on a runner: its channel, its process id and its exit code."""
 
 from __future__ import annotations
 
@@ -20,63 +20,68 @@ _MAX_REASON = 1 << 16
 
 
 class RunnerError(Exception):
-    """A runner could not start; the message says why."""
+    """A runner could not start or be reset; the message says why."""
 
 
-class Runner:
-    """One process that runs requests."""
+class RunnerHandle:
+    """One process that runs requests.
+
+    Owns the host's end of the channel. The zygote's messages about the process come through `forked` and
+    `exited`; a pool decides what the runner serves.
+    """
 
     def __init__(self, runner_id: str, channel: Channel) -> None:
         self.id = runner_id
-        self._pid: int | None = None
-        self._doomed = False
+        self.pid: int | None = None
+        """The process id, once the zygote has reported it."""
+        self._killed = False
         self._channel = channel
         self._exit: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended, as far as the zygote has said."""
+        """Return True until the zygote has reported the process's end."""
         return not self._exit.done()
 
     @property
     def usable(self) -> bool:
-        """Return True if the process is there and nobody has asked for its end."""
-        return self.alive and not self._doomed
+        """Return True if the process is alive and was not killed."""
+        return self.alive and not self._killed
 
     def forked(self, pid: int) -> None:
-        """The zygote's word that it runs, as process `pid`."""
-        self._pid = pid
-        if self._doomed:
+        """Record the zygote's report that the runner is process `pid`."""
+        self.pid = pid
+        if self._killed:
             self.kill()
 
     def exited(self, code: int | None) -> None:
-        """The zygote's word that it ended; None where the zygote ended first.
+        """Record the zygote's report of the exit code; None if the zygote ended first.
 
-        What it said before is still to be read: its channel stays open until then.
+        The channel stays open, because frames from before the end may still be unread.
         """
         if not self._exit.done():
             self._exit.set_result(code)
 
     def close(self) -> None:
-        """Read no more of it."""
+        """Close the channel."""
         self._channel.close()
 
     async def exit_code(self, patience_s: float) -> int | None:
-        """How it ended: an exit code, or minus a signal's number; None if nobody could say."""
+        """Return the exit code, or minus a signal's number; None if it is not known in time."""
         with contextlib.suppress(asyncio.TimeoutError):
             return await within(asyncio.shield(self._exit), patience_s)
         return None
 
     def hang_up(self) -> None:
-        """Have it, and whoever reads of it here, see the end of its channel."""
+        """Shut the channel down, so that both ends read its end."""
         self._channel.hang_up()
 
-    async def gone(self) -> None:
-        """Return once it has ended."""
+    async def wait_until_ended(self) -> None:
+        """Return once the process has ended."""
         await asyncio.shield(self._exit)
 
     async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
-        """What `coming` gives; None where this process ends while it is waited for."""
+        """Return the result of `coming`; None if the process ends first."""
         task = asyncio.create_task(coming)
         either: set[asyncio.Future[Any]] = {task, self._exit}
         try:
@@ -85,42 +90,37 @@ class Runner:
         finally:
             task.cancel()
 
-    @property
-    def pid(self) -> int | None:
-        """Its process, once the zygote has named it."""
-        return self._pid
-
     async def ready(self) -> None:
-        """Return once it waits for a request.
+        """Return once the runner waits for a request.
 
         Raises:
-            RunnerError: if it cannot be what it must, or has ended.
+            RunnerError: if it cannot be confined or reset, or has ended.
         """
         async for header, body in self.frames(lambda _: _MAX_REASON):
             if header["kind"] in ("failed", "spent"):
                 raise RunnerError(body.decode(errors="replace"))
             if header["kind"] != "idle":
-                raise RunnerError("a runner said something before it was ready")
+                raise RunnerError("a runner sent a frame before it was ready")
             return
         raise RunnerError("a runner ended before it was ready")
 
     async def send(
         self, header: dict[str, Any], body: bytes | bytearray = b"", fds: Sequence[int] = ()
     ) -> None:
-        """Write a frame to it."""
+        """Send a frame to the runner."""
         await self._channel.send(header, body, fds)
 
     async def frames(
-        self, room: Callable[[Header], int]
+        self, max_body_bytes: Callable[[Header], int]
     ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """What it says, until it ends; `room` says of a header how large its frame may be.
+        """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header.
 
         Raises:
-            ProtocolError: when it says what it may not.
+            ProtocolError: if the runner breaks the protocol.
         """
         while True:
             try:
-                frame = await self._channel.receive(room)
+                frame = await self._channel.receive(max_body_bytes)
             except EOFError:
                 return
             yield frame
@@ -134,12 +134,37 @@ class Runner:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it now, whatever it is doing."""
-        self._doomed = True
+        """Kill the process."""
+        self._killed = True
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Its zygote reaps it, so until `exited` the number cannot be another's.
-        if self._pid is not None and self.alive:
+        # The zygote reaps the process, so until `exited` no other process can have its id.
+        if self.pid is not None and self.alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+                os.kill(self.pid, number)
+
+
+def describe_exit(code: int | None) -> str:
+    """Describe an exit code in words."""
+    if code is None:
+        return "no exit code"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def describe_crash(code: int | None) -> str:
+    """Return the message for the user of a request whose runner ended with `code`."""
+    how = describe_exit(code)
+    if code is not None and code >= 0:
+        return (
+            f"The process that ran your block exited ({how}) before the block was done: something in "
+            "it ends the process (os._exit, an abort in native code). Nothing was returned."
+        )
+    hint = {
+        -9: "The system ended it, most often because it ran out of memory: save or compute less.",
+        -11: "Native code touched memory it may not: a wrong pointer, or a bug in a library.",
+        -6: "Native code gave up on an internal check.",
+    }.get(code or 0, "Nothing more is known.")
+    return f"The process that ran your block ended ({how}) before the block was done. {hint}"

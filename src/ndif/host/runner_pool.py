@@ -1,4 +1,4 @@
-"""Where the runner of a request comes from: one that is kept, or one of those that wait."""
+"""The pools that runners come from: one persistent runner, fresh ones, or one for each user in turn."""
 
 from __future__ import annotations
 
@@ -10,65 +10,82 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ndif.config.settings import Settings
 from ndif.host.channel import ProtocolError
-from ndif.host.runner import Runner, RunnerError
+from ndif.host.runner_handle import RunnerError, RunnerHandle
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 120.0
-_RESET_S = 10.0
+_READY_TIMEOUT_S = 120.0
+_RESET_TIMEOUT_S = 10.0
 """Seconds that a runner may take to reset itself after a request."""
-_GONE_S = 30.0
-"""Seconds that a killed process may take to be gone."""
+_EXIT_TIMEOUT_S = 30.0
+"""Seconds that a killed process may take to end."""
 _DELIVERY_S = 0.01
-"""How long a result is on its way to a client that is near."""
+"""Seconds that a result takes to reach a nearby client."""
 
-Fork = Callable[[], Awaitable[Runner]]
-"""A new runner. Raises `ModelProcessError` where the model's process is gone."""
+_WEIGHT_OWNER = 1
+_PERSISTENT_RUNNERS = 2
+"""The runner of trusted requests and the spare one (`PersistentRunner`)."""
+
+Fork = Callable[[], Awaitable[RunnerHandle]]
+"""Forks a new runner. Raises `ModelProcessError` if the model's process has ended."""
 
 
-class Runners(Protocol):
-    """A supply of runners."""
+def context_bytes(settings: Settings, *, untrusted: bool, trusted: bool) -> int:
+    """Return the memory of one replica's CUDA contexts on each of its GPUs.
+
+    A context is the GPU memory that a process takes before its first tensor. The sum counts the weight
+    owner, the runners that wait or run for untrusted requests, the one that a key has for itself, and the
+    persistent ones, where trusted requests may come.
+    """
+    per_key = settings.runner_scope != "request"
+    runners = (settings.runner_pool + per_key) * untrusted + _PERSISTENT_RUNNERS * trusted
+    return (_WEIGHT_OWNER + runners) * settings.gpu_context_bytes
+
+
+class RunnerPool(Protocol):
+    """A source of runners."""
 
     async def start(self) -> None:
-        """Have the first ones ready.
+        """Start the first runners and wait until they are ready.
 
         Raises:
-            RunnerError: if they cannot be.
+            RunnerError: if a runner cannot start.
         """
         ...
 
-    async def take(self, key: str) -> Runner:
+    async def acquire(self, key: str) -> RunnerHandle:
         """Return a runner for one request of the API key whose digest is `key`; empty for no key."""
         ...
 
-    def give_back(self, runner: Runner, *, answered: bool) -> None:
-        """End the request. `answered`: `runner` sent its last frame and was not killed for it."""
+    def release(self, runner: RunnerHandle, *, answered: bool) -> None:
+        """Return a runner after its request; `answered` if it sent its last frame and was not killed."""
         ...
 
-    async def empty(self) -> None:
-        """End all that there are; `start` has the first ones ready again. No request may run."""
+    async def clear(self) -> None:
+        """End all runners; no request may run. `start` starts the first ones again."""
         ...
 
 
-class Kept:
-    """For trusted code: one runner that serves on until it fails, and another forked ahead of need."""
+class PersistentRunner:
+    """Serve all trusted requests with one runner until it fails; a spare one is forked ahead of need."""
 
     def __init__(self, fork: Fork) -> None:
         self._fork = fork
-        self._runner: Runner | None = None
-        self._spare: Runner | None = None
+        self._runner: RunnerHandle | None = None
+        self._spare: RunnerHandle | None = None
 
     async def start(self) -> None:
-        """See `Runners.start`."""
+        """See `RunnerPool.start`."""
         self._runner = await self._fork()
-        # Two runners that warm up at once are each twice as long at it.
+        # Two runners that warm up at once each take twice as long.
         await self._runner.ready()
         self._spare = await self._fork()
 
-    async def take(self, key: str) -> Runner:
-        """See `Runners.take`."""
+    async def acquire(self, key: str) -> RunnerHandle:
+        """See `RunnerPool.acquire`."""
         if self._runner is None or not self._runner.usable:
             if self._runner is not None:
                 self._runner.close()
@@ -79,36 +96,36 @@ class Kept:
             self._spare = await self._fork()
         return self._runner
 
-    def give_back(self, runner: Runner, *, answered: bool) -> None:
-        """See `Runners.give_back`. It stays."""
+    def release(self, runner: RunnerHandle, *, answered: bool) -> None:
+        """See `RunnerPool.release`. The runner stays."""
 
-    async def empty(self) -> None:
-        """See `Runners.empty`."""
+    async def clear(self) -> None:
+        """See `RunnerPool.clear`."""
         for runner in (self._runner, self._spare):
             if runner is not None:
                 _discard(runner)
         self._runner = self._spare = None
 
 
-class Fresh:
-    """For untrusted code: every request has a process of its own, which waits for it confined."""
+class FreshRunners:
+    """Serve each untrusted request with a process of its own, forked and confined ahead of need."""
 
     def __init__(self, fork: Fork, size: int) -> None:
         self._fork = fork
         self._size = size
-        self._waiting: deque[Runner] = deque()
+        self._waiting: deque[RunnerHandle] = deque()
         self._refilling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See `Runners.start`."""
+        """See `RunnerPool.start`."""
         for runner in [runner for runner in self._waiting if not runner.alive]:
             self._waiting.remove(runner)
             runner.close()
         while len(self._waiting) < self._size:
             self._waiting.append(await self._new())
 
-    async def take(self, key: str) -> Runner:
-        """See `Runners.take`."""
+    async def acquire(self, key: str) -> RunnerHandle:
+        """See `RunnerPool.acquire`."""
         while self._waiting:
             runner = self._waiting.popleft()
             if runner.alive:
@@ -116,11 +133,11 @@ class Fresh:
             runner.close()
         return await self._new()
 
-    def give_back(self, runner: Runner, *, answered: bool) -> None:
-        """See `Runners.give_back`. It ends, and another takes its place in the line.
+    def release(self, runner: RunnerHandle, *, answered: bool) -> None:
+        """See `RunnerPool.release`. The runner ends, and another is forked in its place.
 
-        Not before: who warms up beside a request that runs takes its cores. And not quite yet: those who
-        carry the result to its client need them.
+        A runner that warmed up during the request would take its cores. After the request the fork still
+        waits a moment, because the delivery of the result needs them.
         """
         _discard(runner)
         if self._refilling is None or self._refilling.done():
@@ -128,25 +145,25 @@ class Fresh:
 
     async def _refill(self) -> None:
         await asyncio.sleep(_DELIVERY_S)
-        # A process that is gone says so to the next request; nobody waits for this.
+        # No caller waits for this task; a process that has ended fails the next request.
         with contextlib.suppress(Exception):
             await self.start()
 
-    async def empty(self) -> None:
-        """See `Runners.empty`."""
+    async def clear(self) -> None:
+        """See `RunnerPool.clear`."""
         if self._refilling is not None:
             self._refilling.cancel()
             await asyncio.wait([self._refilling])
         while self._waiting:
             _discard(self._waiting.popleft())
 
-    async def _new(self) -> Runner:
+    async def _new(self) -> RunnerHandle:
         runner = await self._fork()
         try:
-            await within(runner.ready(), _PATIENCE_S)
+            await within(runner.ready(), _READY_TIMEOUT_S)
         except asyncio.TimeoutError as error:
             _discard(runner)
-            raise RunnerError(f"a runner was not ready within {_PATIENCE_S:g} s") from error
+            raise RunnerError(f"a runner was not ready within {_READY_TIMEOUT_S:g} s") from error
         except BaseException:
             _discard(runner)
             raise
@@ -154,62 +171,62 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenure:
-    """One key's hold on a runner."""
+class KeyAssignment:
+    """The assignment of a runner to one API key."""
 
     key: str
     served: int = 1
-    """Requests, with the one that runs."""
+    """Requests so far, with the running one."""
 
     def admits(self, key: str, max_requests: int) -> bool:
         """Return True if a request of `key` may be the next one on the same runner."""
         return bool(key) and key == self.key and self.served < max_requests
 
 
-class PerUser:
-    """Confined runners, each of which serves one key's requests in a row.
+class PerUserRunners:
+    """Serve one API key's requests in a row with the same confined runner.
 
-    Owns the runner of the last key that has one: running a request, resetting itself, or stopped until the
-    same key's next request. Takes runners from `Fresh`, and gives each back to be ended: when another key
-    comes, when `idle_s` is over, after `max_requests`, when the runner says that it cannot be reset, and
-    after each request that has no key or no answer. A runner that has served one key never serves another.
+    Owns the runner of the last key: it runs a request, resets itself, or is stopped until the same key's
+    next request. Takes runners from `FreshRunners` and returns each to be ended: when another key comes,
+    when `idle_s` is over, after `max_requests`, when the runner cannot be reset, and after each request
+    without a key or an answer. A runner that has served one key never serves another.
     """
 
-    def __init__(self, fresh: Fresh, idle_s: float, max_requests: int) -> None:
+    def __init__(self, fresh: FreshRunners, idle_s: float, max_requests: int) -> None:
         self._fresh = fresh
         self._idle_s = idle_s
         self._max_requests = max_requests
-        self._runner: Runner | None = None
-        self._tenure = Tenure("")
-        self._leaving: Runner | None = None
-        """A runner that served a key and was ended; its process may still be there."""
+        self._runner: RunnerHandle | None = None
+        self._assignment = KeyAssignment("")
+        self._leaving: RunnerHandle | None = None
+        """A runner that served a key and was killed; its process may not have ended yet."""
         self._reset: asyncio.Task[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """See `Runners.start`."""
+        """See `RunnerPool.start`."""
         await self._fresh.start()
 
-    async def take(self, key: str) -> Runner:
-        """See `Runners.take`.
+    async def acquire(self, key: str) -> RunnerHandle:
+        """See `RunnerPool.acquire`.
 
         Raises:
-            RunnerError: if the runner of another key does not end.
+            RunnerError: if the runner of another key does not end in time.
         """
         self._stop_timer()
-        if self._tenure.admits(key, self._max_requests) and await self.idle():
-            assert self._runner is not None  # noqa: S101 - it is idle
-            self._tenure = Tenure(key, self._tenure.served + 1)
+        if self._assignment.admits(key, self._max_requests) and await self.wait_until_reset():
+            assert self._runner is not None  # noqa: S101 - an idle runner exists
+            self._assignment = KeyAssignment(key, self._assignment.served + 1)
             self._reset = None
             self._runner.resume()
             return self._runner
-        await self.part()
-        runner = await self._fresh.take(key)
-        self._runner, self._tenure = runner, Tenure(key)
+        await self.end_last_runner()
+        runner = await self._fresh.acquire(key)
+        self._runner, self._assignment = runner, KeyAssignment(key)
         return runner
 
-    async def idle(self) -> bool:
-        """Wait until the last request's runner is reset; False if there is none, or it cannot be."""
+    async def wait_until_reset(self) -> bool:
+        """Wait until the last runner is reset; return False if none is left or it cannot be reset."""
         reset = self._reset
         if reset is None:
             return False
@@ -218,46 +235,46 @@ class PerUser:
             return False
         return self._runner is not None and self._runner.usable
 
-    def give_back(self, runner: Runner, *, answered: bool) -> None:
-        """See `Runners.give_back`."""
-        if not answered or not self._tenure.admits(self._tenure.key, self._max_requests):
+    def release(self, runner: RunnerHandle, *, answered: bool) -> None:
+        """See `RunnerPool.release`."""
+        if not answered or not self._assignment.admits(self._assignment.key, self._max_requests):
             self._end(runner)
             return
         self._reset = asyncio.create_task(self._await_reset(runner), name="runner reset")
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._idle_s, self._idled, runner)
+        self._timer = loop.call_later(self._idle_s, self._end_idle, runner)
 
-    async def _await_reset(self, runner: Runner) -> bool:
+    async def _await_reset(self, runner: RunnerHandle) -> bool:
         try:
-            await within(runner.ready(), _RESET_S)
+            await within(runner.ready(), _RESET_TIMEOUT_S)
         except (RunnerError, ProtocolError, asyncio.TimeoutError, OSError) as error:
-            logger.debug("a runner serves its user no longer: %s", error)
+            logger.debug("a runner cannot be reset and ends: %s", error)
             self._end(runner)
             return False
-        # A process that waits does nothing: no thread of its user's goes on.
+        # A stopped process runs none of its user's threads.
         runner.pause()
         return True
 
-    def _idled(self, runner: Runner) -> None:
+    def _end_idle(self, runner: RunnerHandle) -> None:
         if self._reset is not None and not self._reset.done():
-            runner.kill()  # its reset ends with it
+            runner.kill()  # this also ends the reset
         else:
             self._end(runner)
 
-    def _end(self, runner: Runner) -> None:
-        """End `runner`, and have another wait in its place."""
+    def _end(self, runner: RunnerHandle) -> None:
+        """End `runner` and fork another in its place."""
         if runner is not self._runner:
             return
         self._stop_timer()
         self._runner = None
-        self._leaving = runner if self._tenure.key else None
-        self._fresh.give_back(runner, answered=False)
+        self._leaving = runner if self._assignment.key else None
+        self._fresh.release(runner, answered=False)
 
-    async def part(self) -> None:
-        """End the last key's runner, and return once its process is gone.
+    async def end_last_runner(self) -> None:
+        """End the last key's runner and return once its process has ended.
 
         Raises:
-            RunnerError: if it is not gone in time.
+            RunnerError: if it does not end in time.
         """
         reset, self._reset = self._reset, None
         if reset is not None and not reset.done():
@@ -268,15 +285,17 @@ class PerUser:
         if self._leaving is None:
             return
         try:
-            await within(self._leaving.gone(), _GONE_S)
+            await within(self._leaving.wait_until_ended(), _EXIT_TIMEOUT_S)
         except asyncio.TimeoutError as error:
-            raise RunnerError(f"a runner was not gone {_GONE_S:g} s after it was ended") from error
+            raise RunnerError(
+                f"a runner had not ended {_EXIT_TIMEOUT_S:g} s after it was killed"
+            ) from error
         self._leaving = None
 
-    async def empty(self) -> None:
-        """See `Runners.empty`."""
-        await self.part()
-        await self._fresh.empty()
+    async def clear(self) -> None:
+        """See `RunnerPool.clear`."""
+        await self.end_last_runner()
+        await self._fresh.clear()
 
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None
@@ -284,6 +303,6 @@ class PerUser:
             timer.cancel()
 
 
-def _discard(runner: Runner) -> None:
+def _discard(runner: RunnerHandle) -> None:
     runner.kill()
     runner.close()

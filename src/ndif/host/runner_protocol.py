@@ -1,4 +1,7 @@
-"""What a runner may say, in which order and how much of it: it may be in a stranger's hands."""
+"""The frames that a runner may send: their order, their number and their size.
+
+Untrusted code may control a runner, so every frame is checked.
+"""
 
 from __future__ import annotations
 
@@ -10,61 +13,61 @@ from typing import Any
 from ndif.host.channel import ProtocolError
 from ndif.runtime.frames import MAX_TEXT
 
-_BEFORE = frozenset({"idle", "running"})
-_DURING = frozenset({"log", "spill", "result", "error"})
-_CONVERSING = frozenset({"stream", "await upload"})
-_SPILLING = frozenset({"spilled", "error"})
+_BEFORE_RUN = frozenset({"idle", "running"})
+_DURING_RUN = frozenset({"log", "spill", "result", "error"})
+_HYBRID = frozenset({"stream", "await upload"})
+_AFTER_SPILL = frozenset({"spilled", "error"})
 _BURST_S = 10
-_ENDLESS = 1 << 63
+_TOO_LARGE = 1 << 63
 _FRAME_COST = 256
-"""Bytes that a streamed frame counts for beside its content: empty ones are not free either."""
+"""Bytes that a streamed frame counts beside its content, so that empty frames are not free."""
 
 
 class LimitError(Exception):
-    """A request went over a limit; the message is for its user."""
+    """A request exceeded a limit; the message is for its user."""
 
 
-class UnheardError(Exception):
-    """A block speaks to a client that does not listen; the message is for its user."""
+class NoLiveClientError(Exception):
+    """A block sent data to a client without a live channel; the message is for its user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may send its user before it is done."""
+    """The limits of the data that one request may send its user before it is done."""
 
     log_bytes: int
     log_lines_per_s: float
     streamed_bytes: int
     frame_bytes: int
-    """Of a result in a frame, and of a function that is streamed."""
+    """Bytes of a result in a frame, and of a streamed frame."""
 
 
-class Dialogue:
-    """One request's frames, checked as they come."""
+class RunnerProtocol:
+    """Check the frames of one request as they arrive.
+
+    Owns the request's state (before, during, spilling) and its counters. The caller acts on the frames.
+    """
 
     def __init__(
         self,
         limits: Limits,
         *,
-        converses: bool,
-        listens: bool = True,
+        is_hybrid: bool,
+        has_live_client: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`converses`: whether its client is of a kind that hybrid jobs can be sent to.
-
-        `listens`: whether it is there while the job runs, or polls.
-        """
+        """Start before the run; `is_hybrid` if the client's wire has hybrid jobs."""
         self._limits = limits
-        self._during = _DURING | _CONVERSING if converses else _DURING
-        self._listens = listens
+        self._during = _DURING_RUN | _HYBRID if is_hybrid else _DURING_RUN
+        self._has_live_client = has_live_client
         self._clock = clock
-        self._expected = _BEFORE
+        self._expected = _BEFORE_RUN
         self._logged = self._streamed = 0
         self._lines = limits.log_lines_per_s * _BURST_S
         self._counted = clock()
 
-    def room(self, header: Mapping[str, Any]) -> int:
-        """How large a frame of this header may be."""
+    def max_body_bytes(self, header: Mapping[str, Any]) -> int:
+        """Return the largest body, in bytes, that a frame with this header may have."""
         match header["kind"]:
             case "result" | "stream":
                 return self._limits.frame_bytes
@@ -72,19 +75,19 @@ class Dialogue:
                 return MAX_TEXT
         return 0
 
-    def hear(self, header: Mapping[str, Any], body: bytes) -> str:
-        """The kind of a frame that may come now.
+    def accept(self, header: Mapping[str, Any], body: bytes) -> str:
+        """Check a frame, count it and return its kind.
 
         Raises:
-            ProtocolError: if it may not.
-            LimitError: if it is one too many.
-            UnheardError: if it is for a client that does not listen.
+            ProtocolError: if no such frame may be sent in this state.
+            LimitError: if the frame exceeds a limit.
+            NoLiveClientError: if the frame is for a client without a live channel.
         """
         kind = str(header["kind"])
         if kind not in self._expected:
-            raise ProtocolError(f"{kind[:20]!r} may not come here")
-        if kind in _CONVERSING and not self._listens:
-            raise UnheardError(
+            raise ProtocolError(f"a frame {kind[:20]!r} is not allowed in this state")
+        if kind in _HYBRID and not self._has_live_client:
+            raise NoLiveClientError(
                 "A part of this block runs on its client while the rest of it runs here, and a job that is "
                 "polled has no live channel to its client. Run it with blocking=True, or leave that part "
                 "(`with session.local()`, `.remote()`) out of it."
@@ -93,7 +96,7 @@ class Dialogue:
             case "running":
                 self._expected = self._during
             case "spill":
-                self._expected = _SPILLING
+                self._expected = _AFTER_SPILL
             case "log":
                 self._count_log(body)
             case "stream":
@@ -128,16 +131,16 @@ class Dialogue:
             )
 
 
-def meta_of(header: Mapping[str, Any]) -> dict[str, float]:
-    """What a run cost, if that is what the header says: seconds and bytes.
+def parse_meta(header: Mapping[str, Any]) -> dict[str, float]:
+    """Return the execution time and peak memory that a header reports, in seconds and bytes.
 
     Raises:
-        ProtocolError: if it says anything else.
+        ProtocolError: if the header reports anything else.
     """
     meta = header.get("meta")
     if not isinstance(meta, dict) or meta.keys() != {"execution_time", "peak_memory"}:
-        raise ProtocolError("what the run cost is missing")
+        raise ProtocolError("a frame lacks the execution time or the peak memory")
     for value in meta.values():
-        if type(value) not in (int, float) or not 0 <= value < _ENDLESS:
-            raise ProtocolError("what the run cost is no number")
+        if type(value) not in (int, float) or not 0 <= value < _TOO_LARGE:
+            raise ProtocolError("the execution time or the peak memory is not a valid number")
     return dict(meta)

@@ -21,15 +21,17 @@ from packaging.tags import parse_tag, sys_tags
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from ndif.errors import NdifError
+
 SUPPORTED: Mapping[str, str] = {
     "0.8": "nnsight>=0.8,<0.9",
     "0.7": "nnsight>=0.7,<0.8",
     "0.6": "nnsight>=0.6.3,<0.7",
 }
-"""What pip is asked for, by generation; the newest generation first."""
+"""The requirement that pip installs, by generation; the newest generation first."""
 
-# `nnsight.ndif` imports it at the top, and only an extra of python-socketio's brings it.
-_FORGOTTEN: Mapping[str, tuple[str, ...]] = {"0.7": ("requests",), "0.6": ("requests",)}
+# `nnsight.ndif` imports requests, which only an extra of python-socketio installs.
+_UNDECLARED: Mapping[str, tuple[str, ...]] = {"0.7": ("requests",), "0.6": ("requests",)}
 
 # A second torch is gigabytes and two sets of CUDA libraries; a second transformers, other models.
 _SHARED = frozenset({"torch", "transformers"})
@@ -38,8 +40,8 @@ _UNFINISHED = ".unfinished-"
 _LAST_LINES = 8
 
 
-class RuntimesError(ValueError):
-    """A runtime cannot be had or cannot be removed; the message says what to do."""
+class RuntimesError(NdifError):
+    """A runtime cannot be added or removed; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +58,19 @@ class Runtime:
 
 
 def generation_of(version: str) -> str | None:
-    """The generation that `version` belongs to: "0.8" for "0.8.1"; None if it is no version."""
+    """Return the generation of a version, "0.8" for "0.8.1"; None if it is no version."""
     try:
         release = Version(version).release
-    except ValueError:  # also what int() says of thousands of digits, which a client may send
+    except ValueError:  # also raised for thousands of digits, which a client may send
         return None
     return f"{release[0]}.{release[1]}" if len(release) > 1 else None
 
 
 def pins(report: Mapping[str, Any]) -> list[str]:
-    """What pip's installation report would install, as exact requirements.
+    """Return the exact requirements of pip's installation report.
 
     Raises:
-        RuntimesError: if that includes what a runtime shares with ndif.
+        RuntimesError: if they include a package that a runtime shares with ndif.
     """
     found = [item["metadata"] for item in report["install"]]
     for item in found:
@@ -84,8 +86,8 @@ def pins(report: Mapping[str, Any]) -> list[str]:
 class Runtimes:
     """The nnsight beside ndif, and a folder of overlays with others.
 
-    An overlay holds nnsight and what else it misses here, and nothing more: torch, transformers
-    and the rest come from where ndif has them. It gets its name only when it is whole.
+    An overlay holds nnsight and the packages that are missing here; torch, transformers and the rest come
+    from ndif's environment. A folder gets a generation's name once it is complete.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +95,7 @@ class Runtimes:
         self.folder = folder.absolute()
 
     def installed(self) -> dict[str, Runtime]:
-        """Every runtime that is ready for use, by generation; the base runtime comes first."""
+        """Return every runtime that is ready for use, by generation; the base runtime comes first."""
         base = _base()
         found = {base.generation: base} if base else {}
         for generation in SUPPORTED:
@@ -125,7 +127,7 @@ class Runtimes:
             if self._overlay(overlay) is None:
                 raise RuntimesError(f"pip installed {', '.join(wanted)}, which is not all there")
             target = self.folder / generation
-            if target.exists():  # half of one, or one for another Python
+            if target.exists():  # incomplete, or for another Python
                 target.rename(unfinished / "replaced")
             overlay.rename(target)
         return self.installed()[generation]
@@ -148,7 +150,7 @@ class Runtimes:
                 "only runtimes that were added can be removed"
             )
         with self._changing() as unfinished:
-            # First its name, so that no half of it is ever found.
+            # The name goes first, so that a half-deleted runtime is never found.
             (self.folder / generation).rename(unfinished / generation)
 
     def _refuse_second(self, generation: str) -> None:
@@ -166,7 +168,7 @@ class Runtimes:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Path]:
-        """A scratch folder beside the overlays, for the only one who changes them now."""
+        """Lock the overlays, and yield a scratch folder beside them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             try:
@@ -183,7 +185,7 @@ class Runtimes:
                 yield Path(scratch)
 
     def _overlay(self, folder: Path) -> Runtime | None:
-        """The runtime in `folder`, if all of it is there and it runs on this Python."""
+        """Return the runtime in `folder`; None if it is incomplete or for another Python."""
         for distribution in metadata.distributions(name="nnsight", path=[str(folder)]):
             if (
                 generation_of(distribution.version) == folder.name
@@ -206,7 +208,7 @@ def _base() -> Runtime | None:
 
 
 def _is_whole(distribution: metadata.Distribution) -> bool:
-    # Bytecode may be swept away at any time, and scripts are not where pip noted them.
+    # Bytecode may be deleted at any time, and scripts are not where pip recorded them.
     files = [
         file
         for file in distribution.files or ()
@@ -216,7 +218,7 @@ def _is_whole(distribution: metadata.Distribution) -> bool:
 
 
 def _fits(distribution: metadata.Distribution) -> bool:
-    """Whether compiled parts are for this Python: the environment may have changed since."""
+    """Return True if compiled parts are for this Python, which may have changed since."""
     lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]
     ours = frozenset(sys_tags())
@@ -224,8 +226,8 @@ def _fits(distribution: metadata.Distribution) -> bool:
 
 
 def _missing(generation: str, report: Path, tell: Callable[[str], None]) -> list[str]:
-    """What this environment lacks for `generation`, resolved against what it has."""
-    requirements = [SUPPORTED[generation], *_FORGOTTEN.get(generation, ())]
+    """Return the packages that this environment lacks for `generation`, as exact requirements."""
+    requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
     _pip(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
     return pins(json.loads(report.read_text(encoding="utf-8")))
 

@@ -1,4 +1,4 @@
-"""The memory that model processes of the same weights share, kept open as long as one of them lives."""
+"""Memory that the model processes with the same weights share, kept open while one of them is alive."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class _Memory:
     filler: object
     users: set[object] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is filled, or will not be."""
+    """Set once the memory is filled, or it is known that it will not be."""
     usable: bool = False
 
 
-class Weights:
-    """Anonymous files in memory by the weights they hold. Nobody here looks into them."""
+class SharedWeights:
+    """Hand out anonymous files in memory by the name of their weights; the host never reads them."""
 
     def __init__(self) -> None:
         self._memory: dict[str, _Memory] = {}
 
     async def of(self, user: object, name: str, size: int) -> int | None:
-        """A descriptor of the memory for `size` bytes, for `user` to fill or to map.
+        """Return a descriptor of memory for `size` bytes, for `user` to fill or to map.
 
-        While another fills it, this waits. None where the machine has too little memory for it: then
-        files stay in the page cache, which can do without some of them.
+        Waits while another process fills the memory. Returns None if the machine has too little memory:
+        then the files stay in the page cache, which the kernel can shrink.
         """
         while (memory := self._memory.get(name)) is not None:
             await memory.settled.wait()
@@ -50,30 +50,30 @@ class Weights:
         return fd
 
     def filled(self, name: str) -> bool:
-        """Whether the weights are there."""
+        """Return True if the memory holds the weights."""
         memory = self._memory.get(name)
         return memory is not None and memory.usable
 
     def fill(self, name: str, *, usable: bool) -> None:
-        """They are; or, not `usable`, this machine's kernel cannot have them in huge pages."""
+        """Record that the memory is filled, or not `usable`: the kernel has no huge pages for it."""
         memory = self._memory[name]
         memory.usable = usable
         memory.settled.set()
 
     def leave(self, user: object) -> None:
-        """`user` has ended."""
+        """Release all memory of `user`, whose process has ended."""
         for name, memory in list(self._memory.items()):
             memory.users.discard(user)
             unfinished = memory.filler is user and not memory.settled.is_set()
             if unfinished or not memory.users:
                 del self._memory[name]
                 os.close(memory.fd)
-                # Who waits for it begins anew.
+                # A process that waits for this memory begins anew.
                 memory.settled.set()
 
 
 def _available_bytes() -> int:
-    """What the machine could give without swapping."""
+    """Return the memory that is available without swapping."""
     text = Path("/proc/meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)
     return int(found[1]) * _KIB if found else 0

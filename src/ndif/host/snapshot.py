@@ -1,4 +1,4 @@
-"""What of a checkpoint's folder is shared with clients, and how it travels to those who answer them."""
+"""The files of a checkpoint that are shared with clients, and their archive in the object store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _VOCABULARIES = (
     "spm*.model",
     "sentencepiece*.model",
 )
-# What is named here is shared and nothing else is: a new format of weights is withheld by itself.
+# Only files named here are shared, so that a new format of weights is withheld without a change here.
 _WITHOUT_WEIGHTS = (*_CONFIGS, *_TEMPLATES, *_VOCABULARIES)
 _CODE = "*.py"
 
@@ -53,17 +53,17 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files of one checkpoint, by the names that clients use."""
+    """The files of one checkpoint by the names that clients use."""
 
     files: dict[str, Path]
-    """Those that are shared, and where their bytes lie."""
+    """The shared files and their paths on this machine."""
     withheld: frozenset[str] = frozenset()
     commit: str | None = None
-    """The commit of the Hub that they are, if they are known to be one."""
+    """The Hub's commit of these files, if it is known."""
 
 
-def look(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot:
-    """What of a folder is shared."""
+def scan(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot:
+    """Return the shared files of a folder."""
     folder = folder.resolve()
     found = dict(sorted(_walk(folder)))
     has_code = any(
@@ -76,50 +76,50 @@ def look(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot
 
 
 def pack(snapshot: Snapshot) -> bytes:
-    """The shared files and all that is known of the others, the same each time."""
-    said = {"commit": snapshot.commit, "withheld": sorted(snapshot.withheld)}
+    """Return an archive of the shared files and the names of the others; equal files give equal bytes."""
+    metadata = {"commit": snapshot.commit, "withheld": sorted(snapshot.withheld)}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.comment = json.dumps(said).encode()
+        archive.comment = json.dumps(metadata).encode()
         for name, path in snapshot.files.items():
             archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return content.getvalue()
 
 
-async def share(folder: Path, revision: str | None, objects: ObjectStore) -> str:
-    """Keep what of a folder is shared among the objects, and tell under which key.
+async def publish(folder: Path, revision: str | None, objects: ObjectStore) -> str:
+    """Store an archive of a folder's shared files and return its key.
 
     Raises:
-        ObjectStoreError: if it is not kept.
-        OSError: if it cannot be read.
+        ObjectStoreError: if the archive cannot be stored.
+        OSError: if a file cannot be read.
     """
-    content = await asyncio.to_thread(lambda: pack(look(folder, revision, share_weights=False)))
+    content = await asyncio.to_thread(lambda: pack(scan(folder, revision, share_weights=False)))
     key = f"hub/{hashlib.sha256(content).hexdigest()}.zip"
     await objects.put(key, content, soon=True)
     return key
 
 
 def unpack(content: bytes, folder: Path) -> Snapshot:
-    """What was packed, its files in `folder`.
+    """Return a packed snapshot, with its files extracted into `folder`.
 
     Raises:
-        ValueError: if that is not what `content` is.
+        ValueError: if `content` is not such an archive.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            said = json.loads(archive.comment)
-            # Names that lead out of the folder are led back into it.
+            metadata = json.loads(archive.comment)
+            # `extract` keeps names with ".." inside the folder.
             files = {name: Path(archive.extract(name, folder)) for name in archive.namelist()}
-        return Snapshot(files, frozenset(said["withheld"]), said["commit"])
+        return Snapshot(files, frozenset(metadata["withheld"]), metadata["commit"])
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"it is no archive of a checkpoint: {error}") from error
 
 
 def _own_commit(revision: str | None, folder: Path) -> str | None:
-    """The commit of the Hub that the files are, if they are known to be one.
+    """Return the Hub's commit of the files, if it is known.
 
-    A client on this machine may use the same cache: another commit for `main` would lead it, and
-    this server when it next starts, to a snapshot without weights.
+    A client on this machine may use the same cache: another commit for `main` would lead the client, and
+    this server at its next start, to a snapshot without weights.
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
@@ -131,14 +131,14 @@ def _is_snapshot(folder: Path) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The regular files below a folder: the names that clients use, and where the bytes lie."""
+    """Yield the regular files below a folder: their names for clients and their resolved paths."""
     roots = [folder]
     if _is_snapshot(folder):
-        # A snapshot's files are links to the repository's blobs, and those to the cache's.
+        # A snapshot's files link to the repository's blobs, which may link to the cache's.
         repository = folder.parent.parent
         roots += [repository / "blobs", repository.parent / "blobs"]
     for parent, folders, names in os.walk(folder):
-        # `.git`, `.cache`, `.env`: no part of a checkpoint, and nobody's business.
+        # `.git`, `.cache` and `.env` are no part of a checkpoint and may be private.
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             link = Path(parent, name)
@@ -146,7 +146,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
             try:
                 path = link.resolve(strict=True)
                 is_file = stat.S_ISREG(path.stat().st_mode)
-            except (OSError, RuntimeError):  # a link to nothing, or to itself
+            except (OSError, RuntimeError):  # a dangling or circular link
                 continue
             is_inside = any(path.is_relative_to(root) for root in roots)
             if is_file and is_inside and not name.startswith(".") and shown.isprintable():
@@ -158,7 +158,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _declares_code(config: Path) -> bool:
-    """Whether a checkpoint brings its own code; the scripts beside any other are not part of it."""
+    """Return True if a config names code in the checkpoint; other scripts are no part of it."""
     try:
         return bool(json.loads(config.read_bytes()).get("auto_map"))
     except (OSError, ValueError, AttributeError):

@@ -1,1 +1,1 @@
-"""`ndif start`: from its options to a server that answers, or to a sentence why not."""
+"""`ndif start`: from its options to a running server, or to a sentence that says why there is none."""

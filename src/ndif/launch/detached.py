@@ -1,4 +1,4 @@
-"""`ndif start --detach`: the same server in a process of its own, whose output is its log."""
+"""`ndif start --detach`: the same run in a forked process whose output is its log."""
 
 from __future__ import annotations
 
@@ -9,73 +9,73 @@ import signal
 import sys
 import time
 
-from ndif.gateway.serving import StartError
 from ndif.launch.run import Run
-from ndif.session.record import Record
+from ndif.launch.run_folder import RunRecord
+from ndif.net import StartError
 
-_ENDS_WITHIN_S = 60
+_STOP_TIMEOUT_S = 60
 _POLL_S = 0.1
-_LAST_LINES = 15
+_LOG_LINES = 15
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-def detach(run: Run) -> Record:
-    """Start it, and wait until it answers.
+def detach(run: Run) -> RunRecord:
+    """Run in a child process, and return its record once it answers.
 
     Raises:
-        StartError: if it does not, with the end of its log. Nothing is left of it then.
+        StartError: If it does not answer, with the end of its log. Nothing is left of it then.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    # The lock and the port go with it: nobody can come between the checks and their use.
+    # The child inherits the lock and the port: nothing can take them between the checks and their use.
     child = os.fork()
     if child == 0:
-        _be_it(run)
-    run.release()
+        _run_in_child(run)
+    run.close_inherited()
     try:
-        return _record(run, child)
+        return _wait_for(run, child)
     except BaseException:
-        _end(child)
-        run.session.discard()
+        _stop(child)
+        run.run_folder.discard()
         raise
 
 
-def _be_it(run: Run) -> None:
+def _run_in_child(run: Run) -> None:
     code = 1
     try:
         os.setsid()
         log = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(descriptor, place)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, standard in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, standard)
         run.serve([], lambda _: None)
         code = 0
     except StartError as error:
-        _log.error("%s", error)
+        _logger.error("%s", error)  # noqa: TRY400 - a sentence for the operator
     except BaseException:
-        _log.exception("The server ended.")
+        _logger.exception("The server failed")
     finally:
-        if run.is_up:  # else who started it wants to read the log
-            run.session.end()
+        if run.was_ready:  # otherwise the parent reads the log before it removes the run folder
+            run.run_folder.end()
         logging.shutdown()
-        # Nothing of the command that it was forked from is its own to finish.
+        # The parent's clean-up, which an ordinary exit would run as well, is not this process's to do.
         os._exit(code)
 
 
-def _record(run: Run, child: int) -> Record:
-    is_up = _answers(run, child)
-    record = run.session.record()
-    if is_up and record is not None:
+def _wait_for(run: Run, child: int) -> RunRecord:
+    answers = _answers_in_time(run, child)
+    record = run.run_folder.record()
+    if answers and record is not None:
         return record
-    said = _last_lines(run)
-    if said:
-        raise StartError(f"The server did not come up. The end of its log:\n{said}")
+    lines = _last_lines(run)
+    if lines:
+        raise StartError(f"The server did not come up. The end of its log:\n{lines}")
     raise StartError("The server did not come up, and logged nothing.")
 
 
-def _answers(run: Run, child: int) -> bool:
-    deadline = time.monotonic() + run.comes_up_within_s
+def _answers_in_time(run: Run, child: int) -> bool:
+    deadline = time.monotonic() + run.start_timeout_s
     while time.monotonic() < deadline:
         if os.waitpid(child, os.WNOHANG)[0]:
             return False
@@ -90,11 +90,11 @@ def _last_lines(run: Run) -> str:
         lines = run.log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    return "\n".join(lines[-_LAST_LINES:])
+    return "\n".join(lines[-_LOG_LINES:])
 
 
-def _end(child: int) -> None:
-    deadline = time.monotonic() + _ENDS_WITHIN_S
+def _stop(child: int) -> None:
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(child, signal.SIGTERM)
         while not os.waitpid(child, os.WNOHANG)[0]:

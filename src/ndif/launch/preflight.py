@@ -1,4 +1,4 @@
-"""What must be so before a server starts: all that is not is told at once, and nothing is left behind."""
+"""Checks before a server starts: all problems are reported at once, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ndif.config import Settings
-from ndif.gateway.serving import StartError, listen
+from ndif.config.reference import name_of
+from ndif.config.settings import Settings
+from ndif.errors import NdifError
 from ndif.host.runtimes import SUPPORTED, Runtimes
-from ndif.sandbox.confinement import ConfinementError, verify
-from ndif.schema.checkpoints import CheckpointError, deployment_of
+from ndif.launch.services import Role
+from ndif.launch.services.plan import plan_services
+from ndif.launch.services.requirements import disk_space_problem
+from ndif.launch.services.service import Service
+from ndif.net import StartError, listen
+from ndif.sandbox.confinement.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import DeploymentFileError, from_variable, read_file
-from ndif.services.needed import needed
-from ndif.services.roles import Role
-from ndif.services.room import lack_of_room
-from ndif.services.service import Service
+from ndif.schema.deployment_settings import parse_checkpoint
 from ndif.stores.accounts import FileAccounts, KeysError
-from ndif.variables import name_of
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What a server needs and has."""
+class Prepared:
+    """Outcome of the checks of a server, with the port that they took."""
 
     listening: socket.socket
     deployments: tuple[DeploymentConfig, ...]
     services: tuple[Service, ...]
-    """That are to be started, in this order."""
+    """Services to start, in this order."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What it is to start with."""
+class ServerOptions:
+    """Options of `ndif start` that describe the server."""
 
     host: str
     port: int
@@ -43,78 +44,78 @@ class Wanted:
     role: Role = "all"
 
 
-def preflight(options: Settings, wanted: Wanted) -> Ready:
-    """See that a server can start, and hold its port for it.
+def preflight(options: Settings, server: ServerOptions) -> Prepared:
+    """Check that a server can start, and take its port.
 
     Raises:
-        StartError: with everything that is in its way.
+        StartError: With every problem that was found.
     """
     runtimes = Runtimes(options.runtimes).installed()
-    problems = [*_folder(options), *_host(options), *_keys(options)]
-    deployments, unreadable = _deployments(options, wanted)
+    problems = [
+        *_session_root_problems(options),
+        *_host_problems(options),
+        *_account_problems(options),
+    ]
+    deployments, unreadable = _deployments(options, server)
     problems += unreadable
     problems += _unserved(deployments, runtimes)
-    services = needed(options, wanted.role)
-    problems += services.problems
+    plan = plan_services(options, server.role)
+    problems += plan.problems
     try:
         listening = listen(
-            wanted.host, wanted.port, "Choose another with --port, or end what uses it."
+            server.host, server.port, "Choose another with --port, or stop what uses it."
         )
     except StartError as error:
-        raise StartError(_sentences([str(error), *problems])) from error
+        raise StartError(_numbered([str(error), *problems])) from error
     if problems:
         listening.close()
-        raise StartError(_sentences(problems))
-    return Ready(listening, deployments, services.to_start)
+        raise StartError(_numbered(problems))
+    return Prepared(listening, deployments, plan.to_start)
 
 
 def preflight_of_services(options: Settings, role: Role) -> tuple[Service, ...]:
-    """See that services can start without a server.
+    """Check that services can start without a server, and return them.
 
     Raises:
-        StartError: with everything that is in their way.
+        StartError: With every problem that was found.
     """
-    services = needed(options, role)
+    plan = plan_services(options, role)
     problems = [
-        *_folder(options),
-        *(_host(options) if role in ("ray", "worker") else ()),
-        *services.problems,
+        *_session_root_problems(options),
+        *(_host_problems(options) if role in ("ray", "worker") else ()),
+        *plan.problems,
     ]
     if problems:
-        raise StartError(_sentences(problems, "It"))
-    return services.to_start
+        raise StartError(_numbered(problems, "It"))
+    return plan.to_start
 
 
-def _sentences(problems: list[str], what: str = "The server") -> str:
+def _numbered(problems: list[str], subject: str = "The server") -> str:
     if len(problems) == 1:
         return problems[0]
     return "\n".join(
-        [f"{what} cannot start:", *(f"  {n}. {text}" for n, text in enumerate(problems, 1))]
+        [f"{subject} cannot start:", *(f"  {n}. {text}" for n, text in enumerate(problems, 1))]
     )
 
 
-def _folder(options: Settings) -> Iterator[str]:
+def _session_root_problems(options: Settings) -> Iterator[str]:
     root = options.session_root.expanduser().absolute()
-    problem = lack_of_room(root, "Sessions and results", name_of("session_root"))
+    problem = disk_space_problem(root, "Sessions and results", name_of("session_root"))
     if problem is not None:
         yield problem
 
 
-def _host(options: Settings) -> Iterator[str]:
-    """What runs models, and strangers' code next to them."""
-    yield from _sandbox(options)
-    if not Runtimes(options.runtimes).installed():
-        yield f"No nnsight is installed: run `pip install '{next(iter(SUPPORTED.values()))}'`."
-
-
-def _sandbox(options: Settings) -> Iterator[str]:
+def _host_problems(options: Settings) -> Iterator[str]:
+    """Check what a machine that runs models, and untrusted code next to them, must have."""
     try:
         verify(options.sandbox)
     except ConfinementError as error:
         yield str(error)
+    if not Runtimes(options.runtimes).installed():
+        yield f"No nnsight is installed: run `pip install '{next(iter(SUPPORTED.values()))}'`."
 
 
-def _keys(options: Settings) -> Iterator[str]:
+def _account_problems(options: Settings) -> Iterator[str]:
     if options.api_keys is not None:
         try:
             FileAccounts(options.api_keys.expanduser())
@@ -123,11 +124,12 @@ def _keys(options: Settings) -> Iterator[str]:
 
 
 def _deployments(
-    options: Settings, wanted: Wanted
+    options: Settings, server: ServerOptions
 ) -> tuple[tuple[DeploymentConfig, ...], list[str]]:
-    """Of the variable, the file and the arguments; what comes later in this order stands.
+    """Return the deployments of the variable, the file and the arguments, and what is wrong with them.
 
-    What is named one by one is there to stay; a file says for each.
+    Where a model is named twice, the arguments win over the file, and the file over the variable. Models of
+    the variable and the arguments are dedicated; the file says so for each.
     """
     found: dict[str, DeploymentConfig] = {}
     problems: list[str] = []
@@ -139,15 +141,15 @@ def _deployments(
         add(replace(config, dedicated=True) for config in from_variable(options.deployments))
     except DeploymentFileError as error:
         problems += error.problems
-    if wanted.deployment_file is not None:
+    if server.deployment_file is not None:
         try:
-            add(read_file(wanted.deployment_file))
+            add(read_file(server.deployment_file))
         except DeploymentFileError as error:
             problems += error.problems
-    for checkpoint in wanted.checkpoints:
+    for checkpoint in server.checkpoints:
         try:
-            add([replace(deployment_of(checkpoint), dedicated=True)])
-        except CheckpointError as error:
+            add([replace(parse_checkpoint(checkpoint), dedicated=True)])
+        except NdifError as error:
             problems.append(str(error))
     return tuple(found.values()), problems
 
@@ -157,6 +159,6 @@ def _unserved(deployments: Iterable[DeploymentConfig], installed: Iterable[str])
         for generation in config.deployed_for:
             if generation not in installed:
                 yield (
-                    f"{config.repo_id} is to be served to nnsight {generation}, which is not installed: "
+                    f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
                     f"run `ndif runtime add {generation}`."
                 )

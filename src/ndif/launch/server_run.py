@@ -1,4 +1,4 @@
-"""The server of many models: in one process, or, with a broker, in many that this one looks after."""
+"""The run of a server: in this one process, or, with a broker, in several that this one supervises."""
 
 from __future__ import annotations
 
@@ -6,100 +6,105 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from ndif import __version__
-from ndif.config import Settings
-from ndif.gateway.origin import is_loopback
-from ndif.gateway.serving import Http, answers, for_url
-from ndif.launch.preflight import Ready, Wanted
+from ndif.config.settings import Settings
+from ndif.launch.preflight import Prepared, ServerOptions
 from ndif.launch.run import Run
+from ndif.launch.run_folder import ActiveRunFolder, RunRecord
+from ndif.net import Http, answers, for_url, is_loopback
 from ndif.server.embedded import Server
-from ndif.server.part import Part
-from ndif.server.supervisor import Module, Supervisor
-from ndif.session.folder import Own
-from ndif.session.record import Record, record_of
-from ndif.variables import changed
+from ndif.server.process_config import ProcessConfig
+from ndif.server.supervised import Supervisor
 
 
 class ServerRun(Run):
-    """One server, with a session of its own."""
+    """One server: the gateway, the dispatcher and what they need, in one process or several."""
 
-    def __init__(self, options: Settings, wanted: Wanted, ready: Ready, session: Own) -> None:
-        super().__init__(options, session, session.log(), ready.services)
-        self.wanted = wanted
-        self._listening = ready.listening
-        self._deployments = ready.deployments
+    def __init__(
+        self,
+        options: Settings,
+        server: ServerOptions,
+        prepared: Prepared,
+        run_folder: ActiveRunFolder,
+    ) -> None:
+        super().__init__(options, run_folder, run_folder.log(), prepared.services)
+        self.server = server
+        self._listening = prepared.listening
+        self._port: int = prepared.listening.getsockname()[1]
+        self._deployments = prepared.deployments
 
     def answers(self) -> bool:
         """See `Run.answers`."""
-        return answers(self.wanted.host, self.wanted.port)
+        return answers(self.server.host, self._port)
 
-    def release(self) -> None:
-        """See `Run.release`."""
+    def close_inherited(self) -> None:
+        """See `Run.close_inherited`."""
         self._listening.close()
 
-    async def _serve(self, up: Callable[[], None], stopping: asyncio.Event) -> None:
+    async def _serve(
+        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
+    ) -> None:
         if self.options.broker_url:
-            await self._supervise(up)
+            await self._supervise(supervisor, on_ready, stopping)
         else:
-            await self._serve_alone(up)
+            await self._serve_alone(on_ready)
 
-    async def _supervise(self, up: Callable[[], None]) -> None:
-        """Be many processes, and this one only looks after them."""
-        session, listening = self.session, self._listening
-        part = Part(
-            listening.fileno(),
-            session.results,
-            session.signing(),
-            session.token() or "",
-            is_loopback(self.wanted.host),
-            self._deployments,
+    async def _supervise(
+        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
+    ) -> None:
+        """Serve in gateways and a dispatcher of their own; this process only supervises them."""
+        run_folder = self.run_folder
+        config = ProcessConfig(
+            listening=self._listening.fileno(),
+            results=run_folder.results,
+            secret=run_folder.signing_key(),
+            token=run_folder.token() or "",
+            loopback=is_loopback(self.server.host),
+            deployments=self._deployments,
         )
-        gateways = [
-            Module(f"gateway {number}", "ndif.server.worker", session.log(), gives_up=True)
-            for number in range(self.options.api_workers)
-        ]
-        leader = Module("dispatcher", "ndif.server.lead", session.log("dispatcher"), gives_up=False)
-        supervisor = Supervisor([leader, *gateways], part, session.folder)
-        await supervisor.run(lambda: answers(self.wanted.host, listening.getsockname()[1]), up)
+        # Removed with the services' data when the run ends, also after a crash.
+        file = run_folder.service_data("processes") / "config.json"
+        config.write(file)
+        processes = config.processes(
+            file, self.options.api_workers, run_folder.log(), run_folder.log("dispatcher")
+        )
+        await supervisor.start(processes, self.answers)
+        if not stopping.is_set():
+            on_ready()
+            await supervisor.wait()
 
-    async def _serve_alone(self, up: Callable[[], None]) -> None:
+    async def _serve_alone(self, on_ready: Callable[[], None]) -> None:
         http: Http
         server = Server.many(
             self.options,
             self._deployments,
-            self.session.results,
-            secret=self.session.signing(),
-            token=self.session.token() or "",
-            loopback=is_loopback(self.wanted.host),
+            self.run_folder.results,
+            secret=self.run_folder.signing_key(),
+            token=self.run_folder.token() or "",
+            loopback=is_loopback(self.server.host),
             stop=lambda: http.stop(),
         )
-        http = Http(server.http(self._listening), up, server.farewell)
+        http = Http(server.uvicorn_config(self._listening), on_ready, server.farewell)
         await http.serve(sockets=[self._listening])
 
-    def record(self) -> Record:
+    def record(self) -> RunRecord:
         """See `Run.record`."""
-        wanted = self.wanted
-        port = self._listening.getsockname()[1]
-        file = wanted.deployment_file
-        return record_of(
-            self.session.id,
-            url=f"http://{for_url(wanted.host)}:{port}",
-            host=wanted.host,
-            port=port,
-            version=__version__,
-            arguments=[
-                *([wanted.role] if wanted.role != "all" else []),
-                *("--host", wanted.host, "--port", str(port)),
+        server = self.server
+        file = server.deployment_file
+        return self._record(
+            f"http://{for_url(server.host)}:{self._port}",
+            server.host,
+            self._port,
+            [
+                *([server.role] if server.role != "all" else []),
+                *("--host", server.host, "--port", str(self._port)),
                 *(["--deployment-config", str(file.absolute())] if file else []),
-                *map(_whole, wanted.checkpoints),
+                *map(_absolute, server.checkpoints),
             ],
-            settings=changed(self.options),
-            services=self.places(),
         )
 
 
-def _whole(checkpoint: str) -> str:
-    """An argument that means the same in another working folder."""
+def _absolute(checkpoint: str) -> str:
+    """Return a checkpoint argument that means the same in every working directory."""
     name, equals, place = checkpoint.partition("=")
     if not equals or "{" in name:
         return checkpoint

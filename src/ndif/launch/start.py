@@ -1,4 +1,4 @@
-"""`ndif start`: a server, a service of it or a node for it, in this terminal or behind it."""
+"""`ndif start`: check the machine, make a run folder, then serve in this terminal or detached from it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.logging import RichHandler
 
-from ndif.config import Settings
-from ndif.gateway.origin import is_loopback
-from ndif.gateway.serving import StartError
+from ndif.config.reference import read
+from ndif.config.settings import Settings
 from ndif.launch.detached import detach
-from ndif.launch.preflight import Wanted, preflight, preflight_of_services
-from ndif.launch.run import Run
+from ndif.launch.preflight import ServerOptions, preflight, preflight_of_services
+from ndif.launch.run import Run, ServicesRun
+from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.server_run import ServerRun
-from ndif.launch.services_run import ServicesRun
-from ndif.services.roles import ALONE, Role
-from ndif.session.folder import Own, SessionError, Sessions
-from ndif.session.record import Record
-from ndif.variables import VariableError, read
+from ndif.launch.services import STANDALONE, Role
+from ndif.net import StartError, is_loopback
 
 
 @dataclass(frozen=True)
 class Start:
-    """One run of `ndif start`."""
+    """One invocation of `ndif start`."""
 
     role: Role
     host: str
@@ -38,42 +35,41 @@ class Start:
     verbose: bool
 
     def run(self) -> None:
-        """Serve until interrupted; with `detach`, until a process of its own serves.
+        """Serve until interrupted; with `detach`, return once another process serves.
 
         Raises:
-            StartError: if the server cannot start. Nothing is left of it then.
+            NdifError: If the server cannot start. Nothing is left of it then.
         """
         console = Console(stderr=True)
-        options = _settings()
-        sessions = Sessions(options.session_root)
-        if self.role in ALONE:
-            sessions = sessions.of(self.role)
-        if sessions.running() is not None:
-            raise StartError(sessions.occupied())
+        options = read()
+        run_folders = RunFolders(options.session_root)
+        if self.role in STANDALONE:
+            run_folders = run_folders.of_service(self.role)
+        if run_folders.running() is not None:
+            raise StartError(run_folders.already_running())
         if self.role in ("all", "api"):
-            self._start_server(options, sessions, console)
+            self._start_server(options, run_folders, console)
         else:
             services = preflight_of_services(options, self.role)
-            logs = [service.name for service in services]
-            session = _session(sessions, console, *logs)
-            self._start(ServicesRun(options, self.role, session, services), console)
+            run_folder = _create(run_folders, console, *(service.name for service in services))
+            self._start(ServicesRun(options, self.role, run_folder, services), console)
 
-    def _start_server(self, options: Settings, sessions: Sessions, console: Console) -> None:
-        wanted = Wanted(
+    def _start_server(self, options: Settings, run_folders: RunFolders, console: Console) -> None:
+        server = ServerOptions(
             self.host,
             self.port or options.api_port,
             self.checkpoints,
             self.deployment_file,
             self.role,
         )
-        ready = preflight(options, wanted)
-        with ready.listening:
-            session = _session(sessions, console)
-            self._start(ServerRun(options, wanted, ready, session), console)
+        prepared = preflight(options, server)
+        with prepared.listening:
+            run_folder = _create(run_folders, console)
+            self._start(ServerRun(options, server, prepared, run_folder), console)
 
     def _start(self, run: Run, console: Console) -> None:
         if self.detach:
-            self._say(detach(run), run)
+            self._print_detached(detach(run), run)
         else:
             self._serve(run, console)
 
@@ -82,30 +78,32 @@ class Start:
         handler.setLevel(logging.INFO if self.verbose else logging.WARNING)
         handler.setFormatter(logging.Formatter("%(message)s"))
         try:
-            run.serve([handler], lambda record: self._greet(record, run, console))
+            run.serve([handler], lambda record: self._print_ready(record, run, console))
         finally:
-            run.leave()
+            run.close()
         console.print("Stopped.")
 
-    def _greet(self, record: Record, run: Run, console: Console) -> None:
+    def _print_ready(self, record: RunRecord, run: Run, console: Console) -> None:
         if isinstance(run, ServerRun):
-            _greet(record, run, console)
+            _print_server(record, run, console)
         else:
-            what = "A worker of the cluster" if self.role == "worker" else f"The {self.role} is"
+            subject = "A worker of the cluster" if self.role == "worker" else f"The {self.role} is"
             console.print(
-                f"{what} at [bold]{record.url}[/].\nLog: {run.log}", highlight=False, soft_wrap=True
+                f"{subject} at [bold]{record.url}[/].\nLog: {run.log}",
+                highlight=False,
+                soft_wrap=True,
             )
         console.print("Ctrl-C stops it, and so does `ndif stop`.")
 
-    def _say(self, record: Record, run: Run) -> None:
+    def _print_detached(self, record: RunRecord, run: Run) -> None:
         if self.as_json:
-            said = {
+            answer = {
                 "url": record.url,
                 "pid": record.pid,
-                "session": str(run.session.folder),
+                "session": str(run.run_folder.folder),
                 "log": str(run.log),
             }
-            print(json.dumps(said))
+            print(json.dumps(answer))
         else:
             Console().print(
                 f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
@@ -114,42 +112,32 @@ class Start:
             )
 
 
-def _settings() -> Settings:
-    try:
-        return read()
-    except VariableError as error:
-        raise StartError(str(error)) from error
-
-
-def _session(sessions: Sessions, console: Console, *logs: str) -> Own:
-    try:
-        session = sessions.begin(*logs)
-    except SessionError as error:
-        raise StartError(str(error)) from error
-    if session.stale is not None:
+def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunFolder:
+    run_folder = run_folders.create(*logs)
+    if run_folder.stale is not None:
         console.print(
-            f"The server of {session.stale.id} ended without a word; its place is taken over.",
+            f"The server of {run_folder.stale.id} ended without shutting down; this one takes its place.",
             highlight=False,
         )
-    return session
+    return run_folder
 
 
-def _greet(record: Record, run: ServerRun, console: Console) -> None:
-    host = run.wanted.host
+def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
+    host = run.server.host
     if not is_loopback(host) and run.options.sandbox != "require":
         console.print(
-            f"[bold yellow]Warning:[/] {host} is not this machine alone, and strangers' code is not held "
-            f"as it should be (NDIF_SANDBOX={run.options.sandbox}).",
+            f"[bold yellow]Warning:[/] {host} is reachable from other machines, and untrusted code runs "
+            f"without full confinement (NDIF_SANDBOX={run.options.sandbox}).",
             soft_wrap=True,
         )
     console.print(f"\nServing at [bold]{record.url}[/]. In your client:\n")
     console.print(
         f"    export NDIF_HOST={record.url}\n"
-        f"    export HF_ENDPOINT={record.url}/hub   # only where huggingface.co is not to be reached\n\n"
-        "A model is loaded when the first request for it comes, or before that:\n\n"
+        f"    export HF_ENDPOINT={record.url}/hub   # only where huggingface.co cannot be reached\n\n"
+        "A model is loaded when its first request arrives. To load one before that:\n\n"
         "    ndif deploy openai-community/gpt2\n"
         "    ndif status\n\n"
-        f"Log: {run.session.log()}",
+        f"Log: {run.run_folder.log()}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -1,129 +1,115 @@
-"""Cluster: every node and every replica, and each decision about them, as pure functions.
+"""Every node and replica of a cluster, and each decision about them, as pure functions.
 
-Nothing changes a cluster. A decision returns another, which shares with it the nodes that it left alone;
-what has to be done in the world is the difference between the two (`delta.build`).
+A cluster is immutable. A decision returns another cluster, which shares the unchanged nodes; the difference
+between the two is what the controller carries out (`delta.build`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from ndif.cluster.deployment import Deployment, ReplicaKey
-from ndif.cluster.level import CandidateLevel, DeploymentLevel
-from ndif.cluster.node import Node
-from ndif.cluster.refusal import Refusal, refuse
-from ndif.cluster.rules import DEFAULT_RULES, Rules
-from ndif.cluster.search import Search, choose
-from ndif.cluster.ties import Dice, EveryWay
-from ndif.cluster.wanted import Wanted
+from ndif.placement.demand import DEFAULT_RULES, Demand, PlacementRules
+from ndif.placement.node import Node
+from ndif.placement.refusal import PlacementRefusal, refuse
+from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.search import RandomSource, Search, TieEnumerator, choose
 
-_LOOKS = 4096
-"""At how many nodes a decision looks again, in all, where not everybody has a place at first."""
+_MAX_EVALUATIONS = 4096
+"""Nodes that a decision searches again, in total, if not every replica has a place at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A replica that has its place, and what it took."""
+    """A replica with a place, and what the place took."""
 
-    deployment: Deployment
+    replica: PlacedReplica
     level: CandidateLevel
-    """DEPLOYED where it was there before."""
+    """DEPLOYED if the replica was there before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of the cluster, and what to tell those who asked or are displaced."""
+    """The cluster after a decision, and its effects on models."""
 
     cluster: Cluster
     placed: tuple[Placement, ...] = ()
-    """Every HOT replica of what was asked for, those that were there before first."""
-    refused: tuple[Refusal, ...] = ()
+    """Every HOT replica of the demanded models, those that were there before first."""
+    refused: tuple[PlacementRefusal, ...] = ()
     evictions: tuple[ReplicaKey, ...] = ()
-    """Replicas that were HOT and are no longer."""
+    """Replicas that are no longer HOT."""
 
     def replica_ids(self, model_key: str) -> tuple[str, ...]:
-        """The HOT replicas of a model that was asked for."""
-        placed = (placement.deployment for placement in self.placed)
+        """Return the ids of the HOT replicas of a demanded model."""
+        placed = (placement.replica for placement in self.placed)
         return tuple(d.replica_id for d in placed if d.model_key == model_key)
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What a look at the machines changes."""
+    """Changes found by comparing the cluster with the machines."""
 
     cluster: Cluster
-    added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     """Nodes that are gone, or came back as another machine."""
     lost: tuple[ReplicaKey, ...] = ()
-    """Replicas that went with them."""
+    """Replicas that were on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Every node by its id."""
+    """Nodes by id, each with its replicas. Decides placement; `Controller` carries decisions out."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
 
     @classmethod
     def of(cls, *nodes: Node) -> Cluster:
-        """These nodes."""
+        """Return a cluster of these nodes."""
         return cls({node.id: node for node in nodes})
 
     # What there is
 
-    def replicas(self) -> Iterator[Deployment]:
-        """Every replica, HOT or WARM."""
+    def replicas(self) -> Iterator[PlacedReplica]:
+        """Yield every replica, HOT or WARM."""
         for node in self.nodes.values():
             yield from node.replicas()
 
-    def hot(self, model_key: str) -> list[Deployment]:
-        """The replicas of a model that serve."""
+    def hot(self, model_key: str) -> list[PlacedReplica]:
+        """Return the HOT replicas of a model."""
         return _hot(self.nodes, model_key)
 
-    def warm(self, model_key: str) -> list[Deployment]:
-        """The replicas of a model that would return without reading a file."""
-        nodes = self.nodes.values()
-        return [d for node in nodes for d in node.cache.get(model_key, {}).values()]
-
-    def find(self, key: ReplicaKey) -> Deployment | None:
-        """The replica of this name, HOT or WARM."""
+    def find(self, key: ReplicaKey) -> PlacedReplica | None:
+        """Return the replica of this name, HOT or WARM."""
         found = (node.find(key) for node in self.nodes.values())
-        return next((deployment for deployment in found if deployment is not None), None)
-
-    def describe(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return {"nodes": [node.describe() for node in self.nodes.values()]}
+        return next((replica for replica in found if replica is not None), None)
 
     # Decisions
 
     def deploy(
         self,
-        wanted: Sequence[Wanted],
+        demand: Sequence[Demand],
         now: float,
-        rng: Dice,
-        rules: Rules = DEFAULT_RULES,
+        rng: RandomSource,
+        rules: PlacementRules = DEFAULT_RULES,
     ) -> Decision:
-        """Find a place for every replica that is asked for and not there, as many as there is room for.
+        """Place every demanded replica that does not exist, as many as there is room for.
 
-        Dedicated models come first, and of each kind the largest. Of what is asked for together nobody
-        goes for another. A dedicated model makes as many of its replicas dedicated as it asks for. Where
-        one takes the only place of another, places are looked for anew, with ties decided otherwise.
+        Dedicated models come first, and within each kind the largest. No model is evicted for another of
+        the same request. A dedicated model makes as many of its replicas dedicated as it demands. If one
+        model takes the only place of another, the search is repeated with ties decided differently.
 
         Raises:
-            ValueError: if a model is asked for twice.
+            ValueError: if a model is demanded twice.
         """
-        together = frozenset(one.model_key for one in wanted)
-        if len(together) < len(wanted):
+        together = frozenset(one.model_key for one in demand)
+        if len(together) < len(demand):
             raise ValueError("A model was asked for twice in one request.")
-        ordered = sorted(wanted, key=lambda w: (not w.dedicated, -w.size_bytes))
+        ordered = sorted(demand, key=lambda w: (not w.dedicated, -w.size_bytes))
         searches = [Search(one, now, rules, together) for one in ordered]
         best = self._deploy(searches, rng)
         if best.refused and self._might_fit(best, searches, rng):
-            ways = EveryWay(rng)
-            for _ in range(_LOOKS // max(1, len(self.nodes))):
+            ways = TieEnumerator(rng)
+            for _ in range(_MAX_EVALUATIONS // max(1, len(self.nodes))):
                 found = self._deploy(searches, ways)
                 if len(found.placed) > len(best.placed):
                     best = found
@@ -131,8 +117,8 @@ class Cluster:
                     break
         return best
 
-    def _deploy(self, searches: Iterable[Search], rng: Dice) -> Decision:
-        """One way to do it."""
+    def _deploy(self, searches: Iterable[Search], rng: RandomSource) -> Decision:
+        """Return the decision with ties decided by `rng`."""
         deploying = _Deploying(dict(self.nodes))
         for search in searches:
             deploying.deploy(search, rng)
@@ -143,15 +129,15 @@ class Cluster:
             tuple(deploying.evictions),
         )
 
-    def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: Dice) -> bool:
-        """Whether some of what was refused has lost its place to what was placed with it."""
+    def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: RandomSource) -> bool:
+        """Return True if a refused model would have a place without the others of the request."""
         if all(placement.level is CandidateLevel.DEPLOYED for placement in decision.placed):
             return False
         refused = {refusal.model_key for refusal in decision.refused}
         return any(
             choose(self.nodes, search, rng) is not None
             for search in searches
-            if search.wanted.model_key in refused
+            if search.demand.model_key in refused
         )
 
     def evict(
@@ -160,10 +146,10 @@ class Cluster:
         replica_keys: Iterable[ReplicaKey] = (),
         to: DeploymentLevel = DeploymentLevel.WARM,
     ) -> Decision:
-        """End the service of models or single replicas: an operator's word, which dedication does not stop.
+        """Evict models or single replicas, dedicated or not, as an operator orders.
 
-        To WARM: those that are HOT become WARM where memory suffices, and those that are WARM stay. To
-        COLD: nothing is left of them. What does not exist is passed over.
+        To WARM: HOT replicas become WARM where memory suffices, and WARM ones stay. To COLD: the replicas
+        are deleted. Names that do not exist are ignored.
         """
         if to is DeploymentLevel.HOT:
             raise ValueError("Nothing can be evicted to HOT.")
@@ -171,41 +157,41 @@ class Cluster:
         nodes = dict(self.nodes)
         evictions: list[ReplicaKey] = []
         for node in self.nodes.values():
-            going = [d for d in node.replicas() if d.model_key in models or d.key in single]
-            hot = [d.key for d in going if d.level is DeploymentLevel.HOT]
+            evicted = [d for d in node.replicas() if d.model_key in models or d.key in single]
+            hot = [d.key for d in evicted if d.level is DeploymentLevel.HOT]
             evictions += hot
             if to is DeploymentLevel.COLD:
-                nodes[node.id] = node.without(deployment.key for deployment in going)
+                nodes[node.id] = node.without(replica.key for replica in evicted)
             else:
                 nodes[node.id] = node.with_evicted(hot)
         return Decision(self._or(nodes), evictions=tuple(evictions))
 
     def with_dedicated(self, model_key: str, replicas: int) -> Cluster:
-        """So many HOT replicas of a model dedicated, and no others: nothing else about them changes."""
+        """Return the cluster with so many HOT replicas of a model dedicated, and no others."""
         nodes = dict(self.nodes)
-        for position, deployment in enumerate(_dedicated_first(self.hot(model_key))):
-            node = nodes[deployment.node_id]
-            nodes[node.id] = node.with_dedicated([deployment.key], position < replicas)
+        for position, replica in enumerate(_dedicated_first(self.hot(model_key))):
+            node = nodes[replica.node_id]
+            nodes[node.id] = node.with_dedicated([replica.key], position < replicas)
         return self._or(nodes)
 
     def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
-        """The cluster with a replica HOT since now, and no longer only decided to be."""
-        deployment = self.find(key)
-        if deployment is None or deployment.level is not DeploymentLevel.HOT:
+        """Return the cluster with a replica HOT since `now`, when it came up, not since the decision."""
+        replica = self.find(key)
+        if replica is None or replica.level is not DeploymentLevel.HOT:
             return self
-        node = self.nodes[deployment.node_id].without([key])
-        node = node.with_replica(replace(deployment, deployed=now))
+        node = self.nodes[replica.node_id].without([key])
+        node = node.with_replica(replace(replica, deployed=now))
         return Cluster({**self.nodes, node.id: node})
 
     def with_nodes(self, discovered: Iterable[Node]) -> Discovery:
-        """The machines as they are now: `discovered`, each without replicas.
+        """Return the cluster on the machines that exist now; `discovered` nodes are without replicas.
 
-        One that is not among them is gone with all that was on it. So is one whose memory is another: it
-        has been started anew.
+        A node that is not among them is gone with its replicas. So is one whose memory differs: the machine
+        was restarted.
         """
         found = {node.id: node for node in discovered}
         nodes: dict[str, Node] = {}
-        added, removed, lost = [], [], []
+        removed, lost = [], []
         for known in self.nodes.values():
             node = found.pop(known.id, None)
             if node is not None and node.resources.emptied() == known.resources.emptied():
@@ -214,17 +200,15 @@ class Cluster:
                 )
                 continue
             removed.append(known.id)
-            lost += [deployment.key for deployment in known.replicas()]
+            lost += [replica.key for replica in known.replicas()]
             if node is not None:
                 nodes[node.id] = node.emptied()
-                added.append(node.id)
         for node in found.values():
             nodes[node.id] = node.emptied()
-            added.append(node.id)
-        return Discovery(self._or(nodes), tuple(added), tuple(removed), tuple(lost))
+        return Discovery(self._or(nodes), tuple(removed), tuple(lost))
 
     def with_withdrawn(self, names: Set[str]) -> Cluster:
-        """The cluster with these GPUs out of placement, and no others: who is on them stays."""
+        """Return the cluster with these GPUs out of placement, and no others; replicas on them stay."""
         nodes = {}
         for node in self.nodes.values():
             resources = node.resources
@@ -235,18 +219,18 @@ class Cluster:
             nodes[node.id] = node
         return self._or(nodes)
 
-    def with_replica(self, deployment: Deployment) -> Cluster:
-        """The cluster with a replica that turned out to be there.
+    def with_replica(self, replica: PlacedReplica) -> Cluster:
+        """Return the cluster with a replica that was found to exist.
 
         Raises:
-            KeyError: if its node is not.
-            IndexError, ValueError: if what it holds of that is not.
+            KeyError: if its node does not exist.
+            IndexError, ValueError: if the memory that it holds does not exist or is not free.
         """
-        node = self.nodes[deployment.node_id].with_replica(deployment)
+        node = self.nodes[replica.node_id].with_replica(replica)
         return Cluster({**self.nodes, node.id: node})
 
     def without(self, replica_keys: Iterable[ReplicaKey]) -> Cluster:
-        """The cluster without replicas that turned out not to be: their process died, or never came up."""
+        """Return the cluster without these replicas, whose processes died or never came up."""
         nodes = dict(self.nodes)
         keys = list(replica_keys)
         for node in self.nodes.values():
@@ -261,66 +245,66 @@ class Cluster:
         return self if same else Cluster(nodes)
 
 
-def _hot(nodes: Mapping[str, Node], model_key: str) -> list[Deployment]:
-    return [d for node in nodes.values() for d in node.deployments.get(model_key, {}).values()]
+def _hot(nodes: Mapping[str, Node], model_key: str) -> list[PlacedReplica]:
+    return [d for node in nodes.values() for d in node.hot.get(model_key, {}).values()]
 
 
-def _dedicated_first(replicas: Sequence[Deployment]) -> list[Deployment]:
-    """Those that are dedicated, then the oldest: the order in which they are to be."""
+def _dedicated_first(replicas: Sequence[PlacedReplica]) -> list[PlacedReplica]:
+    """Return replicas in the order in which they become dedicated: those that are, then the oldest."""
     return sorted(replicas, key=lambda d: (not d.dedicated, d.deployed, d.replica_id))
 
 
 class _Deploying:
-    """A decision in the making."""
+    """The state of a decision: nodes with the replicas placed so far."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self.nodes = nodes
         self.placed: list[Placement] = []
-        self.refused: list[Refusal] = []
+        self.refused: list[PlacementRefusal] = []
         self.evictions: list[ReplicaKey] = []
-        self._held: dict[str, int] = {}
-        """Of each node, what its returning replicas give back of its CPU memory, once they have left it."""
+        self._blocked_by: dict[str, int] = {}
+        """CPU bytes of each node that its returning replicas give back once they have left."""
 
-    def deploy(self, search: Search, rng: Dice) -> None:
-        """Place what there is not of one model."""
-        wanted = search.wanted
-        there = _hot(self.nodes, wanted.model_key)
-        if wanted.dedicated:
-            there = self._dedicate(there, wanted.replicas)
-        self.placed += [Placement(deployment, CandidateLevel.DEPLOYED) for deployment in there]
-        needed = max(0, wanted.replicas - len(there))
+    def deploy(self, search: Search, rng: RandomSource) -> None:
+        """Place the replicas of one model that do not exist."""
+        demand = search.demand
+        there = _hot(self.nodes, demand.model_key)
+        if demand.dedicated:
+            there = self._dedicate(there, demand.replicas)
+        self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in there]
+        needed = max(0, demand.replicas - len(there))
         for still in range(needed, 0, -1):
             if not self._place(search, rng):
-                # Nothing has changed that could help the next.
+                # Nothing has changed that could help the next replica.
                 self.refused.append(refuse(self.nodes, search, still))
                 return
 
-    def _dedicate(self, there: list[Deployment], replicas: int) -> list[Deployment]:
-        """As many of a model's replicas dedicated as asked for: those that are, then the oldest."""
+    def _dedicate(self, there: list[PlacedReplica], replicas: int) -> list[PlacedReplica]:
+        """Make so many of a model's replicas dedicated, and return all of them."""
         ordered = _dedicated_first(there)
-        for deployment in ordered[:replicas]:
-            node = self.nodes[deployment.node_id]
-            self.nodes[node.id] = node.with_dedicated([deployment.key], True)
+        for replica in ordered[:replicas]:
+            node = self.nodes[replica.node_id]
+            self.nodes[node.id] = node.with_dedicated([replica.key], True)
         return [
-            replace(deployment, dedicated=True) if position < replicas else deployment
-            for position, deployment in enumerate(ordered)
+            replace(replica, dedicated=True) if position < replicas else replica
+            for position, replica in enumerate(ordered)
         ]
 
-    def _place(self, search: Search, rng: Dice) -> bool:
-        """One replica; whether there was room."""
+    def _place(self, search: Search, rng: RandomSource) -> bool:
+        """Place one replica; return False if there is no room."""
         choice = choose(self.nodes, search, rng)
         if choice is None:
             return False
         node, candidate = choice.node, choice.candidate
-        held = self._held.get(node.id, 0)
+        held = self._blocked_by.get(node.id, 0)
         after = node.with_deployed(
-            search.wanted, choice.replica_id, candidate, search.now, search.together, held
+            search.demand, choice.replica_id, candidate, search.now, search.together, held
         )
-        deployment = after.deployments[search.wanted.model_key][choice.replica_id]
-        cached = node.cache.get(search.wanted.model_key, {}).get(choice.replica_id)
+        replica = after.hot[search.demand.model_key][choice.replica_id]
+        cached = node.warm.get(search.demand.model_key, {}).get(choice.replica_id)
         if cached is not None and not cached.on_cpu:
-            self._held[node.id] = held + cached.size_bytes
+            self._blocked_by[node.id] = held + cached.size_bytes
         self.nodes[node.id] = after
-        self.placed.append(Placement(deployment, candidate.level))
+        self.placed.append(Placement(replica, candidate.level))
         self.evictions += [gone.key for gone in candidate.evictions]
         return True

@@ -1,12 +1,12 @@
-"""A refusal, said to the user who waits for the model."""
+"""A refusal as a sentence for the user who waits for the model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from ndif.cluster.refusal import Hold, Refusal
-from ndif.schema.variant import Variant
+from ndif.placement.refusal import BlockReason, PlacementRefusal
+from ndif.schema.model_key import Variant
 
 _GB = 1e9
 _MINUTE_S = 60
@@ -14,8 +14,8 @@ _HOUR_S = 3600
 _MOST_NAMED = 4
 
 
-def why_not(refusal: Refusal) -> str:
-    """Why the model has no place, what would have to go for it, and when to try again."""
+def explain_refusal(refusal: PlacementRefusal) -> str:
+    """Return why the model has no place, which models block it, and when to try again."""
     memory = "CPU memory" if refusal.on_cpu else "GPUs"
     need = f"{_name(refusal.model_key)} needs {_size(refusal.size_bytes)} "
     need += "of CPU memory" if refusal.on_cpu else "on GPUs"
@@ -23,7 +23,7 @@ def why_not(refusal: Refusal) -> str:
         need += f" for each of {refusal.replicas} more replicas"
     if refusal.node_name is None:
         return f"{need}; no node of this server has {memory}."
-    if not refusal.obstacles:
+    if not refusal.blockers:
         most = _size(refusal.capacity_bytes)
         return f"{need}; the largest node, {refusal.node_name}, has {most}."
     room = f"room for {_size(refusal.room_bytes)}" if refusal.room_bytes else "no room"
@@ -33,26 +33,26 @@ def why_not(refusal: Refusal) -> str:
     return f"{'; '.join(reasons)}."
 
 
-def _reasons(refusal: Refusal) -> list[str]:
+def _reasons(refusal: PlacementRefusal) -> list[str]:
     reasons = []
-    if dedicated := _held(refusal, Hold.DEDICATED):
+    if dedicated := _blocked_by(refusal, BlockReason.DEDICATED):
         reasons.append(f"{_names(dedicated)} (dedicated) would have to go")
-    if together := _held(refusal, Hold.TOGETHER):
+    if together := _blocked_by(refusal, BlockReason.TOGETHER):
         reasons.append(f"{_names(together)} (asked for together with it) would have to go")
-    if young := _held(refusal, Hold.YOUNG):
+    if young := _blocked_by(refusal, BlockReason.YOUNG):
         verb = "is" if len(young) == 1 else "are"
         until = _duration(max(young.values()))
         reasons.append(f"{_names(young)} {verb} protected for another {until}")
     return reasons
 
 
-def _held(refusal: Refusal, hold: Hold) -> dict[str, float]:
-    """Models that a reason keeps, and for how long."""
+def _blocked_by(refusal: PlacementRefusal, reason: BlockReason) -> dict[str, float]:
+    """Return the models that a reason protects, and for how many seconds more."""
     held: dict[str, float] = {}
-    for obstacle in refusal.obstacles:
-        if obstacle.hold is hold:
-            earlier = held.get(obstacle.model_key, 0.0)
-            held[obstacle.model_key] = max(obstacle.protected_s, earlier)
+    for blocker in refusal.blockers:
+        if blocker.reason is reason:
+            earlier = held.get(blocker.model_key, 0.0)
+            held[blocker.model_key] = max(blocker.protected_s, earlier)
     return held
 
 
@@ -65,7 +65,7 @@ def _names(models: Mapping[str, float]) -> str:
 
 
 def _name(model_key: str) -> str:
-    """What a user calls a model."""
+    """Return the name that a user gives a model."""
     try:
         key = Variant.parse(model_key).model
     except ValueError:
@@ -78,7 +78,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Rounded up: whoever comes then is not too early."""
+    """Return a duration for a person, rounded up so that a retry does not come too early."""
     if seconds <= _MINUTE_S:
         return f"{math.ceil(seconds)} s"
     if seconds <= 2 * _HOUR_S:

@@ -1,37 +1,37 @@
-"""A node's memory as it would be if some of its replicas went: the largest model that would then fit."""
+"""A node's memory with some of its replicas released: the largest model that then fits."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.resources import Resources
-from ndif.cluster.rules import Rules
+from ndif.placement.demand import PlacementRules
+from ndif.placement.replica import PlacedReplica
+from ndif.placement.resources import Resources
 
 
 class Ledger(Protocol):
-    """Replicas released and claimed again, and what there is room for."""
+    """Memory from which replicas are released, and claimed again."""
 
     @property
     def room(self) -> int:
-        """The largest model that fits, in bytes."""
+        """Return the largest model that fits, in bytes."""
         ...
 
-    def release(self, deployment: Deployment) -> None:
-        """What it holds is free."""
+    def release(self, replica: PlacedReplica) -> None:
+        """Free the memory of a replica."""
         ...
 
-    def claim(self, deployment: Deployment) -> None:
-        """It stays, after all."""
+    def claim(self, replica: PlacedReplica) -> None:
+        """Take the memory of a released replica again."""
         ...
 
 
 class GpuLedger:
-    """The GPUs of a node. A model fits where `packing.assign` finds it a place, and nowhere else."""
+    """GPU memory of a node. A model fits exactly where `packing.assign` finds a place for it."""
 
     __slots__ = ("_empty_bytes", "_free", "_resources", "_rules", "_share")
 
-    def __init__(self, resources: Resources, rules: Rules) -> None:
+    def __init__(self, resources: Resources, rules: PlacementRules) -> None:
         self._resources = resources
         self._free = list(resources.free_gpu_bytes)
         self._rules = rules
@@ -39,9 +39,9 @@ class GpuLedger:
 
     def _count(self) -> None:
         self._empty_bytes = 0
-        """Of all empty GPUs together: what a model may take as its own."""
+        """Bytes of all empty GPUs together, which a model may have to itself."""
         self._share = 0
-        """The largest model that yet has a share of any GPU."""
+        """Bytes of the largest model that may still share a GPU."""
         for index, free in enumerate(self._free):
             if free:
                 self._note(index)
@@ -59,34 +59,34 @@ class GpuLedger:
     @property
     def room(self) -> int:
         """See `Ledger.room`."""
-        # An empty GPU holds more as a model's own than as a share: `Rules` sees to it.
+        # `PlacementRules` ensures that an empty GPU holds a larger model unshared than shared.
         return max(self._empty_bytes, self._share)
 
-    def release(self, deployment: Deployment) -> None:
+    def release(self, replica: PlacedReplica) -> None:
         """See `Ledger.release`."""
-        for index, held in deployment.gpu_mem_bytes_by_id.items():
+        for index, held in replica.gpu_mem_bytes_by_id.items():
             self._free[index] += held
             self._note(index)
 
-    def claim(self, deployment: Deployment) -> None:
+    def claim(self, replica: PlacedReplica) -> None:
         """See `Ledger.claim`."""
-        for index, held in deployment.gpu_mem_bytes_by_id.items():
+        for index, held in replica.gpu_mem_bytes_by_id.items():
             self._free[index] -= held
         self._count()
 
 
 class CpuLedger:
-    """The CPU memory of a node, for replicas that run there."""
+    """CPU memory of a node, for replicas that run there."""
 
     __slots__ = ("room",)
 
     def __init__(self, free_bytes: int) -> None:
         self.room = free_bytes
 
-    def release(self, deployment: Deployment) -> None:
+    def release(self, replica: PlacedReplica) -> None:
         """See `Ledger.release`."""
-        self.room += deployment.cpu_bytes
+        self.room += replica.cpu_bytes
 
-    def claim(self, deployment: Deployment) -> None:
+    def claim(self, replica: PlacedReplica) -> None:
         """See `Ledger.claim`."""
-        self.room -= deployment.cpu_bytes
+        self.room -= replica.cpu_bytes

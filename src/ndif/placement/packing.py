@@ -1,21 +1,23 @@
-"""On which GPUs of a node a replica goes.
+"""Assignment of a node's GPUs to a replica.
 
 Three kinds, from the least that is taken to the most:
 
 - a *fraction* of one GPU, for a model of which `gpu_fraction_factor` would fit on it. All fractions of a
   GPU take at most `fraction_largest_possible` of it, and none is added once less than
   `min_available_gpu_fraction` is free;
-- one *whole* GPU: nobody else is on it, and all its memory is reserved, whatever the model needs of it;
-- *several* whole GPUs: as few as will do.
+- one *whole* GPU: no other replica is on it, and all its memory is reserved, whatever the model needs of
+  it;
+- *several* whole GPUs: as few as suffice.
 
-So a GPU is empty, shared, or somebody's own, and how much of it is free says which. The first that applies:
+So a GPU is empty, shared, or owned by one replica, and its free memory says which. The first rule that
+applies:
 
 1. a fraction of a GPU that is shared already: of the one with the least free;
-2. the smallest empty GPU that holds the model: a fraction of it where the rules allow, else all of it;
-3. the fewest empty GPUs that hold it together, and of those the smallest that will do.
+2. the smallest empty GPU that holds the model: a fraction of it if the rules allow, else all of it;
+3. the fewest empty GPUs that hold it together, and of those the smallest that suffice.
 
-What a GPU *holds* is its memory without the CUDA contexts of a replica's processes, which are on each GPU
-of it: that layers cannot be cut is for a model's padding to cover. A GPU that was withdrawn takes nobody.
+A GPU *holds* its memory less the CUDA contexts of a replica's processes, which are on each of its GPUs. A
+model's padding covers that layers cannot be cut. A withdrawn GPU takes no replica.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ndif.cluster.resources import Resources
-from ndif.cluster.rules import Rules
+from ndif.placement.demand import PlacementRules
+from ndif.placement.resources import Resources
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The GPUs of a replica."""
+    """GPUs of a replica."""
 
     gpu_mem_bytes_by_id: Mapping[int, int]
-    """Bytes that are its own of each, CUDA contexts among them."""
+    """Bytes reserved on each GPU, CUDA contexts included."""
     gpu_memory_fraction: float | None
-    """Its share of the GPU that it shares; None where its GPUs are its own."""
+    """Fraction of a shared GPU; None if the GPUs are not shared."""
 
 
-def assign(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
-    """Where a model of this size goes, as things are; None if nowhere."""
+def assign(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
+    """Return the GPUs for a model of this size without evictions; None if there are none."""
     return _share(resources, size_bytes, rules) or _empty(resources, size_bytes, rules)
 
 
-def _share(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
+def _share(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
     need = size_bytes + resources.context_bytes
     shared = [
         (free, index)
@@ -56,7 +58,7 @@ def _share(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | 
     return _fraction(resources, min(shared)[1], need) if shared else None
 
 
-def _empty(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | None:
+def _empty(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
     totals = resources.gpu_bytes
     empty = [
         (resources.model_bytes(index), index)
@@ -75,9 +77,9 @@ def _empty(resources: Resources, size_bytes: int, rules: Rules) -> Assignment | 
 
 
 def fewest(gpus: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
-    """Choose the fewest GPUs that hold a model together, of those the smallest that will do.
+    """Choose the fewest GPUs that hold a model together, of those the smallest that suffice.
 
-    `gpus`: what each holds, and its index. None are chosen if all do not hold it.
+    `gpus` gives the bytes that each holds, and its index. The list is empty if all together do not hold it.
     """
     chosen: list[tuple[int, int]] = []
     left = sorted(gpus, key=lambda gpu: (-gpu[0], gpu[1]))
@@ -87,7 +89,7 @@ def fewest(gpus: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
             return []
         chosen.append(left.pop(0))
         held += chosen[-1][0]
-    # As many, but smaller: the largest are worth most to others.
+    # As many, but smaller: the largest GPUs are the most useful to other models.
     for position, gpu in enumerate(chosen):
         enough = (other for other in left if held - gpu[0] + other[0] >= size_bytes)
         smaller = min(enough, default=gpu)

@@ -1,24 +1,51 @@
-"""The record of one replica."""
+"""The record of one replica: its model, its place and the memory that it holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import Enum, IntEnum
 
-from ndif.cluster.level import DeploymentLevel
+
+class DeploymentLevel(str, Enum):
+    """Place of a replica's weights."""
+
+    HOT = "HOT"
+    """On the device that runs them: the replica serves."""
+    WARM = "WARM"
+    """In the node's memory, in a process that waits: the replica returns without reading a file."""
+    COLD = "COLD"
+    """On disk only: no replica exists."""
+
+
+class CandidateLevel(IntEnum):
+    """Cost of a replica on a node; the lowest level wins."""
+
+    DEPLOYED = 0
+    """The replica is HOT there."""
+    CACHED_AND_FREE = 1
+    """The replica is WARM there, and there is room."""
+    FREE = 2
+    """No replica is there, and there is room."""
+    CACHED_AND_FULL = 3
+    """The replica is WARM there, and others must be evicted."""
+    FULL = 4
+    """Other replicas must be evicted."""
+    CANT_ACCOMMODATE = 5
+    """No permitted eviction makes room."""
+
 
 ReplicaKey = tuple[str, str]
-"""Model key and replica id: what names a replica in the whole cluster."""
+"""Model key and replica id, unique in the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """One replica of one model on one node, and what it holds there.
+class PlacedReplica:
+    """One replica of one model on one node, and the memory that it holds there.
 
-    HOT on GPUs it holds what `gpu_mem_bytes_by_id` says, CUDA contexts among it. WARM it holds its size of
-    the node's CPU memory. A replica that runs on the CPU holds its size of CPU memory at either level: its
-    weights do not move.
+    A HOT replica on GPUs holds `gpu_mem_bytes_by_id`, CUDA contexts included. A WARM replica holds its size
+    of the node's CPU memory. A replica that runs on the CPU holds its size of CPU memory at either level,
+    because its weights do not move.
     """
 
     model_key: str
@@ -27,30 +54,30 @@ class Deployment:
     level: DeploymentLevel
     size_bytes: int
     deployed: float
-    """When it became HOT, for the last time; Unix seconds."""
+    """Unix time at which the replica last became HOT."""
     gpu_mem_bytes_by_id: Mapping[int, int] = field(default_factory=dict)
     gpu_memory_fraction: float | None = None
-    """Its share of the one GPU that it shares; None where its GPUs are its own, or it has none."""
+    """Fraction of a shared GPU; None if its GPUs are not shared, or it has none."""
     dedicated: bool = False
     on_cpu: bool = False
 
     @property
     def key(self) -> ReplicaKey:
-        """What names it in the whole cluster."""
+        """Return the name of the replica in the cluster."""
         return self.model_key, self.replica_id
 
     @property
     def name(self) -> str:
-        """What its actor is called."""
+        """Return the name of its actor."""
         return f"ModelActor:{self.model_key}:{self.replica_id}"
 
     @property
     def cpu_bytes(self) -> int:
-        """What it holds of the node's CPU memory."""
+        """Return the bytes that it holds of the node's CPU memory."""
         return self.size_bytes if self.on_cpu or self.level is DeploymentLevel.WARM else 0
 
-    def warm(self) -> Deployment:
-        """The same replica, off its device: no longer anybody's own, and its GPUs free."""
+    def as_warm(self) -> PlacedReplica:
+        """Return the replica as WARM: not dedicated, and its GPUs free."""
         return replace(
             self,
             level=DeploymentLevel.WARM,
@@ -59,8 +86,8 @@ class Deployment:
             dedicated=False,
         )
 
-    def same_place(self, other: Deployment) -> bool:
-        """Whether both hold the same memory of the same node, at the same level."""
+    def has_same_place(self, other: PlacedReplica) -> bool:
+        """Return True if both hold the same memory of the same node, at the same level."""
         return (
             self.node_id == other.node_id
             and self.level is other.level
@@ -68,18 +95,3 @@ class Deployment:
             and self.gpu_mem_bytes_by_id == other.gpu_mem_bytes_by_id
             and self.gpu_memory_fraction == other.gpu_memory_fraction
         )
-
-    def describe(self) -> dict[str, Any]:
-        """It, for JSON."""
-        return {
-            "model_key": self.model_key,
-            "replica_id": self.replica_id,
-            "node_id": self.node_id,
-            "level": self.level.value,
-            "size_bytes": self.size_bytes,
-            "deployed": self.deployed,
-            "gpu_mem_bytes_by_id": {str(i): held for i, held in self.gpu_mem_bytes_by_id.items()},
-            "gpu_memory_fraction": self.gpu_memory_fraction,
-            "dedicated": self.dedicated,
-            "on_cpu": self.on_cpu,
-        }

@@ -1,64 +1,27 @@
-"""What a node has, and what of it is free."""
+"""Memory of a node, and how much of it is free."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ndif.schema.quantities import size
-
-_COUNT = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.+)", re.ASCII | re.IGNORECASE)
-_MOST_GPUS = 1024
-
-
-def parse_gpus(text: str) -> tuple[int, ...]:
-    """The memory of each GPU that `2x24GiB` or `1x80GiB,2x24GiB` declares. Nothing, or 0, declares none.
-
-    Raises:
-        ValueError: with a sentence for the operator, when it is no such declaration.
-    """
-    if text.strip() in ("", "0"):
-        return ()
-    gpus: list[int] = []
-    for part in text.split(","):
-        try:
-            each, count = _declared(part.strip())
-        except ValueError:
-            each = count = 0
-        if each < 1 or not 0 < count <= _MOST_GPUS - len(gpus):
-            raise ValueError(
-                f"{text[:200]!r} does not declare GPUs: {part.strip()[:200]!r} is not COUNTxMEMORY. "
-                f"Write 2x24GiB, or 1x80GiB,2x24GiB; at most {_MOST_GPUS} altogether."
-            )
-        gpus += [each] * count
-    return tuple(gpus)
-
-
-def _declared(part: str) -> tuple[int, int]:
-    """Bytes of each GPU, and how many."""
-    found = _COUNT.fullmatch(part)
-    if found is None:
-        raise ValueError("there is nothing")
-    return size(found[2]), int(found[1] or 1)
-
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Memory of a node's GPUs, each by its index, and of its CPU."""
+    """Memory of a node's GPUs, by index, and of its CPU."""
 
     gpu_bytes: tuple[int, ...]
     cpu_bytes: int
-    """What WARM replicas, and those that run on the CPU, may take together."""
+    """Bytes that WARM replicas, and replicas that run on the CPU, may take together."""
     free_gpu_bytes: tuple[int, ...]
     free_cpu_bytes: int
     gpu_uuids: tuple[str | None, ...]
-    """The name of each GPU, wherever it is plugged in; None for one that is only declared."""
+    """UUID of each GPU, the same in every slot; None for a GPU that is only declared."""
     context_bytes: int
-    """Bytes that a replica takes of each of its GPUs beside its size: its processes' CUDA contexts."""
+    """Bytes that a replica takes of each of its GPUs beside its size, for its processes' CUDA contexts."""
     withdrawn: frozenset[int] = field(default=frozenset(), compare=False)
-    """GPUs that take nobody more, because they have failed. It is the same machine with and without."""
+    """GPUs that take no more replicas because they failed; a machine is the same with and without them."""
 
     @classmethod
     def of(
@@ -69,7 +32,7 @@ class Resources:
         gpu_uuids: Iterable[str | None] = (),
         context_bytes: int = 0,
     ) -> Resources:
-        """Of an empty node: of its CPU memory, a part is left to everything else."""
+        """Return the resources of an empty node; other programs keep a part of its CPU memory."""
         gpus = tuple(gpu_bytes)
         uuids = tuple(gpu_uuids) or (None,) * len(gpus)
         cpu_bytes = int(cpu_memory_bytes * cache_percentage)
@@ -85,23 +48,23 @@ class Resources:
 
     @property
     def all_model_bytes(self) -> int:
-        """The largest model that all GPUs hold together."""
+        """Return the largest model that all GPUs hold together."""
         indices = set(range(len(self.gpu_bytes))) - self.withdrawn
         return sum(self.model_bytes(index) for index in indices)
 
     def taken(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
-        """What is left when these are taken.
+        """Return the resources less these bytes.
 
         Raises:
-            ValueError: if they are not there: a decision of ours was wrong.
+            ValueError: if they are not free, which is a defect of a decision.
         """
         return self._moved(gpus, cpu_bytes, -1)
 
     def given_back(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
-        """What is there when these are given back.
+        """Return the resources with these bytes free again.
 
         Raises:
-            ValueError: if they were never taken.
+            ValueError: if they were not taken.
         """
         return self._moved(gpus, cpu_bytes, 1)
 
@@ -117,11 +80,11 @@ class Resources:
         return replace(self, free_gpu_bytes=tuple(free), free_cpu_bytes=free_cpu)
 
     def emptied(self) -> Resources:
-        """As if nobody held anything."""
+        """Return the resources with everything free."""
         return replace(self, free_gpu_bytes=self.gpu_bytes, free_cpu_bytes=self.cpu_bytes)
 
     def describe(self) -> dict[str, Any]:
-        """They, for JSON."""
+        """Return a JSON-serialisable dict."""
         gpus = zip(self.gpu_bytes, self.free_gpu_bytes, self.gpu_uuids, strict=True)
         return {
             "gpus": [

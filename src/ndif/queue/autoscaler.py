@@ -1,36 +1,42 @@
-"""Autoscaler: how many replicas a model should have. A step is a pure function of what is seen.
+"""The number of replicas of a model, as a pure function of its load, and the loop that applies it.
 
-One replica more when those in line wait too long; one less when for a good while one was not needed. Each
-change is given `cooldown_s` to show what it does before the next, so that none answers a state of affairs
-which the last one has yet to change. What the cluster refused is not asked again before a pause that
-doubles with each refusal. Where a replica is taken away and soon missed, the next is kept longer.
+One replica more when waiting requests wait too long; one less when one was not needed for a good while.
+After each change `cooldown_s` passes before the next, so that none answers a load that the last one has yet
+to change. A replica that the cluster refused is requested again after a pause that doubles with each
+refusal. Where a replica was removed and soon missed, the next is kept longer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.processor import Processor
+from ndif.schema.model_key import Variant
+
 _LONGEST_HOLD = 16
-"""How many times `idle_s` an unneeded replica is kept, at most."""
+"""Maximum multiple of `idle_s` for which an unneeded replica is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an operator allows, and how eagerly replicas come and go."""
+    """Bounds and pace of one model's scaling."""
 
     least: int = 1
     most: int = 1
     target_wait_s: float = 30.0
-    """Those in line may wait this long, by the median, before another replica is asked for."""
+    """Median wait, in seconds, beyond which another replica is requested."""
     idle_s: float = 600.0
-    """A replica that was not needed this long is let go."""
+    """Seconds after which a replica that was not needed is removed."""
     cooldown_s: float = 60.0
-    """Between two changes."""
+    """Seconds between two changes."""
     backoff_s: float = 30.0
-    """After the first refusal; each further one doubles it."""
+    """Seconds of pause after the first refusal; each further one doubles the pause."""
     longest_backoff_s: float = 960.0
 
     def __post_init__(self) -> None:
@@ -44,45 +50,45 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A model's line and replicas, as they are now."""
+    """The load of a model's queue and replicas now."""
 
     replicas: int
-    """Those that are ready."""
+    """Replicas that are ready."""
     busy: int
-    """The most that ran at once since the last observation."""
+    """Maximum that ran at once since the last observation."""
     waiting: int = 0
-    """The most that waited at once since the last observation."""
+    """Maximum that waited at once since the last observation."""
     waited_s: float = 0.0
-    """`median_wait` of the line."""
+    """`median_wait` of the queue."""
     refused: bool = False
-    """Whether the cluster has refused, since the last step, what that step asked for."""
+    """True if the cluster refused, since the last step, the replicas requested by that step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """What a step has to know of those before it."""
+    """State between two steps."""
 
     wanted: int
     direction: int = 0
-    """Of the last change: 1 is up, -1 is down; 0 before any, and after one that was refused."""
+    """Direction of the last change: 1 is up, -1 is down; 0 before any, and after a refused one."""
     changed_at: float = -math.inf
     spare_since: float | None = None
-    """Since when one replica less would have done; None while all are needed."""
+    """Time since which one replica less would have done; None while all are needed."""
     holds: int = 1
-    """How many times `idle_s` an unneeded replica is kept."""
+    """Multiple of `idle_s` for which an unneeded replica is kept."""
     refusals: int = 0
-    """In a row."""
+    """Refusals in a row."""
     refused_until: float = -math.inf
 
 
 def desired(
     state: ScalingState, observation: Observation, bounds: Bounds, now: float
 ) -> tuple[ScalingState, int]:
-    """The next state, and how many replicas there should be: more than there are is asking for them.
+    """Return the next state, and how many replicas there should be.
 
-    Never more than `most`; less than `least` only while a refusal stands, when it is what there is.
+    Never more than `most`; less than `least` only while a refusal stands.
     """
-    state = _heed_the_answer(state, observation, bounds, now)
+    state = _after_answer(state, observation, bounds, now)
     pausing = now < state.refused_until
     least = min(bounds.least, state.wanted) if pausing else bounds.least
     within = min(max(state.wanted, least), bounds.most)
@@ -101,7 +107,7 @@ def desired(
         observation.waited_s > bounds.target_wait_s or state.wanted == 0
     )
     if missed and settled and not pausing and state.wanted < bounds.most:
-        # The one that was let go last is missed: keep the next one longer.
+        # The replica that was removed last is missed: keep the next one longer.
         holds = min(state.holds * 2, _LONGEST_HOLD) if state.direction < 0 else state.holds
         state = replace(_change(state, state.wanted + 1, now), holds=holds)
     elif (
@@ -109,7 +115,7 @@ def desired(
         and now - state.spare_since >= bounds.idle_s * state.holds
         and state.wanted > bounds.least
     ):
-        # Two in a row go unmissed: no reason to keep any longer than asked.
+        # Two in a row were not missed: keep none longer than configured.
         holds = 1 if state.direction < 0 else state.holds
         state = replace(_change(state, state.wanted - 1, now), holds=holds)
     return state, state.wanted
@@ -120,24 +126,24 @@ class Autoscaler:
 
     def __init__(self, bounds: Bounds, replicas: int) -> None:
         self.bounds = bounds
-        """May be replaced at any time; the next step holds to it."""
+        """Bounds of the next step; replaceable at any time."""
         self.state = ScalingState(replicas)
 
     def step(self, observation: Observation, now: float) -> int:
-        """How many replicas there should be."""
+        """Return how many replicas there should be."""
         self.state, replicas = desired(self.state, observation, self.bounds, now)
         return replicas
 
 
 def median_wait(arrivals: Iterable[float], now: float) -> float:
-    """Seconds that those who arrived then have waited, the median; 0 for nobody."""
+    """Return the median of the seconds waited since these arrivals; 0 without any."""
     return statistics.median([now - arrived for arrived in arrivals] or [0.0])
 
 
-def _heed_the_answer(
+def _after_answer(
     state: ScalingState, observation: Observation, bounds: Bounds, now: float
 ) -> ScalingState:
-    """Learn whether what was asked for last has come, or was refused."""
+    """Return the state once the replicas requested last have come, or were refused."""
     if observation.replicas >= state.wanted:
         return replace(state, refusals=0) if state.direction > 0 else state
     if not observation.refused:
@@ -155,3 +161,58 @@ def _heed_the_answer(
 def _change(state: ScalingState, wanted: int, now: float) -> ScalingState:
     direction = 1 if wanted > state.wanted else -1
     return replace(state, wanted=wanted, direction=direction, changed_at=now, spare_since=None)
+
+
+class Scaling:
+    """One `Autoscaler` per processor, whose results it passes on.
+
+    Reads each processor's load and has it add or remove replicas. The controller decides where they go.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, bounds: Bounds, now: Callable[[], float] = time.time
+    ) -> None:
+        """Take the bounds of every model whose operator set none."""
+        self._dispatcher = dispatcher
+        self._bounds = bounds
+        self._now = now
+        self._scalers: dict[Variant, Autoscaler] = {}
+
+    async def step(self) -> None:
+        """Look at every processor once."""
+        processors = self._dispatcher.processors
+        for gone in self._scalers.keys() - processors.keys():
+            del self._scalers[gone]
+        for variant, processor in list(processors.items()):
+            await self._step(self._scaler(variant, processor), processor)
+
+    def _scaler(self, variant: Variant, processor: Processor) -> Autoscaler:
+        least = processor.least_replicas
+        most = max(processor.model.deployment.max_replicas or self._bounds.most, least)
+        scaler = self._scalers.get(variant)
+        if scaler is None or (scaler.bounds.least, scaler.bounds.most) != (least, most):
+            # The processor is new, or its operator changed its bounds: earlier state is void.
+            bounds = replace(self._bounds, least=least, most=most)
+            scaler = self._scalers[variant] = Autoscaler(bounds, least)
+        return scaler
+
+    async def _step(self, scaler: Autoscaler, processor: Processor) -> None:
+        most = processor.take_load_sample()
+        at_rest = processor.desired_replicas == processor.least_replicas == scaler.state.wanted
+        if at_rest and not most.waiting and not processor.queue:
+            return  # nothing to do: the state of most processors at most times
+        observation = Observation(
+            replicas=processor.replicas.serving,
+            busy=most.running,
+            waiting=most.waiting,
+            waited_s=median_wait((entry.item.received for entry in processor.queue), self._now()),
+            refused=most.refused,
+        )
+        wanted = scaler.step(observation, asyncio.get_running_loop().time())
+        if wanted > processor.desired_replicas and len(processor.replicas):
+            processor.add_replicas(wanted)
+        elif wanted < processor.desired_replicas and most.refused:
+            # Replicas that are still on their way may come.
+            processor.desired_replicas = wanted
+        elif wanted < processor.desired_replicas:
+            processor.scale(wanted)

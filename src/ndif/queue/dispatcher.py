@@ -1,4 +1,4 @@
-"""Dispatcher: takes each request from the broker to the processor of its model (section 4.1)."""
+"""The dispatcher: requests from the broker to the queue of their model."""
 
 from __future__ import annotations
 
@@ -7,105 +7,107 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from ndif.cluster.asking import Living
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import ReplicaKey
-from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Model, NotServedError
-from ndif.queue.processor import Customs, Processor
-from ndif.queue.responder import Responder
+from ndif.host.request_lifecycle import Party, RequestLifecycle
+from ndif.placement.replica import DeploymentLevel, ReplicaKey
+from ndif.queue.processor import Processor, QueuePolicy
+from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
-from ndif.schema.response import Response
-from ndif.schema.status import Status
-from ndif.schema.variant import Variant
 from ndif.stores.broker import Broker
+from ndif.stores.responder import Responder
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
 
-_DISMISSED_WITHIN_S = 5.0
+_ENDED_WITHIN_S = 5.0
 
 
 class Dispatcher:
-    """One processor for each model in each runtime, made when its first request comes."""
+    """Claim requests from the broker and put each into the queue of its model and generation.
+
+    Owns one `Processor` per model and generation, made when its first request comes, and the
+    `RequestLifecycle` of every request that it claimed. Turns and replicas are the processors'.
+    """
 
     def __init__(
         self,
         controller: Controller,
         broker: Broker,
         responder: Responder,
-        customs: Customs | None = None,
+        policy: QueuePolicy | None = None,
     ) -> None:
         self.processors: dict[Variant, Processor] = {}
         self._controller = controller
         self._broker = broker
-        self._responder = responder
-        self._customs = customs or Customs()
+        self._policy = policy or QueuePolicy()
+        self.lifecycle = RequestLifecycle(broker, responder, Party.QUEUE, self._policy.max_attempts)
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
-        self._dispatching: asyncio.Task[None] | None = None
-        controller.on_leave = self._leaving
+        self._claiming: asyncio.Task[None] | None = None
+        controller.on_leave(self._replica_leaves)
 
     def start(self) -> None:
-        """Begin to dispatch."""
-        self._dispatching = asyncio.create_task(self._dispatch_forever(), name="dispatcher")
+        """Claim requests from now on."""
+        self._claiming = asyncio.create_task(self._claim_forever(), name="dispatcher")
 
-    async def dismiss(self, reason: str) -> None:
-        """End every request: nobody will bring it to its end later."""
-        processors = list(self.processors.values())
-        for processor in processors:
-            await processor.dismiss(reason)
-            for run in processor.replicas.runs:
-                await processor.cancel(run.entry.id, reason)
-        ending = [run for processor in processors for run in processor.replicas.runs]
+    async def fail_all(self, reason: str) -> None:
+        """End every request as an ERROR, because no later process will run it."""
+        for processor in list(self.processors.values()):
+            await processor.fail_waiting(reason)
+        held = self.lifecycle.held
+        for request in held:
+            self.lifecycle.cancel(request.id, reason)
         with contextlib.suppress(asyncio.TimeoutError):
-            await within(asyncio.gather(*(run.over.wait() for run in ending)), _DISMISSED_WITHIN_S)
+            await within(self.lifecycle.until_over(held), _ENDED_WITHIN_S)
 
     async def stop(self) -> None:
-        """Stop dispatching; what runs is abandoned."""
-        tasks = [*self._tasks.values(), *([self._dispatching] if self._dispatching else [])]
+        """Stop dispatching; running requests are abandoned."""
+        tasks = [*self._tasks.values(), *([self._claiming] if self._claiming else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.lifecycle.stop()
 
     def processor(self, model: Model, generation: str) -> Processor:
-        """The processor of a model in a runtime."""
+        """Return the processor of a model and generation; make it if there is none."""
         variant = Variant(model.key, generation)
         processor = self.processors.get(variant)
         if processor is None:
             processor = Processor(
-                model, generation, self._controller, self._broker, self._responder, self._customs
+                model, generation, self._controller, self.lifecycle, self._policy, self.enqueue
             )
-            processor.put_in_line = self.put_in_line
             self.processors[variant] = processor
-            self._tasks[variant] = asyncio.create_task(processor.run(), name=f"line of {variant}")
+            self._tasks[variant] = asyncio.create_task(processor.run(), name=f"queue of {variant}")
         return processor
 
-    async def tell_everybody(self, text: str) -> None:
-        """Tell all those who wait."""
+    async def notify_waiting(self, text: str) -> None:
+        """Tell all waiting clients."""
         for processor in list(self.processors.values()):
-            await processor.tell_everybody(text)
+            await processor.notify_waiting(text)
 
-    def adopt(self, found: Sequence[Living]) -> None:
+    def adopt(self, orphans: Sequence[OrphanReplica]) -> None:
         """Serve with replicas that another leader left."""
-        for hosted in self._controller.adopt(found):
-            place = hosted.deployment
+        for replica in self._controller.adopt(orphans):
+            place = replica.placed
             if place.level is DeploymentLevel.HOT:
                 generation = Variant.parse(place.model_key).generation
-                self.processor(hosted.model, generation).adopt([place.replica_id])
+                self.processor(replica.model, generation).adopt([place.replica_id])
 
     async def cancel(self, request_id: str, reason: str) -> bool:
-        """End a request wherever it is; whether there was one."""
-        for processor in list(self.processors.values()):
-            if await processor.cancel(request_id, reason):
+        """End a request as an ERROR, wherever it is; return False if none is held that has not ended."""
+        for processor in self.processors.values():
+            if (waiting := processor.queue.remove(request_id)) is not None:
+                await self.lifecycle.fail(waiting.item, reason)
                 return True
-        return False
+        return self.lifecycle.cancel(request_id, reason)
 
     def forget_idle(self) -> None:
-        """Keep no line that only a user asked for, and that has neither work nor replicas.
+        """Drop idle processors that exist only because a user asked for them.
 
-        It is that of a model, or of a model's further generation.
+        Such a processor belongs to a model that no operator deployed, or to a further generation of one.
         """
-        there = {hosted.deployment.model_key for hosted in self._controller.replicas()}
+        there = {replica.placed.model_key for replica in self._controller.replicas()}
         for variant, processor in list(self.processors.items()):
             model = processor.model
             is_users = model.forgettable or not model.keeps(variant.generation)
@@ -117,29 +119,30 @@ class Dispatcher:
             if not any(other.model is model for other in self.processors.values()):
                 self._controller.models.forget(model)
 
-    async def _dispatch_forever(self) -> None:
+    async def _claim_forever(self) -> None:
         while True:
-            await self.put_in_line(await self._broker.claim())
+            await self.accept(await self._broker.claim())
 
-    async def put_in_line(self, request: Request) -> None:
-        """Put a request in the line of its model, or say why there is none."""
-        try:
-            await self._dispatch(request)
-        except Exception:
-            # A defect of ours, or a store that fails, must cost one request.
-            logger.exception("request %s could not be put in its line", request.id)
-            await self._broker.release(request)
+    async def accept(self, request: Request) -> None:
+        """Hold a request that the broker handed out, and put it into the queue of its model."""
+        if self.lifecycle.claim(request):
+            await self.enqueue(request)
 
-    async def _dispatch(self, request: Request) -> None:
+    async def enqueue(self, request: Request) -> None:
+        """Put a request into the queue of its model, or tell its client why there is none."""
         try:
-            # It was admitted when it came; since then its model may have been forgotten.
+            # The gateway admitted the request; since then its model may have been forgotten.
             model = self._controller.models.admit(request.model, hotswapping=request.hotswapping)
+            await self.processor(model, request.generation).enqueue(request)
         except NotServedError as error:
-            await self._responder.respond(request, Response(request.id, Status.ERROR, str(error)))
-            return
-        await self.processor(model, request.generation).enqueue(request)
+            await self.lifecycle.fail(request, str(error))
+        except Exception:
+            # A defect of ours costs one request.
+            logger.exception("request %s could not be put into its queue", request.id)
+            reason = "The server failed before it ran this job; its log says why."
+            await self.lifecycle.fail(request, reason)
 
-    def _leaving(self, key: ReplicaKey, why: str) -> None:
+    def _replica_leaves(self, key: ReplicaKey, why: str) -> None:
         model_key, replica_id = key
         processor = self.processors.get(Variant.parse(model_key))
         if processor is not None:

@@ -1,24 +1,28 @@
-"""The waiting room: where requests are while there is nothing yet that could run them."""
+"""The queue of requests that come while nothing can run them yet."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
-from ndif.queue.responder import Responder
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
+from ndif.stores.responder import Responder
 
 logger = logging.getLogger(__name__)
 
 
-class WaitingRoom:
-    """Takes requests from the broker once it is opened, tells each why it waits, and keeps their order."""
+class HoldingQueue:
+    """Hold requests, in order, while the cluster cannot be reached.
+
+    Claims requests from the broker and tells each client why its request waits. The dispatcher takes the
+    requests over once there is one.
+    """
 
     def __init__(self, broker: Broker, responder: Responder, text: str) -> None:
-        """`text`: what each is told."""
+        """Take the text that each client is told."""
         self._broker = broker
         self._responder = responder
         self._text = text
@@ -26,12 +30,12 @@ class WaitingRoom:
         self._taking: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Take them, from now on."""
+        """Claim requests from now on."""
         if self._taking is None:
-            self._taking = asyncio.create_task(self._take(), name="waiting room")
+            self._taking = asyncio.create_task(self._take(), name="holding queue")
 
     async def close(self) -> list[Request]:
-        """Take no more; those that waited, the first first."""
+        """Claim no more; return the requests in the order they came."""
         if self._taking is not None:
             self._taking.cancel()
             await asyncio.wait([self._taking])
@@ -46,5 +50,5 @@ class WaitingRoom:
                     request, Response(request.id, Status.QUEUED, self._text)
                 )
             except Exception:
-                # It waits all the same.
+                # The request waits all the same.
                 logger.exception("request %s could not be told that it waits", request.id)

@@ -1,4 +1,4 @@
-"""Processor: the line of one model in one runtime (specification, section 4.2, and 003)."""
+"""The queue of one model and generation, and the workers that empty it."""
 
 from __future__ import annotations
 
@@ -7,127 +7,136 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
-from ndif.cluster.asking import Asked
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import ReplicaKey
-from ndif.cluster.hosted import DeploymentError, EvictedError, Hosted
+from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
-from ndif.host.port import Actor, EndedError, ReplicaEvictedError, ReplicaLostError
-from ndif.queue.attempts import Attempts
-from ndif.queue.estimates import RunTimes
-from ndif.queue.line import Entry, Line
-from ndif.queue.replicas import ProcessorStatus, Replica, Replicas, Run
-from ndif.queue.responder import Responder
-from ndif.queue.service import Service
-from ndif.queue.updates import Updates
+from ndif.cluster.replica import DeploymentError, EvictedError, Replica
+from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError
+from ndif.host.request_lifecycle import RequestLifecycle
+from ndif.placement.replica import ReplicaKey
+from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.queue.position_updates import PositionUpdates
+from ndif.queue.replicas import ProcessorStatus, Replicas, ReplicaWorker, Run
+from ndif.queue.run_times import RunTimes
+from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
-from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.variant import Variant
-from ndif.stores.broker import Broker, ClientLeftError
+from ndif.stores.broker import ClientLeftError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = 30.0
-"""How long no further replica is asked for, after one could not be had, while others serve."""
+"""Seconds before a further replica is requested, after a replica failed to come while others serve."""
 
 
 @dataclass(frozen=True, slots=True)
-class Customs:
-    """What is the same in every line of a server."""
+class QueuePolicy:
+    """Settings that every queue of a server shares."""
 
-    reply_freq_s: float = 3.0
-    """Seconds between updates to those who wait."""
+    update_interval_s: float = 3.0
+    """Seconds between position updates to a waiting client."""
     max_attempts: int = 2
-    """How often a request is run whose replica is lost."""
+    """Times that a request runs whose replica fails."""
     head_start_s: float = 60.0
     patience: int = 32
 
 
 @dataclass(slots=True)
-class Peak:
-    """The most that there was at once, since somebody looked last."""
+class LoadSample:
+    """Maxima of a processor's load since the sample before."""
 
     running: int = 0
     waiting: int = 0
     refused: bool = False
-    """Whether replicas were asked for in vain."""
+    """True if requested replicas did not come."""
 
 
 class Processor:
-    """Has the users of a model take turns, each request on whichever replica is idle first."""
+    """Run one model's requests: users take turns, and each request goes to the first idle replica.
+
+    Owns a `FairQueue` of waiting requests and one worker task per replica. It asks the controller for
+    replicas and gives a request back to the queue when its replica is lost. The `RequestLifecycle` keeps
+    states and delivers ends. A processor never loads models or stores results.
+    """
 
     def __init__(
         self,
         model: Model,
         generation: str,
         controller: Controller,
-        broker: Broker,
-        responder: Responder,
-        customs: Customs,
+        lifecycle: RequestLifecycle,
+        policy: QueuePolicy,
+        enqueue: Callable[[Request], Awaitable[None]],
     ) -> None:
+        """Start with an empty queue; `run` serves it.
+
+        Args:
+            model: The model.
+            generation: The nnsight generation of the requests.
+            controller: Provides replicas.
+            lifecycle: Holds the requests.
+            policy: Settings of the queue.
+            enqueue: Puts a request into the queue of its model, which may be another one by now.
+        """
         self.model = model
         self.variant = Variant(model.key, generation)
         self.least_replicas = model.least_in(generation)
-        """As many as its operator asks for."""
+        """Replicas that the operator asks for."""
         self.desired_replicas = self.least_replicas
-        """And as many as there are to be now."""
+        """Replicas that there should be now."""
         self._controller = controller
-        self._broker = broker
-        self._customs = customs
-        self.line: Line[Request] = Line(customs.head_start_s, customs.patience)
-        """Those who wait."""
-        self.put_in_line: Callable[[Request], Awaitable[None]] = self.enqueue
-        """Has a request wait in the line of its model, whichever that is by now."""
+        self._lifecycle = lifecycle
+        self._policy = policy
+        self._enqueue = enqueue
+        self.queue: FairQueue[Request] = FairQueue(policy.head_start_s, policy.patience)
         self.replicas = Replicas()
-        """Those who serve."""
         self._run_times = RunTimes()
-        self._updates = Updates(self.line, self.replicas, self._run_times, responder)
+        self._updates = PositionUpdates(self.queue, self.replicas, self._run_times, lifecycle)
         self._arrived = asyncio.Event()
+        """Set when a worker should look at the queue."""
         self._short = asyncio.Event()
+        """Set when replicas may be missing."""
         self._not_before = 0.0
-        self._attempts = Attempts(customs.max_attempts)
-        self._service = Service(broker, responder, self._attempts)
         self._workers: set[asyncio.Task[None]] = set()
-        self._seeing_off: dict[str, asyncio.Task[None]] = {}
-        """Requests whose clients were away when they were to run."""
-        self._provisioning = False
-        self._peak = Peak()
-        self._ended = False
+        self._returning: set[asyncio.Task[None]] = set()
+        """Requests that wait for their client before they wait here again."""
+        self._is_providing = False
+        self._is_provisioning = False
+        self._load = LoadSample()
+        self._is_cancelled = False
 
-    # What it is
+    # State
 
     @property
     def status(self) -> ProcessorStatus:
-        """What it is doing."""
-        if self._ended:
+        """Return CANCELLED once stopped, PROVISIONING while a replica is sought, else the replicas'."""
+        if self._is_cancelled:
             return ProcessorStatus.CANCELLED
         status = self.replicas.status
-        if status is ProcessorStatus.UNINITIALIZED and self._provisioning:
+        if status is ProcessorStatus.UNINITIALIZED and self._is_provisioning:
             return ProcessorStatus.PROVISIONING
         return status
 
     @property
     def idle(self) -> bool:
-        """Whether it has neither requests nor replicas."""
-        there = self.line or self._seeing_off or list(self.replicas) or self._provisioning
-        return not there
+        """Return True if nothing waits, nothing runs and no replica exists or is being created."""
+        return not (self.queue or self._returning or self._workers or self._is_providing)
 
     def expected_wait_s(self, position: int) -> float | None:
-        """Seconds until whoever is at that place of the line starts, where something is known of it."""
+        """Estimate the seconds until the request at `position` starts; None without run-time history."""
         return self._updates.wait_s(position)
 
-    def since_last_seen(self) -> Peak:
-        """The most that ran and waited at once since this was last asked."""
-        peak = self._peak
-        self._peak = Peak(len(self.replicas.runs), len(self.line))
-        return peak
+    def take_load_sample(self) -> LoadSample:
+        """Return the maxima since this was called last, and start anew."""
+        load = self._load
+        self._load = LoadSample(len(self.replicas.runs), len(self.queue))
+        return load
 
-    # What it is told
+    # Requests and orders
 
     async def enqueue(self, request: Request) -> None:
-        """Put a request in line and tell its user the position."""
+        """Put a request into the queue and tell its client the position."""
         entry = Entry(
             request.id,
             request.user,
@@ -137,285 +146,268 @@ class Processor:
             priority=request.priority,
         )
         entry = replace(entry, cost=self._run_times.expected(entry))
-        self.line.add(entry)
-        self._peak.waiting = max(self._peak.waiting, len(self.line))
-        position = self.line.position(request.id)
+        self.queue.add(entry)
+        self._load.waiting = max(self._load.waiting, len(self.queue))
+        position = self.queue.position(request.id)
         self._arrived.set()
         if len(self.replicas) < self._needed:
             self._short.set()
-        if position is not None:  # else the next of the regular updates says it
-            await self._updates.position(entry, position)
+        if position is not None:  # else the next of the regular updates tells it
+            await self._updates.send_position(entry, position)
 
     async def run(self) -> None:
-        """Serve the line until cancelled."""
-        replies = asyncio.create_task(
-            self._updates.repeat(self._customs.reply_freq_s), name="queue positions"
+        """Serve the queue until cancelled."""
+        updates = asyncio.create_task(
+            self._updates.repeat(self._policy.update_interval_s), name="queue positions"
         )
         try:
             await self._provide_forever()
         finally:
-            replies.cancel()
-            await end([*self._workers, *self._seeing_off.values()])
-            self._ended = True
+            updates.cancel()
+            await end([*self._workers, *self._returning])
+            self._is_cancelled = True
 
     def adopt(self, replica_ids: Iterable[str]) -> None:
-        """Serve with these replicas, too: they are there, or are coming."""
-        for replica_ in self.replicas.set_replica_ids(replica_ids):
-            worker = asyncio.create_task(self._work(replica_), name=f"replica {replica_.id}")
-            self._workers.add(worker)
-            worker.add_done_callback(self._worker_ended)
+        """Start a worker for each of these replicas that has none."""
+        for worker in self.replicas.add(replica_ids):
+            task = asyncio.create_task(self._work(worker), name=f"replica {worker.id}")
+            self._workers.add(task)
+            task.add_done_callback(self._worker_ended)
 
     def add_replicas(self, replicas: int) -> None:
-        """Have as many replicas, if somebody still waits."""
+        """Desire this many replicas; they are requested while requests wait."""
         self.desired_replicas = replicas
         self._short.set()
 
     def scale(self, replicas: int) -> tuple[ReplicaKey, ...]:
-        """Have no more replicas than that, and tell which had to go: who is idle goes first.
+        """Evict replicas beyond this many, idle ones first, and return the keys of those evicted.
 
-        More are asked for by `provision`.
+        `provision` requests missing ones.
         """
         self.desired_replicas = replicas
-        staying = [replica_ for replica_ in self.replicas if not replica_.leaving]
-        staying.sort(key=lambda replica_: (replica_.run is None, not replica_.serving))
-        keys = [(str(self.variant), replica_.id) for replica_ in staying[replicas:]]
+        staying = [worker for worker in self.replicas if not worker.leaving]
+        staying.sort(key=lambda worker: (worker.run is None, not worker.serving))
+        keys = [(str(self.variant), worker.id) for worker in staying[replicas:]]
         if not keys:
             return ()
-        gone = self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
-        self._controller.dedicate(self.model)  # the idle are not always those that were not
-        return gone
+        evicted = self._controller.evict(replica_keys=keys, why="fewer replicas are wanted")
+        self._controller.dedicate(self.model)  # idle replicas may be the dedicated ones
+        return evicted
 
-    def asked(self, replicas: int) -> list[Asked]:
-        """So many replicas, as they are to be asked for one after the other.
+    def replica_requests(self, replicas: int) -> list[ReplicaRequest]:
+        """Return what to ask the controller for, one after the other, to have this many replicas.
 
-        First those that are to be dedicated, if any are missing: further ones displace only whom any
-        model's may, and wait for those who have yet to do their first job.
+        Missing dedicated replicas come first: further ones displace only what any model's may displace, and
+        wait for replicas that have yet to run their first job.
         """
         generation = self.variant.generation
         first = self.model.dedicated_in(generation)
         hot = self._controller.cluster.hot(str(self.variant))
         counts = [first] if sum(d.dedicated for d in hot) < first < replicas else []
-        return [Asked(self.model, generation, count) for count in [*counts, replicas]]
+        return [ReplicaRequest(self.model, generation, count) for count in [*counts, replicas]]
 
     @property
     def _needed(self) -> int:
-        """How many replicas there are to be while somebody waits."""
+        """Return the number of replicas there should be while requests wait."""
         return max(1, self.desired_replicas)
 
     def remove_replica(self, replica_id: str, why: str) -> None:
-        """A replica is leaving its device: it takes nothing more."""
-        replica_ = self.replicas.find(replica_id)
-        if replica_ is not None:
+        """Send no further request to a replica that leaves its device."""
+        worker = self.replicas.find(replica_id)
+        if worker is not None:
             logger.info("%s loses replica %s: %s", self.variant, replica_id, why)
-            replica_.leaving = True
+            worker.leaving = True
             self._arrived.set()
-            if self.line:
+            if self.queue:
                 self._short.set()
 
-    async def cancel(self, request_id: str, reason: str) -> bool:
-        """End a request wherever it is; whether it was here, and had no answer yet."""
-        waiting = self.line.remove(request_id)
-        if waiting is not None:
-            await self._service.finish(waiting.what, Response(request_id, Status.ERROR, reason))
-            return True
-        for run in self.replicas.runs:
-            if run.entry.id == request_id and not run.answered:
-                self._attempts.cancel(request_id, reason)
-                run.actor.cancel(reason)
-                return True
-        if request_id in self._seeing_off:
-            self._attempts.cancel(request_id, reason)
-            return True
-        return False
+    async def notify_waiting(self, text: str) -> None:
+        """Tell all waiting clients, whose requests go on waiting."""
+        await self._updates.send_all(Status.QUEUED, text)
 
-    async def tell_everybody(self, text: str) -> None:
-        """Tell all those who wait, who go on waiting."""
-        await self._updates.everybody(Status.QUEUED, text)
+    async def fail_waiting(self, reason: str) -> int:
+        """End every waiting request as an ERROR, and return how many there were."""
+        return await self._fail(self.queue.remove_all(lambda _: True), reason)
 
-    async def dismiss(self, reason: str) -> int:
-        """Tell everybody who waits that it is in vain; how many they were."""
-        dismissed = self.line.remove_all(lambda _: True)
-        for waiting in dismissed:
-            await self._service.finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
-        return len(dismissed)
+    async def _fail(self, entries: list[Entry[Request]], reason: str) -> int:
+        await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in entries))
+        return len(entries)
 
     # Replicas
 
     async def _provide_forever(self) -> None:
-        """Ask for replicas whenever somebody waits and there are fewer than there should be."""
+        """Request replicas whenever requests wait and fewer replicas exist than are needed."""
         while True:
             await self._short.wait()
             self._short.clear()
-            if not self.line or len(self.replicas) >= self._needed:
+            if not self.queue or len(self.replicas) >= self._needed:
                 continue
             loop = asyncio.get_running_loop()
             if len(self.replicas) and loop.time() < self._not_before:
                 loop.call_at(self._not_before, self._short.set)
                 continue
+            self._is_providing = True
             try:
                 await self.provision()
             except Exception:
-                # A defect of ours must not leave those who wait without a word.
+                # A defect of ours must not leave waiting clients without an answer.
                 logger.exception("%s could not be provided", self.variant)
-                await self.dismiss("The server failed while it set the model up; its log says why.")
+                await self.fail_waiting(
+                    "The server failed while it set the model up; its log says why."
+                )
+            finally:
+                self._is_providing = False
 
     async def provision(self) -> None:
-        """Have as many replicas as desired, or tell those who wait why there are none."""
-        await self._let_go_of_those_who_left()
+        """Request missing replicas, or tell waiting clients why there are none."""
+        await self._take_out_absent()
         await self._refuse_without_access()
-        if not self.line:
+        if not self.queue:
             return
-        alone = not len(self.replicas)
-        self._provisioning = True
+        is_first = not len(self.replicas)
+        self._is_provisioning = True
         try:
-            if alone:
-                await self._updates.everybody(
+            if is_first:
+                await self._updates.send_all(
                     Status.PROVISIONING, "A replica is being set up for your model."
                 )
-            for asked in self.asked(self._needed):
-                (provided,) = await self._controller.deploy([asked])
+            for request in self.replica_requests(self._needed):
+                (provided,) = await self._controller.deploy([request])
                 self.adopt(provided.replica_ids)
-                if asked.void or provided.problem is not None:
+                if request.void or provided.problem is not None:
                     break
         finally:
-            self._provisioning = False
+            self._is_provisioning = False
         if self.model.same_as is not None:
-            for entry in self.line.remove_all(lambda _: True):
-                await self.put_in_line(entry.what)
+            for entry in self.queue.remove_all(lambda _: True):
+                await self._enqueue(entry.item)
             return
-        if asked.withdrawn:
-            self._short.set()  # who is in line now has come since
+        if request.withdrawn:
+            self._short.set()  # requests that wait now have come since
             return
         if provided.problem is not None:
             logger.warning("%s", provided.problem)
-            self._peak.refused = True
+            self._load.refused = True
             self._back_off()
         if not len(self.replicas):
-            await self.dismiss(provided.problem or "The model has no replica.")
-        elif alone:
-            await self._updates.everybody(
+            await self.fail_waiting(provided.problem or "The model has no replica.")
+        elif is_first:
+            await self._updates.send_all(
                 Status.DEPLOYING,
                 f"The model is being loaded for nnsight {self.variant.generation}.",
             )
 
-    async def _let_go_of_those_who_left(self) -> None:
-        """Nothing is loaded for those who do not wait for it any more."""
-        sessions = {entry.what.session for entry in self.line} - {None}
-        absent = await self._broker.absent(s for s in sessions if s is not None)
-        for gone in self.line.remove_all(lambda entry: entry.what.session in absent):
-            await self._service.let_go(gone.what)
+    async def _take_out_absent(self) -> None:
+        """Load nothing for clients that have left."""
+        absent = await self._lifecycle.absent(entry.item for entry in self.queue)
+        for entry in self.queue.remove_all(lambda entry: entry.id in absent):
+            self._await_client(entry.item)
 
     async def _refuse_without_access(self) -> None:
-        """Nobody's model is loaded on demand who may not have that."""
+        """Load no model on demand for users who may not have one loaded."""
         if self.model.dedicated:
             return
-        for waiting in self.line.remove_all(lambda entry: not entry.what.hotswapping):
-            reason = self._controller.models.not_dedicated(self.variant.model)
-            await self._service.finish(waiting.what, Response(waiting.id, Status.ERROR, reason))
+        refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
+        await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S
 
-    async def _work(self, replica_: Replica) -> None:
-        """Serve the line with one replica: whichever is idle first takes what is next."""
-        hosted = self._controller.hosted(self.variant, replica_.id)
+    async def _work(self, worker: ReplicaWorker) -> None:
+        """Serve the queue with one replica, from when it comes up until it leaves."""
+        replica_ = self._controller.replica(self.variant, worker.id)
         failure: DeploymentError | None = None
         try:
-            if hosted is not None:
-                with hosted.lease:
-                    await hosted.up()
-                    replica_.status = ProcessorStatus.READY
-                    await self._serve_with(replica_, hosted)
+            if replica_ is not None:
+                with replica_.lease:
+                    await replica_.up()
+                    worker.status = ProcessorStatus.READY
+                    await self._serve_with(worker, replica_)
         except EvictedError:
-            pass  # those who wait ask for another
+            pass  # waiting requests ask for another
         except DeploymentError as error:
             failure = error
         finally:
-            self.replicas.remove(replica_)
+            self.replicas.remove(worker)
         if failure is not None:
-            self._back_off()  # of no concern to those whom others serve
-            self._peak.refused = True  # the next is asked for later and later
-            if not len(self.replicas) and not self._provisioning:
-                await self.dismiss(str(failure))
-        if self.line:
-            self._short.set()
+            self._back_off()  # requests that other replicas serve are not concerned
+            self._load.refused = True  # the next is requested later and later
+            if not len(self.replicas) and not self._is_provisioning:
+                await self.fail_waiting(str(failure))
 
-    async def _serve_with(self, replica_: Replica, hosted: Hosted) -> None:
-        while not replica_.leaving:
-            if not self.line:
-                # A replica that finds nothing tells the line so: nobody waits for what others have had.
-                self.line.take()
+    async def _serve_with(self, worker: ReplicaWorker, replica_: Replica) -> None:
+        while not worker.leaving:
+            if not self.queue:
+                # An idle replica means that no user waits for what others have had.
+                self.queue.reset()
                 self._arrived.clear()
-                hosted.was_of_use()
+                replica_.mark_used()
             await self._arrived.wait()
-            entry = self.line.take() if self.line and not replica_.leaving else None
-            # Who waited may have been cancelled, or served by another, meanwhile.
+            entry = self.queue.take() if self.queue and not worker.leaving else None
+            # The request that came may have been cancelled, or sent to another replica, meanwhile.
             if entry is None:
                 continue
-            if hosted.actor.ended.is_set():
-                self.line.give_back(entry)
-                self._controller.lost(hosted)
+            if replica_.actor.ended.is_set():
+                self.queue.give_back(entry)
+                self._controller.lost(replica_)
                 return
             try:
-                await self._serve(replica_, hosted.actor, entry)
+                await self._serve(worker, replica_, entry)
             except ReplicaLostError as error:
-                replica_.leaving = True
+                worker.leaving = True
                 if not isinstance(error, ReplicaEvictedError):
-                    self._controller.lost(hosted)
-                await self._retry(entry, error)
+                    self._controller.lost(replica_)
+                if await self._lifecycle.give_back(entry.item, error):
+                    self.queue.give_back(entry)
+                    self._arrived.set()
+                    self._short.set()
                 return
             except Exception:
-                # Of whatever could not be told or stored, the next request knows nothing.
+                # The next request has nothing to do with this defect.
                 logger.exception("request %s could not be brought to its end", entry.id)
-                await self._service.release(entry.what)
-            hosted.was_of_use()
+                await self._lifecycle.fail(entry.item, _DEFECT)
+            replica_.mark_used()
 
-    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
-        self._workers.discard(worker)
-        if not worker.cancelled() and (defect := worker.exception()) is not None:
-            logger.error("%s failed", worker.get_name(), exc_info=defect)
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+        self._workers.discard(task)
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=defect)
+        if self.queue:
+            self._short.set()
 
     # One request
 
-    async def _serve(self, replica_: Replica, actor: Actor, entry: Entry[Request]) -> None:
-        replica_.status = ProcessorStatus.BUSY
-        run = replica_.run = Run(entry, actor, asyncio.get_running_loop().time())
+    async def _serve(self, worker: ReplicaWorker, replica_: Replica, entry: Entry[Request]) -> None:
+        """Run one request on a replica and deliver its end.
+
+        Raises:
+            ReplicaLostError: if the replica was lost before the request ended.
+        """
+        worker.status = ProcessorStatus.BUSY
+        worker.run = Run(entry, asyncio.get_running_loop().time())
         try:
-            self._peak.running = max(self._peak.running, len(self.replicas.runs))
-            response = await self._service.run(entry.what, actor)
-            run.answered = True
-            ran_s = asyncio.get_running_loop().time() - run.since
+            self._load.running = max(self._load.running, len(self.replicas.runs))
+            response = await self._lifecycle.dispatch(entry.item, replica_.actor)
+            ran_s = asyncio.get_running_loop().time() - worker.run.since
             self._run_times.measured(entry, ran_s)
-            self.line.settle(entry, ran_s)
-            await self._service.finish(entry.what, response)
+            self.queue.settle(entry, ran_s)
+            await self._lifecycle.complete(entry.item, response)
         except EndedError:
-            await self._service.ended(entry.what)
+            await self._lifecycle.release(entry.item)
         except ClientLeftError:
-            seeing_off = asyncio.create_task(self._see_off(entry.what), name=f"end of {entry.id}")
-            self._seeing_off[entry.id] = seeing_off
-            seeing_off.add_done_callback(lambda _: self._seeing_off.pop(entry.id, None))
+            self._await_client(entry.item)
         finally:
-            run.over.set()
-            replica_.run, replica_.status = None, ProcessorStatus.READY
+            worker.run, worker.status = None, ProcessorStatus.READY
 
-    async def _see_off(self, request: Request) -> None:
-        """End a request whose client has left; one whose client is back waits again."""
-        if await self._service.has_left(request):
-            # Whoever comes back later than that finds this.
-            left = Response(request.id, Status.ERROR, "The client left.")
-            await self._service.finish(request, left)
-        else:
-            await self.put_in_line(request)
+    def _await_client(self, request: Request) -> None:
+        """Let a request wait for its client, and then in the queue again."""
+        task = asyncio.create_task(self._return(request), name=f"client of {request.id}")
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
 
-    async def _retry(self, entry: Entry[Request], error: ReplicaLostError) -> None:
-        """Give a request back to the head of the line, as often as it may be tried."""
-        if await self._service.has_ended(entry.what):  # the replica was lost after that
-            await self._service.ended(entry.what)
-            return
-        why_not = self._attempts.lost(entry.id, error)
-        if why_not is None:
-            self.line.give_back(entry)
-            self._arrived.set()
-            self._short.set()
-        else:
-            await self._service.finish(entry.what, Response(entry.id, Status.ERROR, why_not))
+    async def _return(self, request: Request) -> None:
+        if await self._lifecycle.give_back(request):
+            await self._enqueue(request)
+
+
+_DEFECT = "The server failed while it ran this job; its log says why."

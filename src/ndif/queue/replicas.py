@@ -1,19 +1,17 @@
-"""Replicas: what each replica of a model does, as its processor sees it (specification, section 4.2)."""
+"""The replicas of one processor, and what each of them does now."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from ndif.host.port import Actor
-from ndif.queue.line import Entry
+from ndif.queue.fair_queue import Entry
 from ndif.schema.request import Request
 
 
 class ProcessorStatus(str, Enum):
-    """What a processor, or one of its replicas, is doing."""
+    """State of a processor, or of one of its replicas."""
 
     UNINITIALIZED = "UNINITIALIZED"
     PROVISIONING = "PROVISIONING"
@@ -33,31 +31,26 @@ _FURTHEST = (
 
 @dataclass(slots=True)
 class Run:
-    """What a replica is running."""
+    """A request on a replica."""
 
     entry: Entry[Request]
-    actor: Actor
     since: float
     """Seconds of the event loop's clock."""
-    answered: bool = False
-    """Its answer is on its way: it can no longer be ended."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once nothing of it is left to do."""
 
 
 @dataclass(slots=True, eq=False)
-class Replica:
-    """One replica, for as long as it is HOT; its id is opaque."""
+class ReplicaWorker:
+    """One replica, for as long as it is HOT. The id is opaque."""
 
     id: str
     status: ProcessorStatus = ProcessorStatus.DEPLOYING
     run: Run | None = None
     leaving: bool = False
-    """It is to take nothing more."""
+    """True once the replica may take no further request."""
 
     @property
     def serving(self) -> bool:
-        """Whether it has its model."""
+        """Return True if the replica has loaded its model."""
         return self.status in (ProcessorStatus.READY, ProcessorStatus.BUSY)
 
 
@@ -65,47 +58,47 @@ class Replicas:
     """The replicas of one processor."""
 
     def __init__(self) -> None:
-        self._replicas: list[Replica] = []
+        self._replicas: list[ReplicaWorker] = []
 
-    def __iter__(self) -> Iterator[Replica]:
+    def __iter__(self) -> Iterator[ReplicaWorker]:
         return iter(self._replicas)
 
     def __len__(self) -> int:
-        """How many there are that stay."""
+        """Return the number of replicas that are not leaving."""
         return len(self.ids)
 
     @property
     def ids(self) -> list[str]:
-        """Those that stay."""
+        """Return the ids of the replicas that are not leaving."""
         return [replica.id for replica in self._replicas if not replica.leaving]
 
-    def set_replica_ids(self, ids: Iterable[str]) -> list[Replica]:
-        """Have a replica for each of these beside those there are; the new ones."""
+    def add(self, ids: Iterable[str]) -> list[ReplicaWorker]:
+        """Add a worker for each of these replicas that has none, and return the new workers."""
         known = self.ids
-        new = [Replica(replica_id) for replica_id in ids if replica_id not in known]
+        new = [ReplicaWorker(replica_id) for replica_id in ids if replica_id not in known]
         self._replicas += new
         return new
 
-    def find(self, replica_id: str) -> Replica | None:
-        """The replica of this id, unless it is leaving."""
+    def find(self, replica_id: str) -> ReplicaWorker | None:
+        """Return the worker of a replica, unless the replica is leaving."""
         return next((r for r in self._replicas if r.id == replica_id and not r.leaving), None)
 
-    def remove(self, replica: Replica) -> None:
-        """Forget one."""
+    def remove(self, replica: ReplicaWorker) -> None:
+        """Drop the worker of a replica that has left."""
         self._replicas.remove(replica)
 
     @property
     def status(self) -> ProcessorStatus:
-        """How far the furthest is."""
+        """Return the state of the replica that is furthest."""
         statuses = {replica.status for replica in self._replicas}
         return next((s for s in _FURTHEST if s in statuses), ProcessorStatus.UNINITIALIZED)
 
     @property
     def runs(self) -> list[Run]:
-        """What runs now."""
+        """Return the requests that run now."""
         return [replica.run for replica in self._replicas if replica.run is not None]
 
     @property
     def serving(self) -> int:
-        """How many have their model, and keep it."""
+        """Return the number of replicas that have loaded their model and are not leaving."""
         return sum(replica.serving and not replica.leaving for replica in self._replicas)

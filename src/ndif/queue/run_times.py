@@ -1,9 +1,9 @@
-"""RunTimes: how long one model's requests run, and how long those in line will wait.
+"""Run times of one model's requests, and the waits of its queue that follow from them.
 
 Run times have long tails: one job of an hour among hundreds of a second says little about the next ten
-and much about the next thousand. So a sum of n run times is not n means. Beyond the quantile that more
-likely than not none of n draws reaches, values count as that quantile (they are winsorised there): n = 1
-gives about the median, and n without end the mean.
+and much about the next thousand. So a sum of n run times is not n means. Values beyond the quantile that
+n draws more likely than not stay below count as that quantile (they are winsorised there): n = 1 gives
+about the median, and a large n the mean.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from ndif.queue.line import Entry
+from ndif.queue.fair_queue import Entry
 
 _WINDOW = 256
 _USERS = 1024
 _USER_WINDOW = 32
 _PRIOR = 1
-"""How many of a user's own run times count as much as everybody's."""
+"""Number of a user's own run times that count as much as everybody's."""
 _UNMEASURED_S = 1.0
 _LEAST_S = 1e-6
-"""So that no run time is nothing, and one may divide by it."""
+"""Least run time in seconds: a divisor."""
 _OUTLIERS = 0.05
 _SPREAD = 1.28
-"""Standard deviations from the middle to where one in ten lies outside."""
+"""Standard deviations from the middle beyond which one value in ten lies."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Seconds until an entry is taken: as likely more as less, and four times in five between the ends."""
+class WaitEstimate:
+    """Seconds until an entry is taken: the median, and the bounds of four cases in five."""
 
     seconds: float
     low: float
@@ -42,7 +42,7 @@ class Wait:
 
 
 class _Window:
-    """The last numbers of some kind, and what they say of the next."""
+    """The most recent values of one kind, and estimates of the next."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -50,7 +50,7 @@ class _Window:
         self._sums: tuple[list[float], list[float]] | None = None
 
     def add(self, value: float) -> None:
-        """Learn one more, and forget the oldest of too many."""
+        """Add a value; drop the oldest beyond the window."""
         self._recent.append(value)
         insort(self._sorted, value)
         if len(self._recent) > _WINDOW:
@@ -61,16 +61,16 @@ class _Window:
         return len(self._recent)
 
     def beyond(self, reached: float, quantile: float) -> float:
-        """How much more there is to one that has reached so much."""
+        """Return how much more to expect, at a quantile, of a value that has reached `reached`."""
         first = bisect_right(self._sorted, reached)
         larger = len(self._sorted) - first
         if not larger:
-            # None ever was: likely as much again, as with durations that have no scale of their own.
+            # No value was larger: likely as much again, as with durations that have no scale of their own.
             return reached * quantile / (1 - quantile)
         return self._sorted[first + min(int(larger * quantile), larger - 1)] - reached
 
     def winsorised(self, tail: float) -> tuple[float, float]:
-        """Mean and standard deviation where the highest `tail` (a share) count as what lies below."""
+        """Return mean and standard deviation, with the highest `tail` (a share) cut down to the rest."""
         if self._sums is None:
             squared = map(mul, self._sorted, self._sorted)
             self._sums = (
@@ -86,15 +86,15 @@ class _Window:
 
 
 class RunTimes:
-    """The last run times of one model, of everybody and of each user."""
+    """The most recent run times of one model, of all users together and of each."""
 
     def __init__(self) -> None:
         self._runs = _Window()
-        self._errors = _Window()  # run times, in units of what had been expected
+        self._errors = _Window()  # run times, divided by their estimates
         self._users: OrderedDict[str, deque[float]] = OrderedDict()
 
     def measured(self, entry: Entry[Any], ran_s: float) -> None:
-        """Learn how long a request ran."""
+        """Add the run time of a request."""
         ran_s = max(ran_s, _LEAST_S)
         if self._runs:
             self._errors.add(ran_s / self.expected(entry))
@@ -106,11 +106,11 @@ class RunTimes:
             self._users.popitem(last=False)
 
     def expected(self, entry: Entry[Any]) -> float:
-        """Seconds that an entry is likely to run, by its user's past and everybody's; 1 before any."""
+        """Estimate an entry's run time in seconds, from its user's and everybody's; 1 before any."""
         if not self._runs:
             return _UNMEASURED_S
         everybody, _ = self._runs.winsorised(_OUTLIERS)
-        # A user's own mean, outliers and all: they are what others wait for.
+        # The user's own mean keeps outliers: others wait for them.
         mine = self._users.get(entry.user, ())
         return (_PRIOR * everybody + math.fsum(mine)) / (_PRIOR + len(mine))
 
@@ -121,18 +121,25 @@ class RunTimes:
         running_since: Sequence[float],
         now: float,
         work_ahead_s: float | None = None,
-    ) -> Wait | None:
-        """Seconds until the entry at `position` (from 1) is taken; None while nothing was measured.
+    ) -> WaitEstimate | None:
+        """Estimate the seconds until the entry at `position` (from 1) is taken.
 
-        `running_since` says when each running request began; `work_ahead_s` is the sum of `expected`
-        over those ahead, without which they count as what this model usually runs. None, too, without
-        replicas: how long they take to come is not known here.
+        Args:
+            position: The position.
+            replicas: Replicas that serve.
+            running_since: When each running request began.
+            now: The time now.
+            work_ahead_s: Sum of `expected` over the entries ahead; by default the model's usual run times.
+
+        Returns:
+            The estimate; None without a measured run time, or without replicas: how long replicas take
+            to come is not known here.
         """
         if not self._runs or replicas < 1:
             return None
         ahead = position - 1
         if ahead < replicas - len(running_since):
-            return Wait(0.0, 0.0, 0.0)
+            return WaitEstimate(0.0, 0.0, 0.0)
         draws, unit_s = self._runs, 1.0
         if ahead and work_ahead_s is not None and self._errors:
             draws, unit_s = self._errors, work_ahead_s / ahead
@@ -146,29 +153,29 @@ class RunTimes:
             at: sorted(idle + [self._runs.beyond(age, at) for age in ages])
             for at in (0.1, 0.5, 0.9)
         }
-        # 1 where it is certain when each will end, and little where it may be any time.
+        # 1 where the ends are certain, and near 0 where they may be at any time.
         known = sum(left[0.1]) / sum(left[0.9]) if any(left[0.9]) else 1.0
 
         def until(at: float, mean: float, deviation: float) -> float:
             ends, each = left[at], mean * unit_s
             count = len(ends)
-            # Run times that are all alike end in the order they began, each on its replica; times as
-            # random as decay end anywhere, and the line moves by one whenever any does.
+            # Equal run times end in the order they began, each on its replica; memoryless ones end
+            # anywhere, and the queue moves by one whenever any does.
             first = known * ends[0] + (1 - known) * sum(ends) / count**2
             alike = ends[ahead % count] - ends[0] + ahead // count * each
             others = (1 - variation) * alike + variation * ahead * each / count
             return first + others + deviation * unit_s * math.sqrt(ahead) / count
 
         seconds = until(0.5, likely, 0.0)
-        # Few measurements may all be unlike the next, and what is expected of a user rests on few.
+        # Few measurements may all differ from the next, and a user's estimate rests on few.
         doubt = 1 + 1 / math.sqrt(min(len(draws), _WINDOW if draws is self._runs else _USER_WINDOW))
         low = max(until(0.1, likely, -_SPREAD * spread), 0.0) / doubt
         high = until(0.9, most, _SPREAD * most_spread) * doubt
-        return Wait(seconds, min(low, seconds), max(high, seconds))
+        return WaitEstimate(seconds, min(low, seconds), max(high, seconds))
 
 
 def describe_wait(seconds: float) -> str:
-    """A wait in a user's words: "about 40 seconds"."""
+    """Return a wait in words, such as "about 40 seconds"."""
     if seconds < 3:
         return "a moment"
     if seconds < 55:

@@ -1,1 +1,1 @@
-"""What runs inside the model process. Imports nothing of ndif outside this folder."""
+"""The model plane: the code inside a model process. It imports the sandbox and nothing else of ndif."""

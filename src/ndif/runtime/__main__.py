@@ -1,7 +1,15 @@
-"""`python -m ndif.runtime FD`: a model process that talks to its host over file descriptor FD."""
+"""`python -m ndif.runtime FD [--fork-server GENERATION]`: a model process, or a server that forks them.
+
+Either talks to its host over file descriptor FD.
+"""
 
 import sys
 
-from ndif.runtime.zygote import main
+if sys.argv[2:]:
+    from ndif.runtime.process import fork_server
 
-main(int(sys.argv[1]))
+    fork_server.main(int(sys.argv[1]), sys.argv[3])
+else:
+    from ndif.runtime.process import zygote
+
+    zygote.main(int(sys.argv[1]))

@@ -14,21 +14,21 @@ from typing import Any
 
 LENGTHS = struct.Struct("!IQ")
 SMALL = 1 << 16
-"""A body up to this many bytes is cheaper to copy than to send by itself."""
+"""Largest body, in bytes, that is cheaper to copy behind its header than to send separately."""
 MAX_TEXT = 1 << 20
-"""Bytes of a line that was printed, or of an error, in one frame."""
+"""Largest printed line or error, in bytes, in one frame."""
 
 Header = Mapping[str, Any]
 
 
 def pack(header: Header, body_size: int = 0) -> bytes:
-    """A frame up to where its body begins."""
+    """Return a frame up to its body."""
     text = json.dumps(header).encode()
     return LENGTHS.pack(len(text), body_size) + text
 
 
 def unpack_header(text: bytes) -> dict[str, Any]:
-    """A header, checked for its shape.
+    """Parse a header, and check its shape.
 
     Raises:
         ValueError: if it is not a JSON object with a `kind`.

@@ -1,15 +1,15 @@
-"""`python -m ndif.runtime.evaluate`: what models take; a JSON line asks, with a number, and a line answers.
+"""`python -m ndif.runtime.measure FD`: work out what models take, without loading them.
 
-Many are asked for at a time: where a hub takes its time over one, the others do not wait for it. They are
-built one after the other, because what a model's own code does to the process is not to meet another's.
-The architecture is built from its config without memory for it, so nothing of the weights is fetched or
-read. Importing torch and transformers takes longer than that, so this process stays for the next.
+Over the socket FD, a line of JSON asks of one model under a number, and a line answers. Questions come
+many at a time, so that a hub that is slow over one holds up no other. Models are built one after the other,
+because a model's own code may change the process while it is built. An architecture is built from its
+config on the meta device, so no weights are fetched or read. The process stays for the next question.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import socket
 import sys
 import threading
 import traceback
@@ -25,32 +25,31 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.pipelines import check_task
 from transformers.utils import cached_file
 
-from ndif.runtime import cuda, hub
+from ndif.runtime.process import cuda
+from ndif.runtime.process.zygote import end_with_parent
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.tracebacks import SaidError, sentence
-from ndif.runtime.zygote import end_with_parent
+from ndif.runtime.tracebacks import UserFacingError, sentence
+from ndif.runtime.weights.fetch import explain_unavailable, model_info
 
 _AT_ONCE = 8
 _BUILDING = threading.Lock()
 _WRITING = threading.Lock()
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The floating types of a checkpoint that a model may be loaded in, as safetensors names them."""
+"""Floating types that a model may be loaded in, by their names in safetensors."""
 _LARGEST_HEADER = 100 << 20
 _LONGEST = 4096
 
 
-class UnknownError(SaidError):
-    """What the model takes cannot be known."""
+class UnknownError(UserFacingError):
+    """The size of a model cannot be worked out."""
 
 
-def main() -> None:
-    """Answer until there is nobody who asks."""
+def main(fd: int) -> None:
+    """Answer over the socket `fd` until nobody asks."""
     end_with_parent()
-    # What a library prints is no answer.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        for line in sys.stdin:
+    with socket.socket(fileno=fd) as connection, ThreadPoolExecutor(_AT_ONCE) as threads:
+        answers = connection.makefile("w")
+        for line in connection.makefile("r"):
             question = json.loads(line)
             asked = threads.submit(
                 answer, ModelSpec.of(question["spec"]), look_for_cuda=question["cuda"]
@@ -59,9 +58,9 @@ def main() -> None:
 
 
 def answer(spec: ModelSpec, *, look_for_cuda: bool = False) -> dict[str, Any]:
-    """What is found of a model, or why nothing is."""
+    """Return the facts about a model, or the reason why there are none."""
     try:
-        # To look starts the driver here, which a model that is to be on a CPU need not wait for.
+        # Asking starts the driver, for which a model on a CPU need not wait.
         works = cuda.is_available() if look_for_cuda else None
         return {**evaluate(spec), "cuda": works}
     except Exception as error:
@@ -70,14 +69,14 @@ def answer(spec: ModelSpec, *, look_for_cuda: bool = False) -> dict[str, Any]:
 
 
 def tell(answers: IO[str], number: int, asked: Future[dict[str, Any]]) -> None:
-    """Write one answer whole."""
+    """Write one answer."""
     line = json.dumps({"number": number, **asked.result()})
     with _WRITING:
         print(line, file=answers, flush=True)
 
 
 def evaluate(spec: ModelSpec) -> dict[str, Any]:
-    """Bytes and number of its parameters, bytes of its buffers, and what a hub knows of it."""
+    """Return the bytes of a model's parameters and buffers, and what a hub knows of it."""
     known = None if spec.is_folder else _ask_hub(spec)
     task = spec.task or getattr(known, "pipeline_tag", None)
     config = _config(spec)
@@ -95,10 +94,10 @@ def evaluate(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _ask_hub(spec: ModelSpec) -> Any:
-    """What a hub says of the repository; None where there is none to be reached."""
+    """Return the hub's description of the repository; None if no hub answers."""
     try:
-        return hub.ask(spec)
-    except Exception:  # what matters is whether its files are here
+        return model_info(spec)
+    except Exception:  # the files may be in the cache
         return None
 
 
@@ -108,14 +107,14 @@ def _config(spec: ModelSpec) -> Any:
             spec.checkpoint, revision=spec.revision, trust_remote_code=spec.trust_remote_code
         )
     except Exception as error:
-        raise UnknownError(hub.why(spec, error)) from error
+        raise UnknownError(explain_unavailable(spec, error)) from error
 
 
 def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -> Any:
-    """The model as it would be loaded, on no device.
+    """Build the model as it would be loaded, on the meta device.
 
     Raises:
-        UnknownError: if no class has such a model.
+        UnknownError: if no class can build it.
     """
     error: Exception | None = None
     for kind in _classes(spec, config, task):
@@ -131,12 +130,12 @@ def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -
     if error is None:
         raise UnknownError(f"{spec.checkpoint!r} does not say what architecture it has.")
     if not spec.trust_remote_code and "trust_remote_code" in str(error):
-        raise UnknownError(hub.why(spec, error)) from error
+        raise UnknownError(explain_unavailable(spec, error)) from error
     raise error
 
 
 def _classes(spec: ModelSpec, config: Any, task: str | None) -> Iterator[Any]:
-    """The classes that loading would try, in that order."""
+    """Yield the classes that loading would try, in order."""
     import transformers
 
     if spec.generation != "0.8":
@@ -158,7 +157,7 @@ def _classes(spec: ModelSpec, config: Any, task: str | None) -> Iterator[Any]:
 
 
 def _dtype(spec: ModelSpec, config: Any) -> torch.dtype:
-    """What the weights would be loaded in."""
+    """Return the dtype in which the weights would be loaded."""
     name = spec.dtype if spec.dtype != "auto" else getattr(config, "dtype", None)
     if name is None:
         return _dtype_of_files(spec) or torch.float32
@@ -170,7 +169,7 @@ def _dtype(spec: ModelSpec, config: Any) -> torch.dtype:
     if spec.generation == "0.8":
         from nnsight.modeling.quantization import resolve_load_kwargs
 
-        # What is quantized takes less than what it computes in, and never more.
+        # Quantized weights take less than the dtype in which they are computed.
         return _dtype_named(resolve_load_kwargs({"dtype": name}, quantize=False)["dtype"], spec)
     return _dtype_named(name, spec)
 
@@ -183,7 +182,7 @@ def _dtype_named(name: Any, spec: ModelSpec) -> torch.dtype:
 
 
 def _dtype_of_files(spec: ModelSpec) -> torch.dtype | None:
-    """The dtype of the first tensor of a checkpoint whose config names none, if its header is near."""
+    """Return the dtype of a checkpoint's first tensor, for a config without one; None if unknown."""
     path = _file(spec, "model.safetensors")
     if path is None and (index := _file(spec, "model.safetensors.index.json")):
         with open(index) as file:  # noqa: PTH123
@@ -195,7 +194,7 @@ def _dtype_of_files(spec: ModelSpec) -> torch.dtype | None:
 
 
 def _header(path: str) -> list[str]:
-    """The dtypes in a safetensors file's header, which is all of it that is read."""
+    """Return the dtypes in a safetensors file's header, without reading further."""
     with open(path, "rb") as file:  # noqa: PTH123
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(size, _LARGEST_HEADER)))
@@ -215,7 +214,7 @@ def _header_from_hub(spec: ModelSpec) -> list[str]:
 
 
 def _file(spec: ModelSpec, name: str) -> str | None:
-    """Where a file of the checkpoint lies; None if it is not here. None is fetched."""
+    """Return the path of a file of the checkpoint; None if it is not on this machine."""
     found: str | None = cached_file(
         spec.checkpoint,
         name,
@@ -228,7 +227,7 @@ def _file(spec: ModelSpec, name: str) -> str | None:
 
 
 def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:
-    """Numbers and dtype of every parameter and buffer once it is loaded; a tied one once."""
+    """Yield the size and dtype of every loaded parameter and buffer, tied ones once."""
     kept = model._get_dtype_plan(model.dtype) if hasattr(model, "_get_dtype_plan") else {}
     if kept:
         pattern, by_group, _ = build_glob_alternation(list(kept))
@@ -242,4 +241,4 @@ def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -1,8 +1,7 @@
-"""A block's saved values as bytes for its client.
+"""Serialization of a block's saved values for its client, in the format of `torch.save`.
 
-The bytes are `torch.save`'s. A small result is written once, into memory. A large one is walked twice:
-once to learn its size, which a zstd frame must state at its beginning, and once to stream it, so that
-no copy of it is ever held.
+A small result is written once, into memory. A large one is written twice: once to measure its size, which
+a zstd frame must state at its beginning, and once into a stream, so that no copy of it is held in memory.
 """
 
 from __future__ import annotations
@@ -21,23 +20,24 @@ import torch
 import zstandard
 
 _PROTOCOL = 4
-"""The first pickle protocol that writes `bytes` as they are."""
+"""The first pickle protocol that writes `bytes` without encoding them."""
 
 STORE_LEVEL = -1
-"""zstd that hardly tries: a valid frame at the speed of memory."""
+"""The zstd level that hardly compresses: a valid frame at the speed of memory."""
 
-_SMALL_LEVEL, _SQUEEZE_LEVEL = 3, 1
+_SMALL_LEVEL, _COMPRESS_LEVEL = 3, 1
 _SAMPLE = 1 << 18
-_WORTHWHILE = 0.9
+_MAX_RATIO = 0.9
+"""Compressed size of a sample, relative to its size, up to which compression is worthwhile."""
 _CHUNK = 1 << 20
 
 
 class ResultTooLargeError(Exception):
-    """The result is over the server's limit."""
+    """The result is larger than the server's limit."""
 
 
 class _Meter(io.RawIOBase):
-    """Counts what is written and keeps it while it is little."""
+    """A file that counts the bytes written and keeps them while they are few."""
 
     def __init__(self, limit: int, keep: int) -> None:
         self.size = 0
@@ -65,20 +65,23 @@ class _Meter(io.RawIOBase):
 
 
 class Result:
-    """Saved values on their way to bytes."""
+    """The saved values of one request and their serialized size.
+
+    Holds the bytes of a small result; a large one is serialized again by `write` or `write_compressed`.
+    """
 
     def __init__(self, saves: Mapping[str, Any], max_bytes: int, max_inline: int) -> None:
-        """Walk the values once, and keep their bytes where they are at most `max_inline`.
+        """Serialize the values once, and keep their bytes if they are at most `max_inline`.
 
         Raises:
-            ResultTooLargeError: if they are over `max_bytes`.
+            ResultTooLargeError: if the values take more than `max_bytes`.
         """
         self._saves = dict(saves)
         meter = _Meter(max_bytes, max_inline)
         try:
             _save(self._saves, meter)
         except (ResultTooLargeError, RuntimeError) as error:
-            # torch's writer reports an exception of ours as a RuntimeError of its own.
+            # torch's writer turns the exception of the meter into a RuntimeError.
             if meter.size <= max_bytes:
                 raise
             raise ResultTooLargeError(
@@ -92,12 +95,12 @@ class Result:
         self._sample = meter.sample
 
     def compressed(self) -> bytes:
-        """A small result as one zstd frame."""
-        assert self.content is not None  # noqa: S101 - callers ask only for small ones
+        """Return a small result as one zstd frame."""
+        assert self.content is not None  # noqa: S101 - callers compress only small results in memory
         return zstandard.ZstdCompressor(level=_SMALL_LEVEL).compress(self.content)
 
     def write(self, fd: int) -> None:
-        """Stream the result into an open file as it is."""
+        """Stream the uncompressed result into an open file."""
         with open(fd, "wb", closefd=False) as file:
             _save(self._saves, file)
 
@@ -113,16 +116,16 @@ class Result:
             _save(self._saves, stream)
 
     def worthwhile_level(self) -> int:
-        """Squeeze what gives, store what does not: a sample decides.
+        """Return a level that compresses if a sample of the result compresses well, else `STORE_LEVEL`.
 
-        Measured on bfloat16 activations: level 1 takes off 22 % at 588 MB/s a thread, and levels up to
-        6 no more at a tenth of that; float32 noise gives 8 %, which no network is slow enough for.
+        Measured on bfloat16 activations: level 1 saves 22 % at 588 MB/s a thread, and levels up to 6 save
+        no more at a tenth of that speed. float32 noise saves 8 %, which no network is slow enough for.
         """
         if not self._sample:
-            return _SQUEEZE_LEVEL
-        squeezed = zstandard.ZstdCompressor(level=_SQUEEZE_LEVEL).compress(self._sample)
-        worthwhile = len(squeezed) < _WORTHWHILE * len(self._sample)
-        return _SQUEEZE_LEVEL if worthwhile else STORE_LEVEL
+            return _COMPRESS_LEVEL
+        compressed = zstandard.ZstdCompressor(level=_COMPRESS_LEVEL).compress(self._sample)
+        worthwhile = len(compressed) < _MAX_RATIO * len(self._sample)
+        return _COMPRESS_LEVEL if worthwhile else STORE_LEVEL
 
 
 def _save(saves: Mapping[str, Any], file: Any) -> None:
@@ -130,7 +133,7 @@ def _save(saves: Mapping[str, Any], file: Any) -> None:
 
 
 class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Writes values so that the client gets its own classes back and no more bytes than it saved."""
+    """A pickler that refers to the client's own classes by name and drops unused parts of storages."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
@@ -145,9 +148,9 @@ _pickling.Pickler = _ResultPickler
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """A view is saved without the rest of the storage it looks into.
+    """Reduce a view without the rest of its storage.
 
-    `logits[:, -1].save()` is one row; torch would write the whole of `logits` with it.
+    `logits[:, -1].save()` is one row; torch would write all of `logits` with it.
     """
     if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
         needed = tensor.numel() * tensor.element_size()
@@ -158,7 +161,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 class _Module:
-    """A module of the client's, by name."""
+    """A reference by name to a module of the client."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -168,9 +171,9 @@ class _Module:
 
 
 def _clients_name(obj: type | types.FunctionType) -> Any:
-    """A class that came with the request is returned as a reference to the client's own.
+    """Return a reference to the client's own class or function if `obj` came with the request, else None.
 
-    Shipping it back by value would make it another class there, and `isinstance` would say no.
+    A class that is sent back by value would be another class there, and `isinstance` would be False.
     """
     module, qualname = obj.__module__, obj.__qualname__
     if not module or "<" in qualname:
@@ -183,4 +186,4 @@ def _clients_name(obj: type | types.FunctionType) -> Any:
 
 
 torch.serialization.set_crc32_options(False)
-"""zstd and TCP check what they carry; torch.load does not look at the zip's own checksums."""
+"""zstd and TCP have checksums of their own, and torch.load ignores those of the zip archive."""

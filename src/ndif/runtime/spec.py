@@ -1,4 +1,4 @@
-"""What a model process is told to load, and what it says it loaded."""
+"""The model that a model process is to load."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ndif.sandbox.confinement import Mode
+from ndif.sandbox.confinement.confinement import Mode
 
 
 @dataclass(frozen=True, slots=True)
-class Untrusted:
-    """How code that nobody vouches for is run: each request in a process of its own, confined."""
+class UntrustedSettings:
+    """Limits of untrusted requests, each of which runs in a confined process."""
 
     sandbox: Mode
     protector: bool
     whitelist: str | None
-    """A file of further modules that such code may import."""
+    """A file of further modules that untrusted code may import."""
     memory_bytes: int
     result_bytes: int
     max_threads: int
     adapters: str
-    """The cache of the adapters that such code may ask for."""
+    """The cache of adapters that untrusted requests may name."""
     scope: Literal["auto", "request", "user"] = "request"
-    """`user`: a confined process serves one key's requests in a row; `auto`: on GPUs."""
+    """`request`: a process a request; `user`: a process for one key's requests; `auto`: `user` on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +37,44 @@ class ModelSpec:
     """The nnsight generation that must load it: "0.8"."""
     revision: str | None = None
     task: str | None = None
-    """The transformers task; None: what the checkpoint's architecture says."""
+    """The transformers task; None: the task of the checkpoint's architecture."""
     dtype: str = "auto"
     device: str | None = None
     """A torch device, "auto" to spread over GPUs, None for CUDA where there is one."""
     threads: int = 0
-    """Threads of a runner's tensor operations; 0: one a core."""
-    untrusted: Untrusted | None = None
-    """None: whoever reaches this model is trusted."""
+    """Threads of a runner's tensor operations; 0: one per core."""
+    untrusted: UntrustedSettings | None = None
+    """None: every request is trusted."""
     trust_remote_code: bool = False
-    """Whether Python code that comes with the checkpoint is run when it is loaded."""
+    """True to run Python code of the checkpoint while it is loaded."""
     max_memory: Mapping[int, int] | None = None
-    """Bytes that its tensors may take of each GPU, by index, and of no other; None: what it likes.
+    """Bytes that the model's tensors may take, by the index of each GPU; None: no limit.
 
-    CUDA contexts are not among them. All processes of the replica share them: the weights, which the owner
-    holds, and what its runners allocate.
+    CUDA contexts come on top. The owner's weights and the runners' own memory share these bytes.
     """
 
     @property
     def is_folder(self) -> bool:
-        """Whether the checkpoint is here, and no hub is asked for it."""
+        """Return True if the checkpoint is a folder of this machine, for which no hub is asked."""
         return Path(self.checkpoint).is_dir()
 
     def header(self) -> dict[str, Any]:
-        """As a frame header's value."""
+        """Return the value of a frame header."""
         return asdict(self)
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> ModelSpec:
-        """Back from a frame header's value."""
+        """Return the spec of a frame header's value."""
         untrusted, memory = header["untrusted"], header["max_memory"]
         return cls(
             **{
                 **header,
-                "untrusted": untrusted and Untrusted(**untrusted),
+                "untrusted": untrusted and UntrustedSettings(**untrusted),
                 "max_memory": by_index(memory),
             }
         )
 
 
 def by_index(memory: Mapping[Any, int] | None) -> dict[int, int] | None:
-    """Bytes by GPU out of a frame's header, where JSON has made text of the numbers."""
+    """Return the bytes by GPU of a frame's header, where JSON has turned indices into text."""
     return None if memory is None else {int(index): size for index, size in memory.items()}

@@ -1,4 +1,4 @@
-"""Errors as the author of a block should read them."""
+"""Error texts for the author of a block: tracebacks without the server's frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
-_OURS = str(PurePath(__file__).parent.parent)
+_THIS_PACKAGE = str(PurePath(__file__).parent.parent)
 _LIBRARIES = sorted(
     {f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib", "stdlib")},
     key=len,
@@ -17,16 +17,15 @@ _LIBRARIES = sorted(
 
 
 def explain(error: BaseException, tb: TracebackType | None, internal: str) -> str:
-    """The traceback of `error` with the server left out.
+    """Return the traceback of `error` without the server's frames.
 
-    Frames of the user's block and modules are shown as they are; frames of nnsight (below the folder
-    `internal`) and of this package are dropped; frames of libraries are shown by their place in the
-    library, not on this machine.
+    Frames of the user's block and modules are unchanged. Frames of nnsight (below the folder `internal`)
+    and of this package are dropped. Frames of libraries show the path in the library, not on this machine.
     """
     frames = [
         _portable(frame)
-        for frame in traceback.StackSummary.extract(_walk(tb), capture_locals=False)
-        if not frame.filename.startswith((internal, _OURS))
+        for frame in traceback.StackSummary.extract(walk(tb), capture_locals=False)
+        if not frame.filename.startswith((internal, _THIS_PACKAGE))
     ]
     last = _text(error)
     if not frames:
@@ -39,29 +38,30 @@ def _text(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception_only(type(error), error)).rstrip()
     except BaseException:
-        # A class of the user's own: its notes, say, may be code.
-        return f"{type(error).__name__}: <its text cannot be made>"
+        # The text of a user's own exception class may come from code that fails.
+        return f"{type(error).__name__}: <the text of this error cannot be made>"
 
 
-class SaidError(Exception):
-    """One whose message is a sentence for whoever asked."""
+class UserFacingError(Exception):
+    """An error whose message is a complete sentence for a user."""
 
 
 def sentence(error: BaseException) -> str:
-    """Why something failed, in one line where that can be.
+    """Return the reason of an error, in one line if possible.
 
-    A pipeline of transformers puts the tracebacks of every class that it tried into its message; the
-    last line of the last of them is the reason.
+    A pipeline of transformers puts the tracebacks of every class that it tried into its message; the last
+    line of the last traceback is the reason.
     """
     text = str(error).strip()
-    if isinstance(error, SaidError):
+    if isinstance(error, UserFacingError):
         return text
     if "Traceback (most recent call last)" in text:
         return next(line for line in reversed(text.splitlines()) if line.strip())
     return f"{type(error).__name__}: {text}"
 
 
-def _walk(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+def walk(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of a traceback with their line numbers."""
     while tb is not None:
         yield tb.tb_frame, tb.tb_lineno
         tb = tb.tb_next

@@ -1,1 +1,1 @@
-"""What holds strangers' code: the kernel's confinement of a process, and the Protector above it."""
+"""Isolation of untrusted code: the kernel's confinement of a process, and the Protector above it."""

@@ -1,4 +1,4 @@
-"""Models that are dedicated over windows of time, from an iCalendar text."""
+"""Windows of time in which models are dedicated."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta
 from itertools import takewhile
 
-from ndif.cluster.calendar.bookings import config_for
-from ndif.cluster.calendar.events import Event, EventError, read_events
-from ndif.cluster.calendar.occurrences import Occurrence, occurrences
+from ndif.schedule.event_config import EventConfigError, config_for
+from ndif.schedule.expansion import Event, Expansion, Occurrence
 from ndif.schema.deployment import DeploymentConfig
-
-BEHIND = timedelta(days=31)
-AHEAD = timedelta(days=400)
-"""More than a year, so that what happens once a year is in sight."""
 
 _MOST_PROBLEMS = 100
 _INSTANT = timedelta(microseconds=1)
@@ -25,31 +20,26 @@ _INSTANT = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time in which one model is dedicated, with these settings."""
+    """A time in which one model is dedicated with the same settings."""
 
     config: DeploymentConfig
     start: datetime
     end: datetime
     event: str
-    """The event's summary; of several that follow each other, the first one's."""
+    """Summary of the event; of several that follow each other, the first one's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which models are dedicated when: what came of a calendar, between two times.
-
-    All times are absolute; what is asked for may be in any zone.
-    """
+    """Which models are dedicated when, between two times. Every time may be in any zone."""
 
     timelines: tuple[tuple[Window, ...], ...] = ()
-    """The windows of each model, in order; no two of them overlap."""
+    """Windows of each model, in order; no two of them overlap."""
     problems: tuple[str, ...] = ()
-    """Events that could not be read, conflicts, and what was too much to be looked at."""
-    since: datetime | None = None
-    until: datetime | None = None
+    """Sentences about events that could not be read or followed, and about conflicts."""
 
     def windows(self, start: datetime, end: datetime) -> tuple[Window, ...]:
-        """The windows of every model that have part in the time from `start` to before `end`."""
+        """Return the windows of every model that overlap the time from `start` to before `end`."""
         found = [
             window
             for timeline in self.timelines
@@ -58,79 +48,62 @@ class Schedule:
         return tuple(sorted(found, key=lambda each: (each.start, str(each.config.key))))
 
     def dedicated_at(self, now: datetime) -> tuple[Window, ...]:
-        """The models that are to be dedicated now: each with its settings, and until when."""
+        """Return the windows that are open at that moment."""
         return self.windows(now, now + _INSTANT)
 
     def next_change(self, now: datetime) -> datetime | None:
-        """When the answer of `dedicated_at` is next another one; None: not before `until`."""
+        """Return when `dedicated_at` next changes; None if it does not before the schedule ends."""
         coming = (next(_after(timeline, now), None) for timeline in self.timelines)
         changes = (each.start if each.start > now else each.end for each in coming if each)
         return min(changes, default=None)
 
 
 def _after(timeline: Sequence[Window], moment: datetime) -> Iterator[Window]:
-    """The windows of a timeline that are not over at that moment."""
+    """Yield the windows of a timeline that end after that moment."""
     first = bisect_right(timeline, moment, key=lambda each: each.end)
     return (timeline[index] for index in range(first, len(timeline)))
 
 
-def read(
-    text: str,
-    deployments: Sequence[DeploymentConfig] = (),
-    *,
-    now: datetime,
-    zone: tzinfo = timezone.utc,
-    behind: timedelta = BEHIND,
-    ahead: timedelta = AHEAD,
-) -> Schedule:
-    """The schedule that a calendar makes, from some time before `now` to more than a year after it.
+def make_schedule(expansion: Expansion, deployments: Sequence[DeploymentConfig]) -> Schedule:
+    """Make a schedule of what happens in a calendar.
 
     An event names its model by its summary, a repo id or a whole model key, or by `repo_id` in its
-    description, which may also give settings as YAML or JSON. What it does not give is as the same
-    model has it in `deployments`. Where one model is wanted with two sets of settings at once, the
-    event that starts later holds, until its end.
-
-    Whole days and times without a zone are in the zone that the calendar names for itself
-    (X-WR-TIMEZONE), or else in `zone`.
-
-    Raises:
-        CalendarError: if the text is no calendar.
+    description, which may also give settings as YAML or JSON. Settings that are missing there are those of
+    the same model in `deployments`. Where two events ask for different settings of one model at one time,
+    the event that starts later holds, until its end.
     """
-    calendar = read_events(text, zone)
-    since, until = now - behind, now + ahead
-    happening, unfollowed = occurrences(calendar, since, until)
-    problems = [*calendar.problems, *unfollowed]
-    claims = _claims(happening, deployments, problems)
+    problems = [*expansion.problems]
+    claims = _claims(expansion.occurrences, deployments, problems)
     timelines = tuple(tuple(_settled(each, problems)) for each in claims)
     if len(problems) > _MOST_PROBLEMS:
         more = len(problems) - _MOST_PROBLEMS
         problems[_MOST_PROBLEMS:] = [f"And {more:,} more like these."]
-    return Schedule(timelines, tuple(problems), since, until)
+    return Schedule(timelines, tuple(problems))
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What one occurrence asks for."""
+    """One occurrence and the settings that it asks for."""
 
     config: DeploymentConfig
     occurrence: Occurrence
 
 
 def _claims(
-    happening: Iterable[Occurrence], deployments: Sequence[DeploymentConfig], problems: list[str]
+    occurrences: Iterable[Occurrence], deployments: Sequence[DeploymentConfig], problems: list[str]
 ) -> list[list[_Claim]]:
-    """What is asked for of each model, in order of time."""
-    configs: dict[int, DeploymentConfig | None] = {}
+    """Return the claims on each model, in order of time."""
+    configs: dict[Event, DeploymentConfig | None] = {}
     claims: dict[tuple[str, str | None, str | None], list[_Claim]] = defaultdict(list)
-    for occurrence in happening:
+    for occurrence in occurrences:
         event = occurrence.event
-        if id(event) not in configs:
+        if event not in configs:
             try:
-                configs[id(event)] = config_for(event, deployments)
-            except EventError as error:
-                configs[id(event)] = None
+                configs[event] = config_for(event, deployments)
+            except EventConfigError as error:
+                configs[event] = None
                 problems.append(f"{event.name} {error}.")
-        config = configs[id(event)]
+        config = configs[event]
         if config is not None:
             key = config.key
             claims[key.repo_id.lower(), key.revision, key.task].append(_Claim(config, occurrence))
@@ -138,8 +111,8 @@ def _claims(
 
 
 def _settled(claims: Sequence[_Claim], problems: list[str]) -> Iterator[Window]:
-    """One model's windows: overlaps settled, those that follow each other unchanged made one."""
-    told: set[tuple[str, str]] = set()
+    """Yield one model's windows: overlaps settled, adjacent windows with the same settings joined."""
+    reported: set[tuple[str, str]] = set()
     times = sorted({t for each in claims for t in (each.occurrence.start, each.occurrence.end)})
     active: list[tuple[int, _Claim]] = []
     coming = 0
@@ -148,7 +121,7 @@ def _settled(claims: Sequence[_Claim], problems: list[str]) -> Iterator[Window]:
         while coming < len(claims) and claims[coming].occurrence.start <= now:
             _drop_ended(active, now)
             if active:
-                _tell_conflict(active[0][1], claims[coming], told, problems)
+                _report_conflict(active[0][1], claims[coming], reported, problems)
             # Claims come in order of their start: the last of those that go on holds.
             heapq.heappush(active, (-coming, claims[coming]))
             coming += 1
@@ -166,26 +139,26 @@ def _drop_ended(active: list[tuple[int, _Claim]], now: datetime) -> None:
         heapq.heappop(active)
 
 
-def _tell_conflict(
-    before: _Claim, after: _Claim, told: set[tuple[str, str]], problems: list[str]
+def _report_conflict(
+    before: _Claim, after: _Claim, reported: set[tuple[str, str]], problems: list[str]
 ) -> None:
-    """Say once of two events that they want one model with different settings at one time."""
+    """Report once that two events ask for one model with different settings at one time."""
     one, other = before.occurrence.event, after.occurrence.event
     pair = (one.uid, other.uid)
-    if before.config == after.config or pair in told:
+    if before.config == after.config or pair in reported:
         return
-    told.add(pair)
+    reported.add(pair)
     differ = [
         field.name
         for field in fields(DeploymentConfig)
         if getattr(before.config, field.name) != getattr(after.config, field.name)
     ]
     problems.append(
-        f"{after.config.repo_id} is wanted with different {' and '.join(differ)} at the same time, "
-        f"{after.occurrence.start:%Y-%m-%d %H:%M} UTC, by {_of(one)} and by {_of(other)}: "
+        f"{after.config.repo_id} is scheduled with different {' and '.join(differ)} at the same time, "
+        f"{after.occurrence.start:%Y-%m-%d %H:%M} UTC, by {_name(one)} and by {_name(other)}: "
         "the one that starts later holds."
     )
 
 
-def _of(event: Event) -> str:
+def _name(event: Event) -> str:
     return event.name.removeprefix("The event ")

@@ -1,85 +1,134 @@
-"""Where the schedule comes from: a file or an address, looked at again and again."""
+"""The source of the schedule: a calendar in a file or at an address, read again and again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from ndif.cluster.calendar.content import CalendarError
-from ndif.cluster.schedule import Schedule, read
+from ndif.schedule import expansion
+from ndif.schedule.expansion import CalendarError, Expansion
+from ndif.schedule.schedule import Schedule, make_schedule
 from ndif.schema.deployment import DeploymentConfig
 from ndif.tasks import within
 
+BEHIND = timedelta(days=31)
+AHEAD = timedelta(days=400)
+"""More than a year, so that yearly events are in sight."""
+
 _MAX_BYTES = 10_000_000
 _TIMEOUT_S = 30.0
+_EXPANSION_S = 120.0
+"""Wall time for a process that has `expansion.CPU_S` of CPU time, on a machine that has other work."""
 _STALE = timedelta(hours=12)
-"""A schedule reaches only so far, so an unchanged calendar is read again, too."""
+"""Age at which an unchanged calendar is expanded again, because an expansion ends at a fixed time."""
 
-# It would log the whole of an address, and that of a private calendar is its password.
+# httpx logs whole addresses, and the address of a private calendar is its password.
 logging.getLogger("httpx").setLevel(logging.WARNING)
+
+Expand = Callable[[bytes, str, datetime, datetime], Awaitable[Expansion]]
+"""Expands a calendar in a zone, from one time to another; raises `CalendarError`."""
 
 _SCHEMES = {"http": "http", "https": "https", "webcal": "https", "webcals": "https"}
 
 
 class _SourceError(Exception):
-    """The calendar cannot be had; the message says why."""
+    """The calendar cannot be fetched; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """A calendar's text, and what tells whether there is a newer one."""
+    """A calendar's content, and a mark by which to ask for a newer one."""
 
-    text: str
+    content: bytes
     mark: object
 
 
+async def expand_in_process(
+    content: bytes, zone: str, since: datetime, until: datetime
+) -> Expansion:
+    """Expand a calendar in a process of its own.
+
+    Raises:
+        CalendarError: if it is no calendar, or reading it takes more time or memory than it may.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ndif.schedule.expansion"),
+        *(zone, since.isoformat(), until.isoformat()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        output, _ = await within(process.communicate(content), _EXPANSION_S)
+    except asyncio.TimeoutError:
+        raise CalendarError(f"it takes longer than {_EXPANSION_S:g} s to read") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise CalendarError(
+            f"reading it takes more than {expansion.CPU_S} s of CPU time or "
+            f"{expansion.MEMORY_BYTES // 1024**2} MiB of memory"
+        )
+    return await asyncio.to_thread(Expansion.from_json, output)
+
+
 class ScheduleSource:
-    """The schedule at an address, and the last good one while that cannot be read."""
+    """The schedule at an address, and the last good one while the calendar cannot be read.
+
+    Fetches the calendar, has a process expand it (`ndif.schedule.expansion`), and makes a schedule of the
+    result. The reconciler decides when to refresh and deploys what is dedicated.
+    """
 
     def __init__(
         self,
         address: str,
         deployments: Sequence[DeploymentConfig] = (),
         *,
-        zone: tzinfo = timezone.utc,
+        zone: str = "UTC",
         timeout_s: float = _TIMEOUT_S,
+        expand: Expand = expand_in_process,
     ) -> None:
+        """`zone`: name of the zone of days and floating times; `expansion.LOCAL` for the machine's own."""
         self.deployments = deployments
-        """What events need not say of models that the server knows; may be replaced."""
+        """Deployments that complete the settings of events; may be replaced at any time."""
         self.problems: tuple[str, ...] = ()
-        """What an operator should know since the last `refresh`, the schedule's own included."""
+        """Sentences for an operator since the last `refresh`, the schedule's own included."""
         self._zone = zone
         self._timeout_s = timeout_s
+        self._expand_calendar = expand
         split = urlsplit(address)
         scheme = _SCHEMES.get(split.scheme.lower())
         self._url = split._replace(scheme=scheme).geturl() if scheme else None
         file = unquote(split.path) if split.scheme.lower() == "file" else address
         self._path = Path(file).expanduser()
-        # No more of an address is told: see above.
         self.name = f"{scheme}://{split.hostname}/…" if scheme else str(self._path)
-        """What may be told of the address."""
-        self._schedule = Schedule()
+        """The address without its secret part."""
         self._good: _Fetched | None = None
         self._good_at: datetime | None = None
-        self._read_as: tuple[datetime, Sequence[DeploymentConfig]] | None = None
+        self._expansion: Expansion | None = None
+        self._expanded_at: datetime | None = None
+        self._schedule = Schedule()
+        self._completed_by: Sequence[DeploymentConfig] | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def refresh(self, now: datetime) -> Schedule:
-        """The schedule as it is at the address now, or the last good one; never an error."""
+        """Return the schedule as it is at the address now, or else the last good one; raise nothing."""
         async with self._one_at_a_time:
             failure: str | None = None
-            fetched = self._good
             try:
                 fetched = await within(self._fetch(), self._timeout_s)
-                await self._read(fetched, now)
+                await self._expand(fetched, now)
                 self._good, self._good_at = fetched, now
             except (_SourceError, CalendarError) as error:
                 failure = str(error)
@@ -88,7 +137,8 @@ class ScheduleSource:
             except asyncio.TimeoutError:
                 failure = f"there was no whole answer within {self._timeout_s:g} s"
             if failure is not None and self._good is not None:
-                await self._read(self._good, now)
+                await self._expand(self._good, now)
+            await self._settle()
             self.problems = (*self._failed(failure), *self._schedule.problems)
             return self._schedule
 
@@ -102,20 +152,24 @@ class ScheduleSource:
         )
         return (f"The schedule at {self.name} cannot be read ({failure}): {held}.",)
 
-    async def _read(self, fetched: _Fetched, now: datetime) -> None:
-        """Make the schedule of a text, unless it is the one there is and reaches far enough."""
+    async def _expand(self, fetched: _Fetched, now: datetime) -> None:
+        """Expand a calendar, unless it is the last one and its expansion reaches far enough."""
+        same = self._good is not None and self._good.content == fetched.content
+        if same and self._expanded_at is not None and abs(now - self._expanded_at) < _STALE:
+            return
+        span = now - BEHIND, now + AHEAD
+        self._expansion = await self._expand_calendar(fetched.content, self._zone, *span)
+        self._expanded_at, self._completed_by = now, None
+
+    async def _settle(self) -> None:
+        """Make the schedule, unless neither the expansion nor the deployments have changed."""
         deployments = self.deployments
-        if self._good and self._good.text == fetched.text and self._read_as:
-            at, known = self._read_as
-            if known == deployments and abs(now - at) < _STALE:
-                return
-        self._schedule = await asyncio.to_thread(
-            read, fetched.text, deployments, now=now, zone=self._zone
-        )
-        self._read_as = (now, deployments)
+        if self._expansion is not None and self._completed_by != deployments:
+            self._schedule = await asyncio.to_thread(make_schedule, self._expansion, deployments)
+            self._completed_by = deployments
 
     async def _fetch(self) -> _Fetched:
-        """What is at the address; the last good text itself where that has not changed."""
+        """Return what is at the address; the last good value itself if it has not changed."""
         if self._url is not None:
             return await self._download(self._url)
         return await asyncio.to_thread(self._open)
@@ -132,7 +186,7 @@ class ScheduleSource:
                 content = file.read(_MAX_BYTES + 1)
         except OSError as error:
             raise _SourceError(error.strerror or str(error)) from error
-        return _Fetched(_text(content), mark)
+        return _Fetched(_bounded(content), mark)
 
     async def _download(self, url: str) -> _Fetched:
         headers = {"Accept": "text/calendar, */*;q=0.1"}
@@ -154,11 +208,10 @@ class ScheduleSource:
                     break
         asked = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
         mark = {asked[name]: answer.headers[name] for name in asked if name in answer.headers}
-        return _Fetched(_text(bytes(content)), mark)
+        return _Fetched(_bounded(bytes(content)), mark)
 
 
-def _text(content: bytes) -> str:
+def _bounded(content: bytes) -> bytes:
     if len(content) > _MAX_BYTES:
         raise _SourceError(f"it is larger than {_MAX_BYTES // 1_000_000} MB")
-    # What is broken in one event's text is no reason to lose the others.
-    return content.decode("utf-8-sig", errors="replace")
+    return content

@@ -1,1 +1,1 @@
-"""What crosses a boundary: requests, responses, model keys, and how each wire writes them."""
+"""Data that travels: requests, responses, model keys, deployments, and the forms of both wires."""

@@ -1,11 +1,17 @@
-"""What an operator asks to be served."""
+"""A deployment: one model as an operator asks for it."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
+from ndif.errors import NdifError
 from ndif.schema.model_key import ModelKey
 
 _TASKS = {
@@ -18,48 +24,155 @@ _TASKS = {
     "ForQuestionAnswering": "question-answering",
     "ForImageClassification": "image-classification",
 }
-"""What an architecture's name says it is for (transformers' own naming)."""
+"""The task of an architecture, by the end of its name in transformers."""
 
 _FALLBACK_TASK = "feature-extraction"
 
 
+def _positive(seconds: float) -> float:
+    if not 0 < seconds < float("inf"):
+        raise ValueError("must be more than 0 seconds, and have an end")
+    return seconds
+
+
+def _absolute(checkpoint: str) -> str:
+    """Return a folder's whole path, because the process that loads it runs in another folder."""
+    if checkpoint.startswith("."):
+        raise ValueError("must be a repo id or the whole path of a folder")
+    return str(Path(checkpoint).expanduser()) if checkpoint.startswith("~") else checkpoint
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_PATTERN}]}
+    ),
+]
+"""Bytes, or text like "12GiB"."""
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    AfterValidator(_positive),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": DURATION_PATTERN},
+            ]
+        }
+    ),
+]
+"""Seconds, or text like "15m"."""
+
+_GENERATION_PATTERN = r"^\d+\.\d+$"
+
+
+def _generation(text: str) -> str:
+    if not re.match(_GENERATION_PATTERN, text):
+        raise ValueError('must be a generation of nnsight, like "0.8"')
+    return text
+
+
+Generation = Annotated[
+    str,
+    AfterValidator(_generation),
+    WithJsonSchema({"type": "string", "pattern": _GENERATION_PATTERN}),
+]
+"""Major and minor version of nnsight: "0.8"."""
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
-    """One model, as it is to be loaded, and the name that clients give it."""
+    """One model: the name that clients give it, and how it is loaded and kept.
+
+    The annotations are the rules and descriptions of the settings in deployment files, calendars and the
+    API. They apply where `ndif.schema.deployment_settings` reads a setting, not when this class is made.
+    """
 
     repo_id: str
-    checkpoint: str
-    """A repo id, or a local folder."""
-    revision: str | None = None
-    task: str | None = None
-    dtype: str = "auto"
-    device: str | None = None
-    threads: int = 0
-    execution_timeout_s: float | None = None
-    """None: what the server gives every model."""
-    replicas: int = 1
-    max_replicas: int | None = None
-    """As many as there may be while its line is long. None: what the server gives every model."""
-    dedicated: bool = False
-    """Never evicted, and open to users who may not have models loaded on demand."""
-    padding_factor: float = 0.15
-    """Memory that is set aside beside the weights, as a part of their size."""
-    padding_bytes: int = 0
-    """And as a size of its own."""
-    trust_remote_code: bool = False
-    """Whether Python code that comes with the checkpoint is run when it is loaded."""
-    runtime: str | None = None
-    """The only nnsight generation it is served to: "0.8". None: whichever a client asks with."""
-    generations: tuple[str, ...] = ()
-    """The nnsight generations it is deployed for. None: `runtime`, or else the newest there is."""
+    checkpoint: Annotated[_Text, AfterValidator(_absolute)]
+    revision: Annotated[
+        _Text | None, Field(description="Branch, tag or commit of the repository.")
+    ] = None
+    task: Annotated[
+        _Text | None,
+        Field(description="The transformers task. Default: the task of the model's architecture."),
+    ] = None
+    dtype: Annotated[_Text, Field(description="E.g. bfloat16; auto: the checkpoint's.")] = "auto"
+    device: Annotated[
+        _Text | None,
+        Field(description="E.g. cuda:0, cpu, auto. Default: CUDA where there is a GPU."),
+    ] = None
+    threads: Annotated[
+        int, Field(ge=0, description="CPU threads of the model; 0: one per core.")
+    ] = 0
+    execution_timeout_s: Annotated[
+        Duration | None,
+        Field(
+            alias="execution_timeout_seconds",
+            description='Maximum run time of a request: seconds, or text like "15m". '
+            "Default: the server's setting for every model.",
+        ),
+    ] = None
+    replicas: Annotated[int, Field(ge=1, description="Copies that share the model's requests.")] = 1
+    max_replicas: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(
+            description="Maximum number of replicas while requests wait. Default: the server's setting for "
+            "every model."
+        ),
+    ] = None
+    dedicated: Annotated[
+        bool,
+        Field(
+            description="Never evicted, and open to users who may not have models loaded on demand."
+        ),
+    ] = False
+    padding_factor: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="Memory reserved beside the weights, as a fraction of their size.",
+        ),
+    ] = 0.15
+    padding_bytes: Annotated[
+        Size,
+        Field(
+            description='Memory reserved in addition to padding_factor: bytes, or text like "12GiB".'
+        ),
+    ] = 0
+    trust_remote_code: Annotated[
+        bool,
+        Field(description="Run Python code that comes with the checkpoint when it is loaded."),
+    ] = False
+    runtime: Annotated[
+        Generation | None,
+        Field(
+            description='The only nnsight generation that the model is served to, in quotes: "0.8". '
+            "Default: any that a client uses."
+        ),
+    ] = None
+    generations: Annotated[
+        tuple[Generation, ...],
+        Field(
+            strict=False,  # a list, in JSON and in YAML
+            description='The nnsight generations for which the model is loaded: ["0.8", "0.7"]. '
+            "Default: `runtime`, or else the newest that is installed.",
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
-        # Between processes it is JSON, which has no tuples.
+        # A config that another process sent as JSON has a list here.
         object.__setattr__(self, "generations", tuple(self.generations))
 
     @property
     def key(self) -> ModelKey:
-        """The key under which the newest clients ask for it."""
+        """The model's key as the newest clients write it."""
         return ModelKey(
             "nnsight.modeling.transformers.TransformersModel",
             self.repo_id,
@@ -69,12 +182,12 @@ class DeploymentConfig:
 
     @property
     def deployed_for(self) -> tuple[str, ...]:
-        """The nnsight generations that it says are to find it loaded; none leaves it to the server."""
+        """The nnsight generations for which its settings ask; empty if the server chooses."""
         return self.generations or ((self.runtime,) if self.runtime is not None else ())
 
     @property
     def as_loaded(self) -> DeploymentConfig:
-        """What of it a loaded replica cannot change; a task that was not given is not another."""
+        """The settings that a loaded replica cannot change, for comparison with another config's."""
         return replace(
             self,
             repo_id="",
@@ -89,8 +202,8 @@ class DeploymentConfig:
         )
 
 
-def task_of(config: Path) -> str | None:
-    """The task that a checkpoint's `config.json` names by its architecture, if it can be read."""
+def read_task(config: Path) -> str | None:
+    """Return the task of the architecture that a checkpoint's `config.json` names, or None."""
     try:
         names = json.loads(config.read_text()).get("architectures") or []
     except (OSError, ValueError, AttributeError):
@@ -102,8 +215,8 @@ def task_of(config: Path) -> str | None:
     return _FALLBACK_TASK if names else None
 
 
-def refusal(config: DeploymentConfig, key: ModelKey) -> str | None:
-    """Why `key` does not name the model of `config`, said to the client; None where it does."""
+def explain_mismatch(config: DeploymentConfig, key: ModelKey) -> str | None:
+    """Return a sentence that tells the client why `key` is not the model of `config`; None if it is."""
     served = f"This server serves {config.repo_id!r}"
     if key.repo_id.lower() != config.repo_id.lower():
         return f"{served}, not {key.repo_id!r}. Make the model with that name."
@@ -116,3 +229,12 @@ def refusal(config: DeploymentConfig, key: ModelKey) -> str | None:
             f"Pass task={config.task!r} when you make the model."
         )
     return None
+
+
+class OperationError(NdifError):
+    """An operation that cannot be performed; the message says why, and what to do."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status of the answer: 400, 404, 409, …"""

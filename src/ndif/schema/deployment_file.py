@@ -1,4 +1,4 @@
-"""Deployments as an operator writes them: a YAML or JSON file, or a variable."""
+"""Deployments as an operator writes them: a YAML or JSON file, a JSON body, or a variable."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
 
+from ndif.errors import NdifError, quoted
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_settings import (
+    SETTING_NAMES,
     DeploymentEntry,
     DeploymentSettings,
     SettingsError,
-    config_of,
-    quoted,
+    parse_deployment,
 )
-from ndif.schema.text_file import TextFileError, read_text
 
-_MOST_MIB = 4
+_MAX_MIB = 4
 _VARIABLE = "the variable NDIF_DEPLOYMENTS"
 
-File = list[str | DeploymentEntry] | dict[str, DeploymentSettings | None]
-"""A list of models, or a mapping from each to its settings."""
+
+class TextFileError(NdifError):
+    """A file that cannot be read as text; the message names it and says why."""
 
 
-class DeploymentFileError(ValueError):
+class DeploymentFileError(NdifError):
     """Deployments that cannot be read; every problem is a sentence that says where it is."""
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -38,62 +39,74 @@ class DeploymentFileError(ValueError):
 
 @dataclass(slots=True)
 class _Entry:
-    """One model, before anything about it is checked."""
+    """One model, before its name and settings are checked."""
 
     name: object
     fields: object
     line: int | None = None
+    """Line of the file where the entry begins."""
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Of its fields."""
+    """Lines of its fields."""
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a file of deployments."""
+    """Return the JSON Schema of a deployment file."""
+    references, definitions = models_json_schema(
+        [(DeploymentEntry, "validation"), (DeploymentSettings, "validation")]
+    )
+    entry, settings = references.values()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "ndif deployments",
         "description": "Models to be deployed: a list, or a mapping from repo id to settings.",
-        **TypeAdapter(File).json_schema(),
+        "$defs": definitions["$defs"],
+        "anyOf": [
+            {"type": "array", "items": {"anyOf": [{"type": "string"}, entry]}},
+            {
+                "type": "object",
+                "additionalProperties": {"anyOf": [settings, {"type": "null"}]},
+            },
+        ],
     }
 
 
 def read_file(path: Path) -> tuple[DeploymentConfig, ...]:
-    """The deployments in a YAML or JSON file.
+    """Return the deployments in a YAML or JSON file.
 
     Raises:
-        DeploymentFileError: if it cannot be read.
+        DeploymentFileError: With every problem of the file.
     """
     try:
-        text = read_text(path, _MOST_MIB)
+        text = read_text(path, _MAX_MIB)
     except TextFileError as error:
         raise DeploymentFileError([str(error)]) from error
     return read(text, str(path))
 
 
 def read(text: str, source: str) -> tuple[DeploymentConfig, ...]:
-    """The deployments in YAML or JSON text; `source` is what errors call it.
+    """Return the deployments in YAML or JSON text; errors call it `source`.
 
     Raises:
-        DeploymentFileError: with everything that is wrong.
+        DeploymentFileError: With every problem of the text.
     """
     entries = _from_json(text, source) if source.endswith(".json") else _from_yaml(text, source)
     return _checked(entries, source)
 
 
 def from_value(value: object, source: str) -> tuple[DeploymentConfig, ...]:
-    """The deployments in what a JSON body holds; `source` is what errors call it.
+    """Return the deployments in a list or mapping from a JSON body; errors call it `source`.
 
     Raises:
-        DeploymentFileError: with everything that is wrong.
+        DeploymentFileError: With every problem of the value.
     """
     return _checked(list(_entries(value, source)), source)
 
 
 def from_variable(text: str) -> tuple[DeploymentConfig, ...]:
-    """The models in NDIF_DEPLOYMENTS: repo ids or model keys, with "|" between them.
+    """Return the models in NDIF_DEPLOYMENTS: repo ids or model keys, with "|" between them.
 
     Raises:
-        DeploymentFileError: with everything that is wrong.
+        DeploymentFileError: With every problem of the variable.
     """
     names = (name.strip() for name in text.split("|"))
     return _checked([_Entry(name, {}) for name in names if name], _VARIABLE)
@@ -113,12 +126,12 @@ def _checked(entries: list[_Entry], source: str) -> tuple[DeploymentConfig, ...]
                 for name, sentence in error.problems.items()
             ]
             continue
-        # A hub takes names in either case, and a file with both is one with a slip.
+        # A hub ignores the case of names: two that differ in case alone are a mistake.
         earlier = first.setdefault(str(config.key).lower(), entry)
         if earlier is not entry:
             before = f" (first in line {earlier.line})" if earlier.line else ""
             problems.append(
-                f"{_place(source, entry.line)}: {label} is there more than once{before}."
+                f"{_place(source, entry.line)}: {label} appears more than once{before}."
             )
         configs.append(config)
     if problems:
@@ -141,11 +154,11 @@ def _config(entry: _Entry) -> DeploymentConfig:
     fields = {str(key): value for key, value in fields.items()}
     if "repo_id" in fields:
         raise SettingsError({"repo_id": "repo_id is already given by the entry's own name."})
-    return config_of(name, fields)
+    return parse_deployment(name, fields)
 
 
 def _entries(value: object, source: str) -> Iterator[_Entry]:
-    """Every model in the value, without lines."""
+    """Yield the models of a list or mapping, without their lines."""
     if isinstance(value, Mapping):
         for name, fields in value.items():
             yield _Entry(name, fields)
@@ -176,14 +189,12 @@ def _from_json(text: str, source: str) -> list[_Entry]:
         value = json.loads(text, object_pairs_hook=pairs) if text.strip() else None
     except json.JSONDecodeError as error:
         raise DeploymentFileError(
-            [f"{_place(source, error.lineno)}: this is no JSON: {error.msg}."]
+            [f"{_place(source, error.lineno)}: this is not JSON: {error.msg}."]
         ) from error
     except (ValueError, RecursionError) as error:
-        raise DeploymentFileError([f"{source} is no JSON that can be read: {error}."]) from error
+        raise DeploymentFileError([f"{source} is not readable JSON: {error}."]) from error
     if twice:
-        raise DeploymentFileError(
-            [f"{source}: {quoted(n)} is there more than once." for n in twice]
-        )
+        raise DeploymentFileError([f"{source}: {quoted(n)} appears more than once." for n in twice])
     return list(_entries(value, source))
 
 
@@ -192,7 +203,7 @@ def _from_yaml(text: str, source: str) -> list[_Entry]:
         loader = yaml.SafeLoader(text)
         try:
             root = loader.get_single_node()
-            # Before `construct_document`, which folds merge keys into the nodes.
+            # `construct_document` folds merge keys into the nodes.
             marks = _marks(root, source)
             value = loader.construct_document(root) if root is not None else None
         finally:
@@ -201,13 +212,13 @@ def _from_yaml(text: str, source: str) -> list[_Entry]:
         mark = error.problem_mark or error.context_mark
         why = error.problem or error.context or "it cannot be read"
         raise DeploymentFileError(
-            [f"{_place(source, mark.line + 1 if mark else None)}: this is no YAML: {why}."]
+            [f"{_place(source, mark.line + 1 if mark else None)}: this is not YAML: {why}."]
         ) from error
     except DeploymentFileError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())
-        raise DeploymentFileError([f"{source} is no YAML that can be read: {why}."]) from error
+        raise DeploymentFileError([f"{source} is not readable YAML: {why}."]) from error
     entries = list(_entries(value, source))
     for number, entry in enumerate(entries):
         where = entry.name if isinstance(value, Mapping) else number
@@ -216,7 +227,7 @@ def _from_yaml(text: str, source: str) -> list[_Entry]:
 
 
 def _marks(root: yaml.Node | None, source: str) -> dict[object, tuple[int, Mapping[str, int]]]:
-    """The line of every entry and of its fields, by the entry's name or its place in the list."""
+    """Return the lines of each entry and of its fields, by the entry's name or index."""
     problems: list[str] = []
     marks: dict[object, tuple[int, Mapping[str, int]]] = {}
     if isinstance(root, yaml.MappingNode):
@@ -233,7 +244,7 @@ def _marks(root: yaml.Node | None, source: str) -> dict[object, tuple[int, Mappi
 
 
 def _lines(node: yaml.Node, source: str, problems: list[str]) -> dict[str, int]:
-    """The line of every key, which YAML would let stand there twice."""
+    """Return the line of each key of a mapping; add repeated keys, which YAML allows, to `problems`."""
     lines: dict[str, int] = {}
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         line = key.start_mark.line + 1
@@ -241,8 +252,39 @@ def _lines(node: yaml.Node, source: str, problems: list[str]) -> dict[str, int]:
             continue
         if key.value in lines:
             problems.append(
-                f"{_place(source, line)}: {quoted(key.value)} is there more than once "
+                f"{_place(source, line)}: {quoted(key.value)} appears more than once "
                 f"(first in line {lines[key.value]})."
             )
         lines.setdefault(key.value, line)
     return lines
+
+
+def to_entry(config: DeploymentConfig) -> dict[str, Any]:
+    """Return the entry of a deployment file that asks for `config`, without settings at their defaults."""
+    entry: dict[str, Any] = {"repo_id": config.repo_id}
+    defaults = DeploymentConfig(config.repo_id, checkpoint=config.repo_id)
+    for setting, name in SETTING_NAMES.items():
+        value = getattr(config, name)
+        if value != getattr(defaults, name):
+            entry[setting] = list(value) if isinstance(value, tuple) else value
+    return entry
+
+
+def read_text(path: Path, max_mib: int) -> str:
+    """Return the text of a file that a person wrote, without a byte order mark.
+
+    Raises:
+        TextFileError: If the file cannot be read, is not UTF-8, or is larger than `max_mib`.
+    """
+    max_bytes = max_mib * 1024**2
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise TextFileError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise TextFileError(f"{path} is not text in UTF-8.") from error
+    if len(content) > max_bytes:
+        raise TextFileError(f"{path} is larger than {max_mib} MiB.")
+    return text

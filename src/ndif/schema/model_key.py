@@ -1,4 +1,4 @@
-"""The name by which a client asks for a model (specification, sections 8.1 and 001)."""
+"""Model keys: the names by which clients ask for models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelKey:
-    """`import.path.Class:{"repo_id": …}`, parsed. `main` and no revision are one."""
+    """`import.path.Class:{"repo_id": …}`, parsed; the revision `main` is None."""
 
     import_path: str
     repo_id: str
@@ -17,10 +17,10 @@ class ModelKey:
 
     @classmethod
     def parse(cls, text: str) -> ModelKey:
-        """Read a key as clients send it.
+        """Parse a key as clients send it.
 
         Raises:
-            ValueError: with a sentence for the user, when it is not one.
+            ValueError: If it is not a key; the message is a sentence for the user.
         """
         import_path, colon, suffix = text.partition(":")
         try:
@@ -45,3 +45,26 @@ class ModelKey:
         if self.task is not None:
             fields["task"] = self.task
         return f"{self.import_path}:{json.dumps(fields)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One model in one nnsight generation: `import.path.Class:{"repo_id": …}@0.8`."""
+
+    model: ModelKey
+    generation: str
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """Parse a variant as `str` writes it.
+
+        Raises:
+            ValueError: If it is not one.
+        """
+        model, at, generation = text.rpartition("@")
+        if not at or not generation:
+            raise ValueError(f"{text[:200]!r} names no model in a generation.")
+        return cls(ModelKey.parse(model), generation)
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.generation}"

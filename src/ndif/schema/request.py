@@ -1,4 +1,4 @@
-"""A request, once the gateway has read everything in it that is not the user's payload."""
+"""A request: the fields that its client sends, and those that the server adds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ndif.schema.model_key import ModelKey
 
 
 class Wire(str, Enum):
-    """Which of the two client protocols a request came by."""
+    """The protocol between a client and the server."""
 
     ENVELOPE = "envelope"
     """nnsight 0.8: WebSocket and a multipart body with a JSON envelope."""
@@ -21,9 +21,22 @@ class Wire(str, Enum):
     """nnsight 0.6 and 0.7: Socket.IO and the envelope in HTTP headers."""
 
 
+@dataclass(slots=True)
+class Submission:
+    """The fields of a request that its client sends, before any of them is checked."""
+
+    model_key: str
+    subscription_id: str | None
+    """The id of the client's open subscription; None if it polls."""
+    compress: bool
+    env: Mapping[str, Any] = field(default_factory=dict)
+    callback: str = ""
+    payload: bytes | bytearray = b""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One accepted trace. `payload` stays opaque outside a runner."""
+    """One accepted trace. Only a runner reads its `payload`."""
 
     model: ModelKey
     generation: str
@@ -31,33 +44,33 @@ class Request:
     wire: Wire
     payload: bytes | bytearray
     compress: bool
-    """Whether the payload is zstd and a fetched result must be."""
+    """True if the payload is zstd and a downloaded result must be."""
     base_url: str
-    """How this client reaches the server: scheme and host, no path."""
+    """The server's address as this client knows it: scheme and host, no path."""
     nearby: bool = False
-    """Whether the client is on this machine, where bytes travel faster than they compress."""
-    session: str | None = None
-    """The live channel that waits; None for a job that is polled."""
+    """True if the client is on this machine, where bytes travel faster than they compress."""
+    subscription_id: str | None = None
+    """The id of the subscription on which the client waits; None for a job that is polled."""
     env: Mapping[str, Any] = field(default_factory=dict)
-    """What the model must look like for this request alone (a PEFT adapter)."""
+    """Changes to the model for this request alone (a PEFT adapter)."""
     callback: str = ""
     user: str = ""
-    """Whose it is, for all to have their turns: opaque, and no secret."""
+    """The user who takes turns with others: opaque, and no secret."""
     key: str = ""
-    """Opaque digest of the API key that the server verified; empty where there is none.
+    """Opaque digest of the API key that the server verified; empty without one.
 
     Requests with equal keys may run in one process. It never stands for an address.
     """
     weight: float = 1.0
-    """Its user's share of the model beside others."""
+    """The user's share of the model beside others."""
     priority: bool = False
-    """Whether it goes before others of its age."""
+    """True if it goes before others of its age."""
     hotswapping: bool = False
-    """Whether its user may have a model loaded on demand."""
+    """True if its user may have a model loaded on demand."""
     trusted: bool = False
-    """Whether its code may run unconfined: the server's word, which no client can give."""
+    """True if its code may run unconfined, which the server decides and no client can ask for."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     received: float = field(default_factory=time.time)
     """Unix seconds."""
     receipt: str = field(default="", compare=False)
-    """By which a broker knows whoever claimed it."""
+    """The broker's handle of the claim under which this request runs."""

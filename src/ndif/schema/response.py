@@ -11,7 +11,7 @@ from ndif.schema.status import Status
 
 @dataclass(frozen=True, slots=True)
 class InlineResult:
-    """A result that rides on the live channel: what the runner wrote, opaque."""
+    """A result that travels in the response: the runner's bytes, opaque."""
 
     content: bytes
     compressed: bool
@@ -19,7 +19,7 @@ class InlineResult:
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """A result that waits to be fetched."""
+    """A result that the client downloads."""
 
     url: str
     size: int
@@ -28,7 +28,7 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A status of request `id`, with what it carries."""
+    """A status of request `id`, and the data that comes with it."""
 
     id: str
     status: Status
@@ -36,6 +36,6 @@ class Response:
     data: InlineResult | StoredResult | bytes | None = None
     """A result on COMPLETED, the streamed function's bytes on STREAM."""
     meta: Mapping[str, Any] | None = None
-    """What the run cost: `execution_time` in seconds, `peak_memory` in bytes."""
+    """The run's cost: `execution_time` in seconds, `peak_memory` in bytes."""
     delivered: bool = False
-    """Whether its client was told where it was made, so that nobody has to."""
+    """True if the process that made the response has sent it to the client already."""

@@ -1,4 +1,4 @@
-"""Where a request is in its life (specification, section 4.3; design, "Life of a request")."""
+"""The states of a request, as clients are told them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class Status(str, Enum):
     LOG = "LOG"
     STREAM = "STREAM"
 
-    @property
-    def terminal(self) -> bool:
-        """Whether nothing follows it."""
-        return self in (Status.COMPLETED, Status.ERROR)
+    def __init__(self, value: str) -> None:
+        self.terminal = value in ("COMPLETED", "ERROR")
+        """True if no other status follows."""

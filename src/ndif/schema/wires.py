@@ -1,23 +1,131 @@
-"""A response in the form of the wire its request came by."""
+"""Responses in the form that each wire's clients read."""
 
 from __future__ import annotations
 
+import json
+import pickle
+import struct
+from collections.abc import Mapping
 from typing import Any
 
-from ndif.schema import envelope_wire, headers_wire
 from ndif.schema.request import Request, Wire
-from ndif.schema.response import Response
+from ndif.schema.response import InlineResult, Response, StoredResult
+from ndif.schema.status import Status
+
+_WAITING = {Status.PROVISIONING, Status.DEPLOYING}
+"""Statuses that clients of the header wire do not know."""
+
+
+def envelope_fields(response: Response) -> dict[str, Any]:
+    """Return the JSON object that nnsight 0.8 validates."""
+    out: dict[str, Any] = {
+        "id": response.id,
+        "status": response.status.value,
+        "description": response.description,
+    }
+    if isinstance(response.data, StoredResult):
+        out["data"] = response.data.url
+    if response.meta is not None:
+        out["meta"] = dict(response.meta)
+    return out
+
+
+def envelope_frame(response: Response) -> str | bytes:
+    """Return one WebSocket frame: text, or binary where it carries a result."""
+    if isinstance(response.data, InlineResult):
+        return torch_bytes_with(
+            envelope_fields(response), "data", response.data.content, load=False
+        )
+    return json.dumps(envelope_fields(response))
+
+
+def header_fields(response: Response) -> dict[str, Any]:
+    """Return the mapping that nnsight 0.6 and 0.7 validate."""
+    status = Status.QUEUED if response.status in _WAITING else response.status
+    out: dict[str, Any] = {
+        "id": response.id,
+        "status": status.value,
+        "description": response.description,
+    }
+    if isinstance(response.data, StoredResult):
+        out["data"] = (response.data.url, response.data.size)
+    elif isinstance(response.data, bytes):
+        out["data"] = response.data
+    return out
+
+
+def header_frame(response: Response) -> bytes:
+    """Return the payload of one `blocking_response` event.
+
+    Raises:
+        ValueError: If an inline result is compressed, which these clients would not unpack.
+    """
+    if isinstance(response.data, InlineResult):
+        if response.data.compressed:
+            raise ValueError("an inline result of this wire must not be compressed")
+        return torch_bytes_with(header_fields(response), "data", response.data.content, load=True)
+    return torch_bytes(header_fields(response))
 
 
 def frame(request: Request, response: Response) -> str | bytes:
-    """One message of the live channel that `request` waits on."""
+    """Return one message to the subscription on which the request's client waits."""
     if request.wire is Wire.ENVELOPE:
-        return envelope_wire.frame(response)
-    return headers_wire.frame(response)
+        return envelope_frame(response)
+    return header_frame(response)
 
 
 def fields(request: Request, response: Response) -> dict[str, Any]:
-    """What `POST /request` and `GET /response/{id}` answer, as JSON."""
+    """Return the JSON object with which `POST /request` and `GET /response/{id}` answer."""
     if request.wire is Wire.ENVELOPE:
-        return envelope_wire.fields(response)
-    return headers_wire.fields(response)
+        return envelope_fields(response)
+    return header_fields(response)
+
+
+# The format of `torch.save`, written without torch. Its first version, which every torch still reads, is
+# five pickles in a row: a magic number, a protocol version, the writer's word sizes, the object, and the
+# keys of the tensor storages that follow. A response holds no tensor of the control plane's, so the last
+# is empty.
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+_PROTOCOL = 1001
+_SYSTEM = {
+    "protocol_version": _PROTOCOL,
+    "little_endian": True,
+    "type_sizes": {"short": 2, "int": 4, "long": 4},
+}
+_HEAD = b"".join(pickle.dumps(part, 2) for part in (_MAGIC, _PROTOCOL, _SYSTEM))
+_TAIL = pickle.dumps([], 2)
+# `torch.storage._load_from_bytes(content)` is how torch itself embeds one saved object in another.
+_LOAD = b"ctorch.storage\n_load_from_bytes\n"
+
+
+def torch_bytes(fields: Mapping[str, object]) -> bytes:
+    """Return a mapping of plain values as bytes for `torch.load`."""
+    return b"".join((_HEAD, pickle.dumps(dict(fields), 2), _TAIL))
+
+
+def torch_bytes_with(
+    fields: Mapping[str, object], name: str, content: bytes, *, load: bool
+) -> bytes:
+    """Return `fields` and the entry `name`, which holds `content`, as bytes for `torch.load`.
+
+    `content` is copied once, into the result. With `load` the reader loads it as `torch.save` bytes of its
+    own; the writer never looks inside.
+    """
+    opened = pickle.dumps(dict(fields), 2)[:-1]
+    key = pickle.dumps(name, 2)[2:-1]
+    value = (pickle.BINBYTES8 + struct.pack("<Q", len(content)), content)
+    call = (pickle.TUPLE1 + pickle.REDUCE) if load else b""
+    return b"".join(
+        (
+            _HEAD,
+            opened,
+            key,
+            _LOAD if load else b"",
+            *value,
+            call,
+            pickle.SETITEM,
+            pickle.STOP,
+            _TAIL,
+        )
+    )

@@ -1,1 +1,1 @@
-"""What a server is put together from, in each of its sizes."""
+"""Servers in their three sizes: one model, one machine, many machines."""

@@ -1,4 +1,4 @@
-"""The coordinator: everything behind the broker. There is one in a server, wherever it runs."""
+"""The coordinator: everything behind the broker. A server has one, in whichever process."""
 
 from __future__ import annotations
 
@@ -6,40 +6,46 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from dateutil.tz import tzlocal
 from packaging.version import Version
 
-from ndif.cluster.asking import Asked, Measured
 from ndif.cluster.controller import Controller
+from ndif.cluster.controller_types import Measured, ReplicaRequest
 from ndif.cluster.fleet import Fleet
-from ndif.cluster.hosted import Hosted
 from ndif.cluster.models import Models
-from ndif.cluster.rules import Rules
-from ndif.cluster.schedule_source import ScheduleSource
-from ndif.config import Settings
+from ndif.cluster.replica import Replica
+from ndif.config.settings import Settings
+from ndif.control.control_plane import ControlPlane
+from ndif.control.operations import Answer, Deploy, Operation
+from ndif.control.reconciler import Reconciler
 from ndif.host.evaluation import Evaluator
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
-from ndif.queue.autoscale import Bounds
+from ndif.placement.demand import PlacementRules
+from ndif.queue.autoscaler import Bounds, Scaling
 from ndif.queue.dispatcher import Dispatcher
-from ndif.queue.operations import Operations
-from ndif.queue.processor import Customs
-from ndif.queue.responder import Responder
-from ndif.queue.scaling import Scaling
-from ndif.queue.upkeep import Upkeep
-from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.operation import OperationError
+from ndif.queue.processor import QueuePolicy
+from ndif.schedule.expansion import LOCAL
+from ndif.schedule.source import ScheduleSource
+from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.request import Request
 from ndif.stores.broker import Broker
+from ndif.stores.responder import Responder
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
 _STOPPED = "The server was stopped before this job was done. Send it again once it is back."
 
+_PREPARE_AFTER_S = 3.0
+"""Seconds after its start at which a server prepares for its first deployment."""
+
 
 class Coordinator:
-    """Lines, decisions and replicas."""
+    """The queues, the controller and the operator's operations of one server, put together.
+
+    Owns their start, their order of stopping and the periodic tasks. The broker, stores and machines come
+    from its caller.
+    """
 
     def __init__(
         self,
@@ -52,27 +58,34 @@ class Coordinator:
         *,
         places: bool,
         stop: Callable[[], None] = lambda: None,
+        on_up: Callable[[Replica], None] = lambda _: None,
     ) -> None:
-        """`places`: whether models are measured and told where to go, or go where their options say."""
+        """Put the parts together; `start` starts them.
+
+        `places`: True to measure models and place them; False to load each where its options say.
+        """
         self._configs = configs
         self._broker = broker
         self._places = places
         self._runtimes = runtimes
         self._fleet = fleet
-        self._evaluator = Evaluator(measuring=fleet.expect)
+        self._evaluator = Evaluator(measuring=fleet.prepare, fork_servers=fleet.fork_servers)
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
             Models(configs),
             fleet.make_actor,
             self._evaluate if places else _unmeasured,
             fleet.discover,
-            rules=Rules(minimum_deployment_time_s=settings.minimum_deployment_time_seconds),
+            rules=PlacementRules(
+                minimum_deployment_time_s=settings.minimum_deployment_time_seconds
+            ),
             drain_s=settings.drain_timeout_s,
             places=places,
+            on_up=on_up,
         )
-        self.dispatcher = Dispatcher(self.controller, broker, responder, _customs(settings))
+        self.dispatcher = Dispatcher(self.controller, broker, responder, _queue_policy(settings))
         bounds = _bounds(settings) if places else Bounds()
-        self.upkeep = Upkeep(
+        self.reconciler = Reconciler(
             self.controller,
             self.dispatcher,
             Scaling(self.dispatcher, bounds),
@@ -80,37 +93,38 @@ class Coordinator:
             self.generations,
             settings.controller_sync_interval_s,
         )
-        self.operations = Operations(
-            self.controller, self.dispatcher, self.upkeep, self.generations, stop
+        self.control_plane = ControlPlane(
+            self.controller, self.dispatcher, self.reconciler, self.generations, stop
         )
 
     def generations(self) -> list[str]:
-        """The nnsight generations that are installed, the newest first."""
+        """Return the installed nnsight generations, the newest first."""
         return sorted(self._runtimes.installed(), key=Version, reverse=True)
 
     async def start(self, waited: Sequence[Request] = ()) -> None:
-        """Look at the machines, serve the lines, and have what the server was started with.
+        """Look at the machines, serve the queues, and deploy the models that the server was started with.
 
         `waited`: requests that were claimed before.
         """
         await self.controller.discover()
-        self.dispatcher.adopt(await self._fleet.living())
+        self.dispatcher.adopt(await self._fleet.orphans())
         for request in waited:
-            await self.dispatcher.put_in_line(request)
+            await self.dispatcher.accept(request)
         self.dispatcher.start()
-        self._tasks.append(asyncio.create_task(self.upkeep.run(), name="upkeep"))
-        if self._places:
+        self._tasks.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
+        if self._places and self._configs:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
+            self._tasks.append(asyncio.create_task(self._prepare(), name="fork servers"))
 
-    async def dismiss(self) -> None:
-        """End every request that nobody will bring to its end later."""
+    async def fail_all(self) -> None:
+        """End every request as an ERROR, unless the broker keeps them for the next leader."""
         if not self._broker.outlives:
-            await self.dispatcher.dismiss(_STOPPED)
+            await self.dispatcher.fail_all(_STOPPED)
 
     async def stop(self) -> None:
-        """End the lines, and what serves them unless it outlives them."""
+        """Stop the queues, and the replicas unless these outlive their leader."""
         await end(self._tasks)
-        await self.dismiss()
+        await self.fail_all()
         await self.dispatcher.stop()
         if self._fleet.outlives:
             await self.controller.leave()
@@ -118,25 +132,44 @@ class Coordinator:
             await self.controller.stop()
         await self._evaluator.stop()
 
-    async def bring_up(self, generation: str) -> list[Hosted]:
-        """The replicas of every known model, on their way."""
+    async def bring_up(self, generation: str) -> list[Replica]:
+        """Request the replicas of every known model, and return those that come."""
         if not self.controller.cluster.nodes:
             await self.controller.discover()
-        asked = [Asked(m, generation, m.wanted.replicas) for m in self.controller.models]
+        asked = [
+            ReplicaRequest(m, generation, m.deployment.replicas) for m in self.controller.models
+        ]
+        if sum(each.replicas for each in asked) > 1 and generation in self._runtimes.installed():
+            self._fleet.prepare(self._runtimes.installed()[generation])
         coming = []
         for one, provided in zip(asked, await self.controller.deploy(asked), strict=True):
             self.dispatcher.processor(one.model, generation).adopt(provided.replica_ids)
-            found = (self.controller.hosted(one.variant, i) for i in provided.replica_ids)
-            coming += [hosted for hosted in found if hosted is not None]
+            found = (self.controller.replica(one.variant, i) for i in provided.replica_ids)
+            coming += [replica for replica in found if replica is not None]
         return coming
+
+    async def perform(self, operation: Operation) -> Answer:
+        """Perform an operator's operation.
+
+        Raises:
+            OperationError: If it cannot be performed.
+        """
+        return await operation.perform(self.control_plane)
 
     async def _deploy(self) -> None:
         try:
-            await self.operations.deploy(self._configs, None, wait=False, sync=False)
+            await self.perform(Deploy(deployments=tuple(self._configs)))
         except OperationError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
         except Exception:
             logger.exception("what the server was started with could not be deployed")
+
+    async def _prepare(self) -> None:
+        """Import what models of the newest generation need, so that the first deployment need not wait."""
+        # The imports take two cores for some seconds, which is when clients first reach a new server.
+        await asyncio.sleep(_PREPARE_AFTER_S)
+        for runtime in [*self._runtimes.installed().values()][:1]:
+            self._fleet.prepare(runtime)
 
     async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
         runtime = self._runtimes.installed().get(generation)
@@ -149,12 +182,12 @@ class Coordinator:
 
 
 async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
-    """What shares its machine with nothing else that is placed."""
+    """Return a nominal size: without placement no size is needed."""
     return Measured(1)
 
 
-def _customs(settings: Settings) -> Customs:
-    return Customs(
+def _queue_policy(settings: Settings) -> QueuePolicy:
+    return QueuePolicy(
         settings.processor_reply_freq_s,
         settings.max_attempts,
         settings.line_head_start_s,
@@ -174,4 +207,4 @@ def _bounds(settings: Settings) -> Bounds:
 
 
 def _schedule(settings: Settings) -> ScheduleSource | None:
-    return ScheduleSource(settings.schedule, zone=tzlocal()) if settings.schedule else None
+    return ScheduleSource(settings.schedule, zone=LOCAL) if settings.schedule else None

@@ -1,4 +1,4 @@
-"""The server of one process: every house in its embedded form, put together."""
+"""The server of one process: every part in its embedded form, put together."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ndif.cluster.fleet import ThisMachine
-from ndif.cluster.hosted import Hosted
-from ndif.cluster.status import for_clients
-from ndif.config import Settings
-from ndif.gateway.catalogue import OwnCatalogue
-from ndif.gateway.door import door, http
-from ndif.gateway.hub import Hub, HubModel
+from ndif.cluster.replica import Replica
+from ndif.cluster.status import client_status
+from ndif.config.settings import Settings
+from ndif.gateway.app import create_gateway, uvicorn_config
+from ndif.gateway.catalogue import InProcessCatalogue
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
-from ndif.queue.responder import Responder
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import Accounts, OpenAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import open_store
+from ndif.stores.responder import Responder
 
 
 class Server:
-    """Models, served to every installed nnsight generation."""
+    """One process that serves models to every installed nnsight generation.
+
+    Owns the stores, the broker and the coordinator, and starts and stops them with its application.
+    """
 
     def __init__(
         self,
@@ -45,32 +48,40 @@ class Server:
         stop: Callable[[], None] = lambda: None,
         secret: str | None = None,
     ) -> None:
-        """`places`: whether models are measured and told where to go, or go where their options say.
+        """Put the server together; its application's lifespan starts it.
 
-        `secret`: with which addresses of results are signed.
+        `places`: True to measure models and place them; False to load each where its options say.
+        `secret`: signs the URLs of results.
         """
         self._settings = settings
         self._objects = open_store(settings, results, secret)
         self._broker = MemoryBroker(settings.max_queued_bytes)
-        self._hub = Hub(share_weights=share_weights)
+        self._hub = HfMirror(share_weights=share_weights)
         runtimes = runtimes or Runtimes(settings.runtimes)
         responder = Responder(self._broker, self._objects)
         self._fleet = fleet = ThisMachine(
             settings, self._broker, self._objects, runtimes, trusted=trusted, places=places
         )
         self._coordinator = Coordinator(
-            settings, configs, self._broker, responder, fleet, runtimes, places=places, stop=stop
+            settings,
+            configs,
+            self._broker,
+            responder,
+            fleet,
+            runtimes,
+            places=places,
+            stop=stop,
+            on_up=self._share,
         )
         self.controller = self._coordinator.controller
-        self.controller.on_up = self._share
         self.bring_up = self._coordinator.bring_up
         models = self.controller.models
-        catalogue = OwnCatalogue(
+        catalogue = InProcessCatalogue(
             models,
-            lambda: for_clients(models, self.controller.replicas()),
+            lambda: client_status(models, self.controller.replicas()),
             lambda: places or self.controller.connected,
         )
-        self.app = door(
+        self.app = create_gateway(
             settings,
             self._broker,
             self._objects,
@@ -81,7 +92,7 @@ class Server:
             self._hub,
             self._lifespan,
             loopback=loopback,
-            operations=self._coordinator.operations,
+            perform=self._coordinator.perform,
             token=token,
         ).app
 
@@ -97,7 +108,7 @@ class Server:
         share_weights: bool = False,
         runtimes: Runtimes | None = None,
     ) -> Server:
-        """One model, for one user."""
+        """Return a server of one model for one user."""
         return cls(
             settings,
             [config],
@@ -122,10 +133,10 @@ class Server:
         loopback: bool,
         stop: Callable[[], None],
     ) -> Server:
-        """Many models, for many users. `stop` ends the process that serves.
+        """Return a server of many models for many users. `stop` ends the process that serves.
 
         Raises:
-            KeysError: if the file of keys cannot be used.
+            KeysError: if the file of API keys cannot be used.
         """
         return cls(
             settings,
@@ -140,13 +151,13 @@ class Server:
             stop=stop,
         )
 
-    def http(self, listening: socket.socket) -> uvicorn.Config:
-        """How this application is served on `listening`."""
-        return http(self.app, self._settings, listening)
+    def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
+        """Return the configuration to serve this application on `listening`."""
+        return uvicorn_config(self.app, self._settings, listening)
 
     async def farewell(self) -> None:
-        """End every request with a word to its client, while clients are still connected."""
-        await self._coordinator.dismiss()
+        """End every request as an ERROR, while clients are still connected."""
+        await self._coordinator.fail_all()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -161,9 +172,9 @@ class Server:
             await self._broker.stop()
             await self._objects.stop()
 
-    def _share(self, hosted: Hosted) -> None:
-        """Answer the hub's routes for a model that is loaded."""
-        config, loaded = hosted.model.config, hosted.actor.model
-        if "folder" in loaded and hosted.speaks_for_model:
+    def _share(self, replica: Replica) -> None:
+        """Serve the files of a loaded model on the hub's routes."""
+        config, loaded = replica.model.config, replica.actor.model
+        if "folder" in loaded and replica.provides_files:
             folder = Path(loaded["folder"])
-            self._hub.serve(HubModel(config.repo_id, folder, config.revision, config.task))
+            self._hub.serve(MirroredModel(config.repo_id, folder, config.revision, config.task))

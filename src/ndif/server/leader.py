@@ -1,8 +1,7 @@
-"""The coordinator of a server of many processes: `python -m ndif.server.lead FILE LIFELINE`.
+"""The dispatcher process of a server with a broker: `python -m ndif.server.leader FILE PARENT_PIPE`.
 
-One leads, the others stand by.
-
-Who has lost the lead ends: the process that started it starts another, which stands by.
+Of several such processes one holds the leader lock and leads; the others stand by. A process that loses the
+lock ends, and its supervisor starts it again to stand by.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -20,50 +18,56 @@ from typing import Any
 import uvloop
 
 from ndif.cluster.fleet import Fleet, ThisMachine
-from ndif.config import Settings
-from ndif.host.replica import Replica
+from ndif.config.settings import Settings
+from ndif.control.publisher import Publisher
+from ndif.control.rpc import perform_event
+from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
-from ndif.queue.publishing import Publishing
-from ndif.queue.remote import carry_out
-from ndif.queue.responder import Responder
-from ndif.queue.waiting_room import WaitingRoom
+from ndif.net import STOP_SIGNALS
+from ndif.queue.holding_queue import HoldingQueue
 from ndif.schema.request import Request
 from ndif.server.coordinator import Coordinator
-from ndif.server.part import Part, log_to_stderr, on_hang_up
+from ndif.server.process_config import ProcessConfig, configure_logging, on_parent_exit
 from ndif.stores.broker import BrokerError
-from ndif.stores.broker.redis import RedisBroker
-from ndif.stores.coordination.events import Events
-from ndif.stores.coordination.lead import Lead
-from ndif.stores.coordination.notes import Notes
+from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.leader.lock import LeaderLock
+from ndif.stores.leader.rpc import LeaderRpc
+from ndif.stores.leader.shared_cache import SharedCache
 from ndif.stores.objects import open_store
+from ndif.stores.responder import Responder
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
 _CLUSTER_LOST = (
     "The cluster that runs models cannot be reached. Your job waits, and runs when it is back."
 )
 
 
 class Leader:
-    """Stands by until it leads, and leads until it is told to stop or another does."""
+    """One candidate for the lead of a server.
 
-    def __init__(self, settings: Settings, part: Part) -> None:
+    It takes the leader lock, connects to the machines that run replicas, and then runs a `Coordinator`
+    until it is told to stop, another process leads, or the cluster is lost. Requests that arrive while the
+    cluster cannot be reached wait in a `HoldingQueue`.
+    """
+
+    def __init__(self, settings: Settings, config: ProcessConfig) -> None:
         self.settings = settings
-        self._part = part
-        self._objects = open_store(settings, part.results, part.secret)
+        self._config = config
+        self._objects = open_store(settings, config.results, config.secret)
         self._broker = RedisBroker(
             settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
         )
         self._responder = Responder(self._broker, self._objects)
-        self._lead = Lead(self._broker.client)
+        self._lock = LeaderLock(self._broker.client)
         self._runtimes = self.runtimes()
-        self.told_to_stop = asyncio.Event()
+        self.stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Stand by, lead, end."""
-        stopping = asyncio.create_task(self.told_to_stop.wait())
+        """Stand by, then lead, until `stopping` is set or the lead is lost."""
+        stopping = asyncio.create_task(self.stopping.wait())
         standing_by = asyncio.create_task(self._stand_by())
         await asyncio.wait({stopping, standing_by}, return_when=asyncio.FIRST_COMPLETED)
         if standing_by.done():
@@ -72,15 +76,15 @@ class Leader:
         else:
             await end([standing_by])
         stopping.cancel()
-        await self._lead.leave()
+        await self._lock.leave()
         await self._broker.stop()
 
     async def _lead_until(self, stopping: asyncio.Task[Any]) -> None:
-        """Lead until told to stop, or until another leads, or there is nothing left to lead."""
+        """Lead until told to stop, until another process leads, or until the cluster is lost."""
         fleet = self.fleet()
-        replaced = asyncio.create_task(self._lead.lost.wait())
-        room = WaitingRoom(self._broker, self._responder, _CLUSTER_LOST)
-        connecting = asyncio.create_task(fleet.connect(room.open))
+        replaced = asyncio.create_task(self._lock.lost.wait())
+        holding = HoldingQueue(self._broker, self._responder, _CLUSTER_LOST)
+        connecting = asyncio.create_task(fleet.connect(holding.open))
         lost = asyncio.create_task(fleet.lost.wait())
         try:
             await asyncio.wait(
@@ -88,36 +92,36 @@ class Leader:
             )
             if connecting.done():
                 connecting.result()
-                async with self._leading(fleet, await room.close()) as coordinator:
+                async with self._leading(fleet, await holding.close()) as coordinator:
                     await asyncio.wait(
                         {stopping, replaced, lost}, return_when=asyncio.FIRST_COMPLETED
                     )
                     if lost.done():
-                        await coordinator.dispatcher.tell_everybody(_CLUSTER_LOST)
+                        await coordinator.dispatcher.notify_waiting(_CLUSTER_LOST)
         finally:
             await end([replaced, connecting, lost])
-            await room.close()
+            await holding.close()
             await fleet.close()
 
     def runtimes(self) -> Runtimes:
-        """Those that tell what models take."""
+        """Return the runtimes in which models are measured."""
         return Runtimes(self.settings.runtimes)
 
-    def replica(self) -> type[Replica]:
-        """What is started on the nodes of a cluster."""
-        from ndif.server.node_replica import NodeReplica
+    def replica(self) -> type[RemoteActor]:
+        """Return the class of the actors that run on a cluster's nodes."""
+        from ndif.server.node_actor import NodeActor
 
-        return NodeReplica
+        return NodeActor
 
     def fleet(self) -> Fleet:
-        """The machines of a Ray cluster, or this one."""
+        """Return the machines of a Ray cluster, or this machine alone."""
         settings = self.settings
         if settings.ray_address:
-            # What one machine does not need it does not import.
-            from ndif.cluster.ray_cluster import RayCluster
-            from ndif.stores.broker.redis_lanes import Lanes
+            # Imported only where a cluster is configured.
+            from ndif.cluster.ray.cluster import RayCluster
+            from ndif.stores.broker.redis.job_channels import JobSender
 
-            return RayCluster(settings.ray_address, self.replica(), Lanes(self._broker))
+            return RayCluster(settings.ray_address, self.replica(), JobSender(self._broker))
         return ThisMachine(
             settings,
             self._broker,
@@ -134,18 +138,18 @@ class Leader:
                 await self._broker.start()
                 break
             except BrokerError as error:
-                logger.warning("this process cannot stand by: %s", error)
-                await asyncio.sleep(_AGAIN_S)
+                logger.warning("Cannot stand by: %s; retrying in %g s", error, _RETRY_S)
+                await asyncio.sleep(_RETRY_S)
         logger.info("Standing by")
-        await self._lead.taken()
+        await self._lock.taken()
         logger.info("Leading")
 
     @contextlib.asynccontextmanager
-    async def _leading(self, fleet: Fleet, waited: Sequence[Request]) -> AsyncIterator[Coordinator]:
+    async def _leading(self, fleet: Fleet, held: Sequence[Request]) -> AsyncIterator[Coordinator]:
         settings, client = self.settings, self._broker.client
         coordinator = Coordinator(
             settings,
-            self._part.deployments,
+            self._config.deployments,
             self._broker,
             self._responder,
             fleet,
@@ -153,12 +157,15 @@ class Leader:
             places=True,
         )
         await self._objects.start()
-        await coordinator.start(waited)
-        publishing = Publishing(coordinator.controller, Notes(client), settings.status_cache_freq_s)
+        await coordinator.start(held)
+        publishing = Publisher(
+            coordinator.controller, SharedCache(client), settings.status_cache_freq_s
+        )
         tasks = [
             asyncio.create_task(publishing.run(), name="publishing"),
             asyncio.create_task(
-                Events(client).serve(partial(carry_out, coordinator.operations)), name="events"
+                LeaderRpc(client).serve(partial(perform_event, coordinator.control_plane)),
+                name="events",
             ),
         ]
         try:
@@ -169,19 +176,19 @@ class Leader:
             await self._objects.stop()
 
 
-async def _run(leader: Leader, lifeline: int) -> None:
+async def _run(leader: Leader, parent_pipe: int) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, leader.told_to_stop.set)
-    on_hang_up(lifeline, leader.told_to_stop.set)
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, leader.stopping.set)
+    on_parent_exit(parent_pipe, leader.stopping.set)
     await leader.run()
 
 
 def main(kind: type[Leader] = Leader) -> None:
     """Stand by or lead until told to stop."""
-    part = Part.read(Path(sys.argv[1]))
-    log_to_stderr()
-    uvloop.run(_run(kind(Settings(), part), lifeline=int(sys.argv[2])))
+    config = ProcessConfig.read(Path(sys.argv[1]))
+    configure_logging()
+    uvloop.run(_run(kind(Settings(), config), parent_pipe=int(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The local server in a terminal: a free port, a progress bar, what a client needs, a clean end."""
+"""`ndif local start`: one model served in a terminal, on a free port, to one trusted user."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ndif.cluster.hosted import DeploymentError
-from ndif.config import Settings
-from ndif.gateway.origin import is_loopback
-from ndif.gateway.serving import Http, StartError, for_url, listen
-from ndif.host.actor import ModelActor
-from ndif.sandbox.confinement import ConfinementError, verify
-from ndif.schema.deployment import DeploymentConfig, task_of
+from ndif.config.reference import read
+from ndif.config.settings import Settings
+from ndif.host.model_actor import LocalModelActor
+from ndif.net import Http, StartError, for_url, is_loopback, listen
+from ndif.sandbox.confinement.confinement import ConfinementError, verify
+from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.server.embedded import Server
-from ndif.variables import VariableError, read
 
 _GENERATION = "0.8"
-"""The generation whose model process starts with the server; others start with their first client."""
+"""nnsight generation whose model process starts with the server; others start with their first client."""
+_PROGRESS_S = 0.1
 
 
 @dataclass(frozen=True)
 class Local:
-    """One run of `ndif local start`."""
+    """One invocation of `ndif local start`."""
 
     checkpoint: str
     name: str | None
@@ -55,7 +54,7 @@ class Local:
         """Serve until interrupted.
 
         Raises:
-            StartError: if the server cannot start.
+            NdifError: If the server cannot start.
         """
         console = Console(stderr=True)
         logging.basicConfig(
@@ -64,14 +63,14 @@ class Local:
             format="%(message)s",
         )
         config = self.deployment()
-        options = _settings()
+        options = read()
         if self.sandbox:
             _verify(options)
         with listen(self.host, self.port) as listening:
             if not is_loopback(self.host) and not self.sandbox:
                 console.print(
-                    f"[bold yellow]Warning:[/] {self.host} is not this machine alone. Whoever reaches the "
-                    "port runs code here as you: local mode trusts its user."
+                    f"[bold yellow]Warning:[/] {self.host} is reachable from other machines. Whoever "
+                    "reaches the port runs code here as you: local mode trusts its user."
                 )
             results = self._results_folder()
             try:
@@ -102,10 +101,10 @@ class Local:
             ) from error
 
     def deployment(self) -> DeploymentConfig:
-        """What the options ask for.
+        """Return the deployment that the options describe.
 
         Raises:
-            StartError: if they contradict each other.
+            StartError: If the options contradict each other.
         """
         folder = Path(self.checkpoint).expanduser()
         is_folder = folder.is_dir()
@@ -118,12 +117,12 @@ class Local:
                 f"{folder} is a folder, and clients ask for a model by name: add --name ORG/NAME."
             )
         if not is_folder and self.name and self.name != self.checkpoint:
-            raise StartError("--name is for a folder; a repository is asked for by its own id.")
+            raise StartError("--name is for a folder; clients ask for a repository by its own id.")
         return DeploymentConfig(
             repo_id=self.name or self.checkpoint,
             checkpoint=str(folder.resolve()) if is_folder else self.checkpoint,
             revision=self.revision,
-            task=self.task or (task_of(folder / "config.json") if is_folder else None),
+            task=self.task or (read_task(folder / "config.json") if is_folder else None),
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
@@ -133,7 +132,7 @@ class Local:
         )
 
     async def _serve(self, server: Server, listening: socket.socket, console: Console) -> None:
-        http = Http(server.http(listening), farewell=server.farewell)
+        http = Http(server.uvicorn_config(listening), farewell=server.farewell)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         loading = asyncio.create_task(self._load(server, listening, console))
         try:
@@ -159,33 +158,35 @@ class Local:
         )
         with bar:
             task = bar.add_task(f"Loading {self.checkpoint}", total=None)
-            try:
-                coming = await server.bring_up(_GENERATION)
-                for hosted in coming:
-                    hosted.on_progress = lambda done, total: bar.update(
-                        task, completed=done, total=total
-                    )
-                    await hosted.up()
-            except DeploymentError as error:
-                raise StartError(str(error)) from error
-        actor = coming[0].actor
-        assert isinstance(actor, ModelActor)  # noqa: S101 - this machine has no other
+            replicas = await server.bring_up(_GENERATION)
+            for replica in replicas:
+                up = asyncio.create_task(replica.up())
+                while not up.done():
+                    await asyncio.wait({up}, timeout=_PROGRESS_S)
+                    if replica.progress is not None:
+                        done, total = replica.progress
+                        bar.update(task, completed=done, total=total)
+                await up
+        actor = replicas[0].actor
+        assert isinstance(actor, LocalModelActor)  # noqa: S101 - this machine has no other
         model = actor.model
         console.print(
-            f"Loaded [bold]{coming[0].model.config.repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
+            f"Loaded [bold]{replicas[0].model.config.repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
             f"parameters, {model['dtype']} on {model['device']}, "
             f"weights in {actor.process.load_s:.1f} s, "
             f"ready {time.time() - actor.process.loaded_at:.1f} s later{_times(self.replicas)}",
             soft_wrap=True,
         )
-        self._greet(coming[0].model.config, listening, console)
+        self._print_address(replicas[0].model.config, listening, console)
 
-    def _greet(self, config: DeploymentConfig, listening: socket.socket, console: Console) -> None:
+    def _print_address(
+        self, config: DeploymentConfig, listening: socket.socket, console: Console
+    ) -> None:
         url = f"http://{for_url(self.host)}:{listening.getsockname()[1]}"
         console.print(f"\nServing at [bold]{url}[/]. In your client:\n")
         console.print(
             f"    export NDIF_HOST={url}\n"
-            f"    export HF_ENDPOINT={url}/hub   # only where huggingface.co is not to be reached\n\n"
+            f"    export HF_ENDPOINT={url}/hub   # only where huggingface.co cannot be reached\n\n"
             f'    model = TransformersModel("{config.repo_id}")\n'
             '    with model.trace("The Eiffel Tower is in", remote=True):\n'
             "        logits = model.output.logits.save()\n",
@@ -198,13 +199,6 @@ class Local:
 
 def _times(replicas: int) -> str:
     return f", {replicas} times" if replicas > 1 else ""
-
-
-def _settings() -> Settings:
-    try:
-        return read()
-    except VariableError as error:
-        raise StartError(str(error)) from error
 
 
 def _verify(options: Settings) -> None:

@@ -1,43 +1,42 @@
-"""A replica on a node of a cluster, put together from that node's own settings."""
+"""A replica's process on a node of a cluster, put together from that node's own settings."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from ndif.cluster.deployment import Deployment
 from ndif.cluster.fleet import ThisMachine
-from ndif.cluster.level import DeploymentLevel
-from ndif.config import Settings
-from ndif.host.jobs import Equipment
+from ndif.config.settings import Settings
+from ndif.errors import problems
+from ndif.host.jobs import NodeServices
 from ndif.host.port import ActorError
-from ndif.host.replica import Replica
+from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
-from ndif.queue.responder import Responder
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.request import Request
-from ndif.stores.broker.redis import RedisBroker
-from ndif.stores.broker.redis_lanes import Lane
+from ndif.server.process_config import configure_logging
+from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.redis.job_channels import JobReceiver
 from ndif.stores.objects import open_store
+from ndif.stores.responder import Responder
 
 
-class NodeReplica(Replica):
-    """What a cluster starts on a node."""
+class NodeActor(RemoteActor):
+    """The actor that a cluster starts on a node for each replica."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__(said)
-        # It has a process of its own, whose output its cluster keeps.
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        # The actor has a process of its own, whose output its cluster keeps.
+        configure_logging()
 
     def runtimes(self, settings: Settings) -> Runtimes:
-        """Those of its node."""
+        """Return the runtimes of this node."""
         return Runtimes(settings.runtimes)
 
-    async def prepare(self) -> Equipment:
-        """See `Replica.prepare`."""
+    async def prepare(self) -> NodeServices:
+        """See `RemoteActor.prepare`."""
         settings = _settings()
         said: dict[str, Any] = self._said
         generation = said["generation"]
@@ -57,22 +56,17 @@ class NodeReplica(Replica):
         )
         (node,) = await fleet.discover()
         _see_gpus(said.get("gpus", []), node.resources.gpu_uuids)
-        place = Deployment(**said["place"], level=DeploymentLevel.HOT)
+        place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
-
-        async def has_left(request: Request) -> bool:
-            return request.session is not None and bool(await broker.absent([request.session]))
-
-        lane = await Lane.open(broker, place.name)
-        respond = Responder(broker, objects).respond
-        return Equipment(actor, respond, has_left, lane.next, lane.give_back)
+        channel = await JobReceiver.open(broker, place.name)
+        return NodeServices(actor, broker, Responder(broker, objects), channel)
 
 
 def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None:
-    """See that the node counts its GPUs as whoever placed the replica does.
+    """Raise if the node counts its GPUs differently from the leader that placed the replica.
 
     Raises:
-        ActorError: if one was lost, added or exchanged since the node was started.
+        ActorError: if a GPU was lost, added or exchanged since the node was started.
     """
     if any(counted) and [*counted] != [*here]:
         raise ActorError(
@@ -82,16 +76,16 @@ def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None
 
 
 def _settings() -> Settings:
-    """This node's.
+    """Return the settings of this node.
 
     Raises:
-        ActorError: if they are not those of a node of a cluster.
+        ActorError: if these are not the settings of a node of a cluster.
     """
     try:
         settings = Settings()
     except ValidationError as error:
         raise ActorError(
-            f"the node's settings are not valid: {error.errors()[0]['msg']}"
+            f"the node's settings are not valid: {problems(error)[0].sentence}"
         ) from error
     if not settings.broker_url or not settings.object_store_url:
         raise ActorError(

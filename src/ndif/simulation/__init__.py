@@ -1,1 +1,1 @@
-"""A day of requests through the server's own queue and cluster, in virtual time."""
+"""A simulated day of requests through the server's own queue and placement, in virtual time."""

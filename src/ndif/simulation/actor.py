@@ -1,4 +1,4 @@
-"""A replica that takes the time of a real one, and does nothing in it."""
+"""A simulated replica: it takes the time of a real one and does nothing."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ndif.cluster.deployment import Deployment
-from ndif.host.announcement import announce
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.execution import announce
 from ndif.host.port import Progress, ReplicaEvictedError, Respond
+from ndif.placement.replica import PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.variant import Variant
 from ndif.simulation.journal import Journal
 from ndif.simulation.world import World
 
 
-class SimulatedReplica:
-    """A form of `Actor`: each step takes what the world says it does, and the journal learns of it."""
+class SimulatedActor:
+    """The form of `ModelActor` whose steps take the time that the world gives; the journal records them."""
 
     def __init__(
-        self, config: DeploymentConfig, deployment: Deployment, world: World, journal: Journal
+        self, config: DeploymentConfig, deployment: PlacedReplica, world: World, journal: Journal
     ) -> None:
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
@@ -48,11 +48,11 @@ class SimulatedReplica:
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """See `Actor.model`."""
+        """Return nothing: no model is loaded. See `ModelActor.model`."""
         return {}
 
     async def start(self, progress: Progress) -> None:
-        """See `Actor.start`."""
+        """Take the time of loading from disk; see `ModelActor.start`."""
         self._hold(self._assigned)
         progress(0, self._bytes)
         with self._loading():
@@ -63,7 +63,7 @@ class SimulatedReplica:
             usage.cold_loads += 1
 
     async def to_cache(self) -> None:
-        """See `Actor.to_cache`."""
+        """Take the time of leaving the device; see `ModelActor.to_cache`."""
         self._interrupt()
         if not self._on_cpu:
             await asyncio.sleep(self._world.speeds.caching_s(self._bytes))
@@ -73,7 +73,7 @@ class SimulatedReplica:
             usage.evicted_warm += 1
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """See `Actor.from_cache`."""
+        """Take the time of returning to the device; see `ModelActor.from_cache`."""
         self._hold(gpu_mem_bytes_by_id)
         self._is_warm = False
         if not self._on_cpu:
@@ -84,7 +84,7 @@ class SimulatedReplica:
             usage.warm_returns += 1
 
     async def stop(self) -> None:
-        """See `Actor.stop`."""
+        """Free the memory; see `ModelActor.stop`."""
         if self.ended.is_set():
             return
         self._interrupt()
@@ -95,8 +95,8 @@ class SimulatedReplica:
         self._is_hot = self._is_warm = False
         self.ended.set()
 
-    async def __call__(self, request: Request, respond: Respond) -> Response:
-        """See `Actor.__call__`."""
+    async def run(self, request: Request, respond: Respond) -> Response:
+        """See `ModelActor.run`."""
         await announce(request, respond)
         await respond(Response(request.id, Status.RUNNING, "Your job has begun."))
         outcome = self._journal.of(request)
@@ -112,12 +112,12 @@ class SimulatedReplica:
         return Response(request.id, Status.COMPLETED, "Your job has been completed.")
 
     def cancel(self, reason: str) -> None:
-        """See `Actor.cancel`."""
+        """Cancel the request that runs; see `ModelActor.cancel`."""
         if self._run is not None:
             _settle(self._run, reason)
 
     async def _run_for(self, seconds: float) -> str | None:
-        """Be busy so long; why it was cancelled, if it was."""
+        """Be busy for so long; return the reason if the request was cancelled."""
         loop = asyncio.get_running_loop()
         run: asyncio.Future[str | None] = loop.create_future()
         self._run = run
@@ -143,7 +143,7 @@ class SimulatedReplica:
             usage.gpus_busy.change(now, gpus)
 
     def _hold(self, gpus: Mapping[int, int] | None, *, warm: bool = False) -> None:
-        """Have these GPUs, or memory, and no others."""
+        """Hold these GPUs, or CPU memory, and no others."""
         now = asyncio.get_running_loop().time()
         share = sum(held / self._gpu_bytes[index] for index, held in (gpus or {}).items())
         has_memory = warm or (self._on_cpu and gpus is not None)

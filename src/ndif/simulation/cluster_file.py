@@ -1,4 +1,4 @@
-"""The file that describes a cluster to simulate: YAML or JSON, with what most of it is left out.
+"""The file that describes a cluster to simulate: YAML or JSON.
 
     nodes:
       - {name: a100, gpus: 8x80GiB, cpu_memory: 1TiB, count: 4}
@@ -7,7 +7,7 @@
       org/small: 5GB
     default_size: 16GB
 
-A model has the settings of a deployment file besides. All else has the server's own defaults.
+A model may also have the settings of a deployment file. Everything else has the server's own defaults.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
-from ndif.cluster.node import Node
-from ndif.cluster.resources import Resources, parse_gpus
-from ndif.cluster.rules import Rules
-from ndif.queue.autoscale import Bounds
-from ndif.queue.processor import Customs
-from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.deployment_settings import Duration, SettingsError, Size, config_of, quoted
-from ndif.schema.quantities import duration, size
-from ndif.schema.text_file import TextFileError, read_text
+from ndif.config.units import parse_duration, parse_gpus, parse_size
+from ndif.errors import NdifError, quoted
+from ndif.errors import problems as found_in
+from ndif.placement.demand import PlacementRules
+from ndif.placement.node import Node
+from ndif.placement.resources import Resources
+from ndif.queue.autoscaler import Bounds
+from ndif.queue.processor import QueuePolicy
+from ndif.schema.deployment import DeploymentConfig, Duration, Size
+from ndif.schema.deployment_file import TextFileError, read_text
+from ndif.schema.deployment_settings import SettingsError, parse_deployment
 from ndif.simulation.world import Speeds, World
 
 _MOST_MIB = 16
 _MOST_PROBLEMS = 10
 _MOST_NODES = 10_000
-_RULES, _BOUNDS, _SPEEDS = Rules(), Bounds(most=4), Speeds()
+_RULES, _BOUNDS, _SPEEDS = PlacementRules(), Bounds(most=4), Speeds()
 
 
-class ClusterFileError(ValueError):
-    """A cluster that cannot be simulated; every problem is a sentence that says where it is."""
+class ClusterFileError(NdifError):
+    """The file cannot be used; each problem is a sentence that names its place."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -52,8 +53,8 @@ def _gpus(value: object) -> tuple[int, ...]:
     return parse_gpus(value)
 
 
-Span = Annotated[float, BeforeValidator(duration), Field(ge=0, allow_inf_nan=False)]
-"""A duration that may be 0."""
+Span = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, allow_inf_nan=False)]
+"""A duration, 0 allowed."""
 
 
 class _Part(BaseModel):
@@ -81,8 +82,8 @@ class _RulesPart(_Part):
         self.rules()
         return self
 
-    def rules(self) -> Rules:
-        return Rules(
+    def rules(self) -> PlacementRules:
+        return PlacementRules(
             gpu_fraction_factor=self.gpu_fraction_factor,
             fraction_largest_possible=self.fraction_largest_possible,
             min_available_gpu_fraction=self.min_available_gpu_fraction,
@@ -153,10 +154,10 @@ class _File(_Part):
 
 
 def read_file(path: Path) -> World:
-    """The cluster that a file describes.
+    """Read the cluster that a file describes.
 
     Raises:
-        ClusterFileError: with everything that is wrong.
+        ClusterFileError: with every problem of the file.
     """
     try:
         text = read_text(path, _MOST_MIB)
@@ -166,10 +167,10 @@ def read_file(path: Path) -> World:
 
 
 def read(text: str, source: str) -> World:
-    """The cluster that YAML or JSON text describes; `source` is what errors call it.
+    """Read the cluster that YAML or JSON text describes; errors call the text `source`.
 
     Raises:
-        ClusterFileError: with everything that is wrong.
+        ClusterFileError: with every problem of the text.
     """
     value = _parsed(text, source)
     if not isinstance(value, Mapping):
@@ -179,10 +180,10 @@ def read(text: str, source: str) -> World:
     try:
         file = _File.model_validate({str(key): part for key, part in value.items()})
     except ValidationError as error:
-        problems += [f"{source}: {_sentence(e)}" for e in error.errors()[:_MOST_PROBLEMS]]
+        problems += [f"{source}: {problem.sentence}" for problem in found_in(error)]
     models = value.get("models")
     configs: list[DeploymentConfig] = []
-    sizes: dict[str, int] = {}  # by repo id as it is written
+    sizes: dict[str, int] = {}  # by repository id as written
     seen: set[str] = set()
     for name, entry in models.items() if isinstance(models, Mapping) else ():
         try:
@@ -194,7 +195,7 @@ def read(text: str, source: str) -> World:
             problems.append(f"{source}: {quoted(name)} is there more than once.")
         seen.add(config.repo_id.lower())
         if isinstance(entry, Mapping) and entry.keys() != {"size"}:
-            configs.append(config)  # else it is one of those that users ask for, and nobody else
+            configs.append(config)  # with a size alone, only users request it
         sizes[config.repo_id] = weights
     if problems or file is None:
         raise ClusterFileError(problems[:_MOST_PROBLEMS])
@@ -218,11 +219,11 @@ def _parsed(text: str, source: str) -> object:
 
 
 def _model(name: str, entry: object) -> tuple[DeploymentConfig, int]:
-    """A model's settings and the bytes of its weights."""
+    """Return a model's settings and the bytes of its weights."""
     fields = entry if isinstance(entry, Mapping) else {"size": entry}
     settings = {str(key): value for key, value in fields.items() if key != "size"}
     try:
-        config = config_of(name, settings)
+        config = parse_deployment(name, settings)
     except SettingsError as error:
         problems = dict(error.problems)
     else:
@@ -238,7 +239,7 @@ def _model(name: str, entry: object) -> tuple[DeploymentConfig, int]:
 
 
 def _weights(value: Any) -> int:
-    weights = size(value)
+    weights = parse_size(value)
     if not weights:
         raise ValueError("must be more than nothing")
     return weights
@@ -255,7 +256,7 @@ def _world(file: _File, configs: list[DeploymentConfig], sizes: dict[str, int]) 
         drain_s=file.rules.drain_timeout,
         speeds=file.speeds.speeds(),
         autoscale=file.autoscale.bounds(),
-        customs=Customs(
+        queue_policy=QueuePolicy(
             max_attempts=file.line.max_attempts,
             head_start_s=file.line.head_start,
             patience=file.line.patience,
@@ -273,16 +274,3 @@ def _nodes(file: _File) -> Iterator[Node]:
             resources = Resources.of(node.gpus, node.cpu_memory, part)
             yield Node(f"{number:04d}-{name}", name, resources)
             number += 1
-
-
-def _sentence(detail: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in detail["loc"]) or "it"
-    value = "" if detail["type"] == "missing" else f", not {quoted(detail['input'])}"
-    match detail["type"]:
-        case "missing":
-            return f"{where} is missing."
-        case "extra_forbidden":
-            return f"{where} is nothing that a cluster has."
-        case "value_error":
-            return f"{where}: {detail['ctx']['error']}{value}."
-    return f"{where}: {detail['msg'][:1].lower()}{detail['msg'][1:]}{value}."

@@ -1,8 +1,8 @@
-"""A day that might have been: requests with the shape of a research server's, and a cluster for them.
+"""Generated requests with the shape of a research server's day, and a cluster for them.
 
-The rate rises and falls with the hour. A few models are asked for most (Zipf). Run times have a long tail
-(log-normal), and a pace of each model's own. Users come in bursts, each for one model: somebody tries
-something, looks at it, and tries again.
+The rate rises and falls with the hour. A few models get most requests (Zipf). Run times have a long tail
+(log-normal) and a median for each model. Users send bursts, each for one model: they try something, look at
+the result, and try again.
 """
 
 from __future__ import annotations
@@ -12,43 +12,44 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ndif.schema.deployment_settings import key_of
+from ndif.schema.deployment_settings import parse_model
 from ndif.schema.model_key import ModelKey
 from ndif.simulation.trace import TraceRequest
 
 DAY_S = 86400.0
 _BUSIEST_S = 15 * 3600.0
 _SWING = 0.75
-"""By which part of its mean the rate rises, and falls."""
+"""Fraction of the mean rate by which the rate rises and falls."""
 _POPULARITY = 1.1
-"""Zipf's exponent."""
+"""Exponent of the Zipf distribution."""
 _BURST = 12.0
-"""Requests of a burst, the mean."""
+"""Mean number of requests in a burst."""
 _PAUSE_S = 40.0
-"""Between two of them, the mean."""
+"""Mean seconds between two requests of a burst."""
 _RUN_S = 1.5
-"""The median."""
+"""Median of run times, in seconds."""
 _SPREAD = 1.4
-"""The standard deviation of a run time's logarithm; and that of a model's pace."""
+"""Standard deviation of the logarithm of run times."""
 _PACES = 0.7
+"""Standard deviation of the logarithm of models' medians."""
 _LONGEST_RUN_S = 1800.0
 _PRIORITY = 0.02
 _EARLIER = 0.1
-"""The part of bursts whose client is of the generation before."""
+"""Fraction of bursts from clients of the previous generation."""
 _FAMILIES = ("pythia", "qwen", "llama", "gemma", "mistral", "olmo", "falcon", "bloom", "phi", "opt")
 _SIZES_GB = (0.5, 1.5, 3, 6, 14, 16, 28, 64, 140, 460)
 _SHARES = (8, 12, 14, 14, 14, 14, 10, 8, 5, 1)
-"""How many models in a hundred are of each size."""
+"""Percentage of models of each size."""
 
 
 def names(count: int) -> list[str]:
-    """Repo ids of that many models, the most popular first."""
+    """Return repository ids of that many models, the most popular first."""
     return [f"lab-{n % 17}/{_FAMILIES[n % len(_FAMILIES)]}-{n:03d}" for n in range(count)]
 
 
 def cluster(models: Sequence[str], seed: int) -> str:
-    """A cluster file for these models, the most popular first: the first two are dedicated."""
-    dice = random.Random(f"{seed} cluster")  # noqa: S311 - no secret
+    """Return a cluster file for these models, the most popular first; the first two are dedicated."""
+    rng = random.Random(f"{seed} cluster")  # noqa: S311 - no secret
     lines = [
         "# What a cluster file may say besides: docs/simulation.md.",
         "nodes:",
@@ -58,7 +59,7 @@ def cluster(models: Sequence[str], seed: int) -> str:
         "models:",
     ]
     for rank, name in enumerate(models):
-        (gigabytes,) = dice.choices(_SIZES_GB, _SHARES)
+        (gigabytes,) = rng.choices(_SIZES_GB, _SHARES)
         settings = f"size: {gigabytes:g}GB"
         lines.append(f"  {name}: {{{settings}{', dedicated: true' if rank < 2 else ''}}}")
     return "\n".join(lines) + "\n"
@@ -67,33 +68,33 @@ def cluster(models: Sequence[str], seed: int) -> str:
 def trace(
     models: Sequence[str], requests: int, seed: int, *, users: int = 500, length_s: float = DAY_S
 ) -> list[TraceRequest]:
-    """That many requests for these models, the most popular first; the same for the same seed."""
-    dice = random.Random(f"{seed} trace")  # noqa: S311 - no secret
-    keys = [key_of(name) for name in models]
+    """Return that many requests for these models, the most popular first; a seed fixes the result."""
+    rng = random.Random(f"{seed} trace")  # noqa: S311 - no secret
+    keys = [parse_model(name) for name in models]
     popularity = list(accumulate(1 / rank**_POPULARITY for rank in range(1, len(keys) + 1)))
-    medians_s = {key: _RUN_S * math.exp(dice.gauss(0, _PACES)) for key in keys}
+    medians_s = {key: _RUN_S * math.exp(rng.gauss(0, _PACES)) for key in keys}
     found: list[TraceRequest] = []
     while len(found) < requests:
-        (key,) = dice.choices(keys, cum_weights=popularity)
-        count = min(1 + int(dice.expovariate(1 / (_BURST - 1))), requests - len(found))
-        user = f"user-{dice.randrange(users)}"
-        begin = _begin(dice, length_s)
-        found += _burst(dice, begin, length_s, key, user, medians_s[key], count)
+        (key,) = rng.choices(keys, cum_weights=popularity)
+        count = min(1 + int(rng.expovariate(1 / (_BURST - 1))), requests - len(found))
+        user = f"user-{rng.randrange(users)}"
+        begin = _begin(rng, length_s)
+        found += _burst(rng, begin, length_s, key, user, medians_s[key], count)
     found.sort(key=lambda request: request.at)
     return found
 
 
-def _begin(dice: random.Random, length_s: float) -> float:
-    """A time at which a burst begins: likelier where the day is busier."""
+def _begin(rng: random.Random, length_s: float) -> float:
+    """Return the time at which a burst begins, likelier in busy hours."""
     while True:
-        at = dice.uniform(0, length_s)
+        at = rng.uniform(0, length_s)
         rate = 1 + _SWING * math.cos(2 * math.pi * (at - _BUSIEST_S) / DAY_S)
-        if dice.uniform(0, 1 + _SWING) < rate:
+        if rng.uniform(0, 1 + _SWING) < rate:
             return at
 
 
 def _burst(
-    dice: random.Random,
+    rng: random.Random,
     begin: float,
     length_s: float,
     key: ModelKey,
@@ -101,14 +102,14 @@ def _burst(
     median_s: float,
     count: int,
 ) -> list[TraceRequest]:
-    generation = "0.7" if dice.random() < _EARLIER else "0.8"
-    priority = dice.random() < _PRIORITY
+    generation = "0.7" if rng.random() < _EARLIER else "0.8"
+    priority = rng.random() < _PRIORITY
     requests, at = [], begin
     for _ in range(count):
-        run_s = min(median_s * math.exp(dice.gauss(0, _SPREAD)), _LONGEST_RUN_S)
+        run_s = min(median_s * math.exp(rng.gauss(0, _SPREAD)), _LONGEST_RUN_S)
         requests.append(
             TraceRequest(
-                # What goes on beyond the end belongs to the beginning, as on any other day.
+                # A burst that passes the end goes on at the beginning, as on any other day.
                 at=round(at % length_s, 3),
                 model=key,
                 user=user,
@@ -117,5 +118,5 @@ def _burst(
                 priority=priority,
             )
         )
-        at += dice.expovariate(1 / _PAUSE_S)
+        at += rng.expovariate(1 / _PAUSE_S)
     return requests

@@ -1,4 +1,4 @@
-"""What happened in a simulation, as its broker and its replicas tell it."""
+"""The record of a simulation, written by its broker and its replicas."""
 
 from __future__ import annotations
 
@@ -7,55 +7,83 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.variant import Variant
-from ndif.simulation.meter import Meter
 from ndif.simulation.trace import TraceRequest
 from ndif.stores.broker import MemoryBroker
+
+HOUR_S = 3600.0
+
+
+class Meter:
+    """The integral of a level over time, in unit-seconds by the hour."""
+
+    __slots__ = ("_level", "_since", "hours")
+
+    def __init__(self) -> None:
+        self.hours: list[float] = []
+        """Unit-seconds in each hour, up to the last `read`."""
+        self._level = 0.0
+        self._since = 0.0
+
+    def change(self, now: float, by: float) -> None:
+        """Change the level from now on."""
+        self.read(now)
+        self._level += by
+
+    def read(self, now: float) -> float:
+        """Return the unit-seconds until now."""
+        while self._since < now:
+            hour = int(self._since // HOUR_S)
+            until = min((hour + 1) * HOUR_S, now)
+            self.hours += [0.0] * (hour + 1 - len(self.hours))
+            self.hours[hour] += self._level * (until - self._since)
+            self._since = until
+        return sum(self.hours)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request; seconds since the simulation began."""
+    """The outcome of one request, in seconds since the simulation began."""
 
     asked: TraceRequest
     received: float
     dispatched: float | None = None
-    """For the last time: one that lost its replica is dispatched again."""
+    """Time of the last dispatch; a request that lost its replica is dispatched again."""
     ended: float | None = None
-    """None while it waits or runs."""
+    """None while the request waits or runs."""
     error: str | None = None
     on_cpu: bool = False
-    """It ran without GPUs, when it was last dispatched."""
+    """The request last ran without GPUs."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What was done on a node, or for a model."""
+    """The use of a node, or by a model."""
 
     cold_loads: int = 0
     warm_returns: int = 0
     evicted_warm: int = 0
-    """From HOT to WARM."""
+    """Evictions from HOT to WARM."""
     evicted_cold: int = 0
-    """From HOT to nothing."""
+    """Evictions from HOT to COLD."""
     dropped: int = 0
-    """From WARM to nothing."""
+    """Deletions of WARM replicas."""
     interrupted: int = 0
     """Requests that lost their replica while they ran."""
     loading_s: float = 0.0
-    """Seconds that replicas were on their way, from disk or from memory."""
+    """Seconds that replicas were loading, from disk or from memory."""
     gpus_held: Meter = field(default_factory=Meter)
-    """GPUs, shares of them counted as such."""
+    """GPUs held by replicas, fractions included."""
     gpus_busy: Meter = field(default_factory=Meter)
-    """Those of replicas that run a request."""
+    """GPUs of replicas that run a request."""
     cpu_bytes: Meter = field(default_factory=Meter)
 
 
 class Journal:
-    """Every request's outcome, and the usage of every model and node."""
+    """The outcome of every request, and the usage of every model and node."""
 
     def __init__(self, trace: Sequence[TraceRequest]) -> None:
         origin = trace[0].at
@@ -63,25 +91,25 @@ class Journal:
         self.by_model: defaultdict[Variant, Usage] = defaultdict(Usage)
         self.by_node: defaultdict[str, Usage] = defaultdict(Usage)
         self.statuses: Counter[Status] = Counter()
-        """How many updates of each kind were sent."""
+        """Updates sent, by status."""
         self.all_ended = asyncio.Event()
         self.ended_s = 0.0
-        """When the simulation ended."""
+        """Time at which the simulation ended."""
         self._open = len(trace)
 
     def close(self, now: float) -> None:
-        """Bring every meter up to the end."""
+        """Read every meter at the end."""
         self.ended_s = now
         for usage in (*self.by_model.values(), *self.by_node.values()):
             for meter in (usage.gpus_held, usage.gpus_busy, usage.cpu_bytes):
                 meter.read(now)
 
     def of(self, request: Request) -> Outcome:
-        """What becomes of a request of the simulation, whose id is its place in the trace."""
+        """Return the outcome of a request, whose id is its position in the trace."""
         return self.outcomes[int(request.id)]
 
-    def told(self, request: Request, response: Response, now: float) -> None:
-        """Note an update that a client was sent."""
+    def record(self, request: Request, response: Response, now: float) -> None:
+        """Record an update that was sent to a client."""
         self.statuses[response.status] += 1
         if response.status is Status.DISPATCHED:
             self.of(request).dispatched = now
@@ -98,7 +126,7 @@ class Journal:
 
 
 class JournalBroker(MemoryBroker):
-    """The broker of one process; all clients listen to the end, and what they hear is noted."""
+    """The in-memory broker with clients that stay connected; records every update."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__()
@@ -106,14 +134,14 @@ class JournalBroker(MemoryBroker):
         self._left = asyncio.Event()
 
     async def publish(self, request: Request, response: Response) -> bool:
-        """See `Broker.publish`."""
-        self._journal.told(request, response, asyncio.get_running_loop().time())
+        """Record the update; see `Broker.publish`."""
+        self._journal.record(request, response, asyncio.get_running_loop().time())
         return True
 
     async def absent(self, sessions: Iterable[str]) -> set[str]:
-        """See `Broker.absent`."""
+        """Return no session: every client is connected. See `Broker.absent`."""
         return set()
 
     async def departed(self, session: str) -> None:
-        """See `Broker.departed`."""
+        """Wait for ever: no client leaves. See `Broker.departed`."""
         await self._left.wait()

@@ -1,6 +1,6 @@
-"""What a simulation says: waits, loads, evictions and use, by model, by node and altogether.
+"""The report of a simulation: waits, loads, evictions and use, by model, by node, by hour and in total.
 
-Plain values for JSON. Nothing in it depends on the machine that simulated, or how fast it is.
+Plain values for JSON, which do not depend on the machine that runs the simulation.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ndif.schema.model_key import ModelKey
-from ndif.simulation.journal import Journal, Outcome, Usage
-from ndif.simulation.meter import HOUR_S
+from ndif.simulation.journal import HOUR_S, Journal, Outcome, Usage
 from ndif.simulation.world import World
 
 Row = dict[str, Any]
-"""By its column's name."""
+"""A row of the report, by column."""
 
 _Name = tuple[str, str]
 
 _MOST_REASONS = 20
 _PARTICULARS = re.compile(r"'[^']*'|\d[\d.,]*")
-"""What differs between two sentences that say the same of two models."""
+"""Names and numbers, which differ between two sentences about the same problem."""
 _LEVELS = (0.5, 0.9, 0.99)
 
 
 def report(world: World, journal: Journal, seed: int) -> Row:
-    """All of it."""
+    """Return the whole report."""
     outcomes = journal.outcomes
     gpus = {node.id: len(node.resources.gpu_bytes) for node in world.nodes}
     cpu = {node.id: node.resources.cpu_bytes for node in world.nodes}
@@ -63,7 +62,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
 
 
 def _of_requests(outcomes: Sequence[Outcome]) -> Row:
-    """What became of requests, and how long those waited that a replica took."""
+    """Return the outcomes of requests, and the waits of those that ran."""
     ran = [o for o in outcomes if o.dispatched is not None and o.ended is not None]
     return {
         "requests": len(outcomes),
@@ -78,7 +77,7 @@ def _of_requests(outcomes: Sequence[Outcome]) -> Row:
 
 
 def _of_replicas(usages: Iterable[Usage]) -> Row:
-    """Loads and evictions."""
+    """Return loads and evictions."""
     usages = list(usages)
 
     def total(of: Callable[[Usage], float]) -> float:
@@ -96,7 +95,7 @@ def _of_replicas(usages: Iterable[Usage]) -> Row:
 
 
 def _use(usages: Iterable[Usage], gpus: int, cpu_bytes: int, span_s: float) -> Row:
-    """The parts of all GPUs that ran something, and that were held; and of CPU memory that was."""
+    """Return the fractions of GPUs busy and held, and of CPU memory held."""
     usages = list(usages)
     return {
         "gpu_utilisation": _part(sum(sum(u.gpus_busy.hours) for u in usages), gpus * span_s),
@@ -106,7 +105,7 @@ def _use(usages: Iterable[Usage], gpus: int, cpu_bytes: int, span_s: float) -> R
 
 
 def _models(journal: Journal, gpus: int, span_s: float) -> list[Row]:
-    """A row for each model in each runtime, those that were asked for most first."""
+    """Return a row for each model in each runtime, the most requested first."""
     outcomes: defaultdict[_Name, list[Outcome]] = defaultdict(list)
     usages: defaultdict[_Name, list[Usage]] = defaultdict(list)
     for outcome in journal.outcomes:
@@ -132,13 +131,13 @@ def _models(journal: Journal, gpus: int, span_s: float) -> list[Row]:
 
 
 def _name(model: ModelKey, generation: str) -> _Name:
-    """One name for all keys by which clients mean one model, and its runtime."""
+    """Return one name for all keys of one model, and its runtime."""
     revision = f"@{model.revision}" if model.revision else ""
     return f"{model.repo_id.lower()}{revision}", generation
 
 
 def _errors(outcomes: Iterable[Outcome]) -> list[Row]:
-    """Why requests were refused or failed, the most frequent first; names and numbers apart."""
+    """Return error messages, the most frequent first; messages that differ in names or numbers are one."""
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:
@@ -150,7 +149,7 @@ def _errors(outcomes: Iterable[Outcome]) -> list[Row]:
 def _hours(
     outcomes: Iterable[Outcome], nodes: Sequence[Usage], gpus: int, cpu_bytes: int, span_s: float
 ) -> list[Row]:
-    """What came in each hour, how long it waited, and what was held and used."""
+    """Return a row for each hour: its requests, their waits, and the use of memory and GPUs."""
     came: defaultdict[int, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         came[int(outcome.received // HOUR_S)].append(outcome)
@@ -176,7 +175,7 @@ def _hours(
 
 
 def _quantiles(values: Iterable[float]) -> Row | None:
-    """Of nothing there are none. The nearest rank: each is a value that there was."""
+    """Return percentiles by nearest rank, so that each is a value that occurred; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None

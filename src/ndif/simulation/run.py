@@ -1,4 +1,4 @@
-"""Replays a trace: the server's own queue, controller and upkeep, and replicas that only take time."""
+"""The replay of a trace by the server's own queue, controller and reconciler, with simulated replicas."""
 
 from __future__ import annotations
 
@@ -14,66 +14,67 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ndif.cluster.asking import Measured
 from ndif.cluster.controller import Controller
-from ndif.cluster.deployment import Deployment
+from ndif.cluster.controller_types import Measured
 from ndif.cluster.models import Models
-from ndif.cluster.node import Node
+from ndif.control.reconciler import Reconciler
+from ndif.errors import NdifError
 from ndif.host.port import ActorError
+from ndif.placement.node import Node
+from ndif.placement.replica import PlacedReplica
+from ndif.queue.autoscaler import Scaling
 from ndif.queue.dispatcher import Dispatcher
-from ndif.queue.responder import Responder
-from ndif.queue.scaling import Scaling
-from ndif.queue.upkeep import Upkeep
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.simulation import virtual_time
+from ndif.simulation.actor import SimulatedActor
 from ndif.simulation.journal import Journal, JournalBroker
-from ndif.simulation.replica import SimulatedReplica
 from ndif.simulation.trace import TraceRequest
 from ndif.simulation.world import World
 from ndif.stores.objects import FileStore
+from ndif.stores.responder import Responder
 from ndif.tasks import within
 
 _SYNC_S = 30.0
 _PATIENCE_S = 86400.0
-"""What has not ended so long after the last request came is left as it is."""
+"""Seconds after the last request at which unfinished requests are left as they are."""
 _NEVER_S = 1e9
-"""Nobody reads where they stand in line, so nobody is told again and again."""
-_SESSION = "simulation"
+"""Seconds between position updates: simulated clients read none."""
+_SUBSCRIPTION = "simulation"
 _EVERY = 1000
 _MOST_NAMED = 5
 
 Progress = Callable[[int], None]
-"""Called now and then with how many requests have come."""
+"""Called now and then with the number of requests sent."""
 
 
-class WorldError(ValueError):
-    """A world in which a trace cannot be replayed; the message says why."""
+class WorldError(NdifError):
+    """A trace cannot be replayed in a world; the message says why."""
 
 
 def run(
     world: World,
     trace: Sequence[TraceRequest],
     seed: int = 0,
-    progress: Progress = lambda come: None,
+    progress: Progress = lambda _: None,
 ) -> Journal:
-    """What comes of a trace, whose requests are in the order of their times.
+    """Replay a trace, whose requests are ordered by time, and return the journal.
 
     The same world, trace and seed make the same journal.
 
     Raises:
-        WorldError: if the trace names models whose size nothing says.
+        WorldError: if the trace names models of unknown size.
     """
     names = {request.model.repo_id for request in trace}
     unknown = sorted(name for name in names if world.weights(name) is None)
     if unknown:
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         raise WorldError(
-            f"Nothing says how large these models of the trace are: "
+            f"These models of the trace have no size: "
             f"{', '.join(unknown[:_MOST_NAMED])}{more}. Name them under models in the cluster file, or "
             "add default_size there."
         )
-    # The collector would go through the whole trace again and again, and find nothing to free.
+    # The garbage collector would traverse the whole trace again and again, and free nothing.
     gc.collect()
     gc.freeze()
     try:
@@ -107,9 +108,9 @@ class _Simulation:
         broker = JournalBroker(journal)
 
         def make_actor(
-            config: DeploymentConfig, generation: str, place: Deployment
-        ) -> SimulatedReplica:
-            return SimulatedReplica(config, place, world, journal)
+            config: DeploymentConfig, generation: str, place: PlacedReplica
+        ) -> SimulatedActor:
+            return SimulatedActor(config, place, world, journal)
 
         controller = Controller(
             Models(world.models),
@@ -121,10 +122,10 @@ class _Simulation:
             now=self._now,
             rng=random.Random(self._seed),  # noqa: S311 - ties, not secrets
         )
-        customs = replace(world.customs, reply_freq_s=_NEVER_S)
-        dispatcher = Dispatcher(controller, broker, Responder(broker, objects), customs)
+        queue_policy = replace(world.queue_policy, update_interval_s=_NEVER_S)
+        dispatcher = Dispatcher(controller, broker, Responder(broker, objects), queue_policy)
         generations = sorted({r.generation for r in self._trace}, key=Version, reverse=True)
-        upkeep = Upkeep(
+        reconciler = Reconciler(
             controller,
             dispatcher,
             Scaling(dispatcher, world.autoscale, self._now),
@@ -133,9 +134,9 @@ class _Simulation:
             _SYNC_S,
             lambda: datetime.fromtimestamp(self._now(), timezone.utc),
         )
-        await upkeep.sync()  # dedicated models are on their way before anybody can ask
+        await reconciler.sync()  # dedicated models load before the first request
         dispatcher.start()
-        keeping = asyncio.create_task(upkeep.run(), name="upkeep")
+        keeping = asyncio.create_task(reconciler.run(), name="reconciler")
         try:
             await self._send(broker, journal, progress)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -144,7 +145,7 @@ class _Simulation:
             keeping.cancel()
 
     async def _send(self, broker: JournalBroker, journal: Journal, progress: Progress) -> None:
-        """Every request at its time."""
+        """Send every request at its time."""
         loop = asyncio.get_running_loop()
         for number, asked in enumerate(self._trace):
             left_s = asked.at - self._origin - loop.time()
@@ -161,7 +162,7 @@ class _Simulation:
                     payload=b"",
                     compress=False,
                     base_url="",
-                    session=_SESSION,
+                    subscription_id=_SUBSCRIPTION,
                     user=asked.user,
                     weight=asked.weight,
                     priority=asked.priority,
@@ -175,7 +176,7 @@ class _Simulation:
     async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
         size_bytes = self._world.replica_bytes(config)
         if size_bytes is None:
-            raise ActorError("nothing says how large it is")
+            raise ActorError("its size is not known")
         return Measured(size_bytes)
 
     async def _discover(self) -> tuple[Node, ...]:

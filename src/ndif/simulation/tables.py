@@ -9,15 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ndif.config.units import format_duration
+
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def show(report: Mapping[str, Any], console: Console, most: int) -> None:
-    """Print it, with no more than `most` models and nodes."""
+    """Print a report, with at most `most` models and nodes."""
     trace, overall = report["trace"], report["overall"]
     console.print(
         f"[bold]{trace['requests']:,}[/] requests of {trace['users']:,} users for {trace['models']:,} "
-        f"models in {_span(trace['last_arrival_s'])}; all over after {_span(trace['ended_s'])}."
+        f"models in {_span(trace['last_arrival_s'])}; ended after {_span(trace['ended_s'])}."
     )
     console.print(
         f"{overall['completed']:,} completed, {overall['refused']:,} refused, {overall['failed']:,} "
@@ -47,7 +49,7 @@ def _left(what: str, rows: list[Any], most: int) -> str:
 
 
 def _rows(rows: list[Mapping[str, Any]], what: str, title: str) -> Table:
-    """Models, which have requests, or nodes, which have GPUs."""
+    """Return a table of models, with their requests, or of nodes, with their GPUs."""
     has_requests = what == "model"
     table = Table(title=title or None, title_justify="left")
     table.add_column(what, overflow="fold", min_width=12)
@@ -88,8 +90,8 @@ def _altogether(report: Mapping[str, Any]) -> Table:
     for name, label in (("wait_s", "waits"), ("run_s", "run times")):
         found = overall[name]
         if found:
-            said = ", ".join(f"{level} {_span(seconds)}" for level, seconds in found.items())
-            table.add_row(label, said)
+            text = ", ".join(f"{level} {_span(seconds)}" for level, seconds in found.items())
+            table.add_row(label, text)
     table.add_row(
         "loads", f"{overall['cold_loads']:,} cold, {overall['warm_returns']:,} warm returns"
     )
@@ -107,13 +109,13 @@ def _altogether(report: Mapping[str, Any]) -> Table:
     ):
         if overall[name] is not None:
             parts = [hour[name] or 0.0 for hour in hours]
-            said = f"{_percent(overall[name])}, in an hour at most {_percent(max(parts))}"
-            table.add_row(label, f"{_bars(parts)}  {said}")
+            text = f"{_percent(overall[name])}, in an hour at most {_percent(max(parts))}"
+            table.add_row(label, f"{_bars(parts)}  {text}")
     return table
 
 
 def _bars(values: list[float]) -> str:
-    """A line that rises and falls with values of at least 0, as high as it goes for the largest."""
+    """Return a bar chart of non-negative values in one line of text."""
     most = max(values) or 1.0
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in values)
 
@@ -123,11 +125,4 @@ def _percent(part: float | None) -> str:
 
 
 def _span(seconds: float | None) -> str:
-    """A time as people read it."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
+    return "-" if seconds is None else format_duration(seconds)

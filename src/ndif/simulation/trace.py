@@ -1,7 +1,7 @@
-"""A trace: who asked for what and when, one request a line of JSON, and how long each ran.
+"""A trace of requests with their users, times and run times: one JSON object a line.
 
-`{"at": 12.5, "model": "org/name", "user": "ada", "run_s": 0.8}`, and where it matters `generation`,
-`weight` and `priority`. `at` is seconds from any beginning, or an ISO 8601 time; a file keeps to one.
+`{"at": 12.5, "model": "org/name", "user": "ada", "run_s": 0.8}`, and optionally `generation`, `weight` and
+`priority`. `at` is seconds from any beginning, or an ISO 8601 time; a file uses one of the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ndif.schema.deployment_settings import key_of, quoted
+from ndif.errors import NdifError, quoted
+from ndif.schema.deployment_settings import parse_model
 from ndif.schema.model_key import ModelKey
 
 _GENERATION = re.compile(r"\d+\.\d+", re.ASCII)
@@ -24,8 +25,8 @@ _MOST_PROBLEMS = 10
 _LONGEST_LINE = 64 * 1024
 
 
-class TraceError(ValueError):
-    """A trace that cannot be replayed; every problem is a sentence that names its line."""
+class TraceError(NdifError):
+    """The trace cannot be replayed; each problem is a sentence that names its line."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -37,7 +38,7 @@ class TraceRequest:
     """One request of a trace."""
 
     at: float
-    """Seconds; Unix seconds where the trace has dates."""
+    """Seconds from any beginning; Unix seconds if the trace has dates."""
     model: ModelKey
     user: str
     run_s: float
@@ -46,7 +47,7 @@ class TraceRequest:
     priority: bool = False
 
     def line(self) -> str:
-        """It as `read` reads it, without what everything has."""
+        """Return the request as `read` reads it, without default values."""
         fields: dict[str, Any] = {
             "at": self.at,
             "model": self.model.repo_id,
@@ -63,7 +64,7 @@ class TraceRequest:
 
 
 def read_file(path: Path) -> list[TraceRequest]:
-    """The requests of a file, in the order of their times.
+    """Read the requests of a file, ordered by time.
 
     Raises:
         TraceError: if it cannot be read.
@@ -78,10 +79,10 @@ def read_file(path: Path) -> list[TraceRequest]:
 
 
 def read(lines: Iterable[str], source: str) -> list[TraceRequest]:
-    """The requests of these lines, in the order of their times; `source` is what errors call them.
+    """Read requests from lines of text, ordered by time; errors call the text `source`.
 
     Raises:
-        TraceError: with what is wrong, of the first lines where something is.
+        TraceError: with the first problems.
     """
     requests: list[TraceRequest] = []
     problems: list[str] = []
@@ -106,11 +107,11 @@ def read(lines: Iterable[str], source: str) -> list[TraceRequest]:
 
 
 class _LineError(ValueError):
-    """What is wrong with a line, without its end."""
+    """A line is malformed; the message says why, without a full stop."""
 
 
 def _request(line: str, models: dict[str, ModelKey]) -> tuple[TraceRequest, bool]:
-    """The request of a line, and whether its time is a date; `models` remembers names."""
+    """Return the request of a line, and True if its time is a date; `models` caches parsed names."""
     if len(line) > _LONGEST_LINE:
         raise _LineError(f"it is longer than {_LONGEST_LINE:,} characters")
     try:
@@ -131,7 +132,7 @@ def _request(line: str, models: dict[str, ModelKey]) -> tuple[TraceRequest, bool
     name = values["model"]
     if name not in models:
         try:
-            models[name] = key_of(name)
+            models[name] = parse_model(name)
         except ValueError as error:
             raise _LineError(f'"model": {str(error).removesuffix(".")}') from error
     values["model"] = models[name]
@@ -139,7 +140,7 @@ def _request(line: str, models: dict[str, ModelKey]) -> tuple[TraceRequest, bool
 
 
 def _same_kind(dated: bool, first_dated: bool | None) -> bool:
-    """Whether times are dates in this file, as its first says."""
+    """Return `dated`; raise if it differs from the first line of the file."""
     if first_dated not in (None, dated):
         kind = "an ISO 8601 time" if first_dated else "a number of seconds"
         raise _LineError(f'"at" must be {kind}, as in the lines before')
@@ -161,7 +162,7 @@ def _at(name: str, value: object) -> float:
 
 
 def _number(value: object) -> float:
-    """A finite number; not a number where it is none."""
+    """Return a finite number, or NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
@@ -218,7 +219,7 @@ _NEEDED = ("at", "model", "user", "run_s")
 
 
 def write(path: Path, requests: Iterable[TraceRequest]) -> None:
-    """A file of requests.
+    """Write a file of requests.
 
     Raises:
         TraceError: if it cannot be written.

@@ -1,7 +1,7 @@
-"""An event loop in which waiting takes no time: where it would sleep, its clock jumps to the next timer.
+"""An event loop in virtual time: instead of sleeping, its clock jumps to the next timer.
 
-What runs on it is ordinary asyncio code, as long as all it waits for is timers and other code on the same
-loop. Input and output, threads and processes are refused: they take time that this clock knows nothing of.
+It runs ordinary asyncio code that waits only for timers and for other code on the same loop. Input and
+output, threads and processes are refused, because they take real time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ T = TypeVar("T")
 
 _MOST_NAMED = 5
 _RESOLUTION_S = time.get_clock_info("monotonic").resolution
-"""Of every event loop: what lies closer together is one moment to it."""
+"""Resolution of an event loop's clock: times closer together are one moment."""
 
 
 class DeadlockError(RuntimeError):
-    """Nothing is ready and no timer is set: whatever still waits would wait for ever."""
+    """Nothing is ready and no timer is set, so every task would wait for ever."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose `time()` starts at 0 and passes only while everything waits.
+    """An event loop whose `time()` starts at 0 and advances only while every task waits.
 
-    Raises:
-        DeadlockError: from `run_until_complete` and `run_forever`, where nothing could ever go on.
+    `run_until_complete` and `run_forever` raise `DeadlockError` if no task could ever go on.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._clock.now
 
     def run_in_executor(self, *_: object) -> NoReturn:
@@ -48,7 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         raise RuntimeError("There are no threads in virtual time.")
 
     async def subprocess_exec(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: so does a process.
+        """Refuse: a process takes real time.
 
         Raises:
             RuntimeError: always.
@@ -59,7 +58,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Clock(selectors.BaseSelector):
-    """In the place of the system's selector: `select` is what a loop calls when it would sleep."""
+    """A selector that advances the clock: a loop calls `select` when it would sleep."""
 
     def __init__(self, waiting: Callable[[], str]) -> None:
         self.now = 0.0
@@ -67,7 +66,7 @@ class _Clock(selectors.BaseSelector):
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Let that much time pass; nothing is ever ready to be read or written."""
+        """Advance the clock; nothing is ever ready to be read or written."""
         if timeout is None:
             raise DeadlockError(
                 f"At {self.now:g} s of virtual time nothing is ready and no timer is set, "
@@ -75,28 +74,28 @@ class _Clock(selectors.BaseSelector):
             )
         self.now += timeout
         if timeout > 0 and math.ulp(self.now) > _RESOLUTION_S:
-            # A loop runs what is due before now and its resolution, which so large a number swallows.
+            # A loop runs timers due before now plus its resolution, which is lost in so large a number.
             self.now += 2 * math.ulp(self.now)
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Note the loop's own pipe, which wakes it from a sleep that never is; refuse all else."""
+        """Accept the loop's own wake-up pipe, which is never used; refuse everything else."""
         if self._keys:
             raise RuntimeError("There is no input or output in virtual time.")
         key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Forget it."""
+        """Forget the wake-up pipe."""
         return self._keys.pop(fileobj)
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        """What is registered."""
+        """Return the registered files."""
         return self._keys
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in virtual time; what it leaves behind is cancelled.
+    """Run `main` to its end in virtual time, and cancel the tasks that it leaves.
 
     Raises:
         DeadlockError: if it could never end.

@@ -1,4 +1,4 @@
-"""What is simulated: machines, models and how fast things go. Values alone."""
+"""The world of a simulation: machines, models and speeds, as values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ndif.cluster.node import Node
-from ndif.cluster.rules import Rules
-from ndif.queue.autoscale import Bounds
-from ndif.queue.processor import Customs
+from ndif.placement.demand import PlacementRules
+from ndif.placement.node import Node
+from ndif.queue.autoscaler import Bounds
+from ndif.queue.processor import QueuePolicy
 from ndif.schema.deployment import DeploymentConfig
 
 _GIB = 1024**3
@@ -17,18 +17,18 @@ _GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How long what happens to a replica takes."""
+    """Durations of the changes of a replica."""
 
     start_up_s: float = 15.0
-    """From a decision to a process that begins to read its weights."""
+    """Seconds from a decision until the process begins to read weights."""
     load_bytes_per_s: float = 2 * _GIB
-    """COLD to HOT."""
+    """Speed of COLD to HOT."""
     warm_bytes_per_s: float = 20 * _GIB
-    """WARM to HOT."""
+    """Speed of WARM to HOT."""
     cache_bytes_per_s: float = 20 * _GIB
-    """HOT to WARM."""
+    """Speed of HOT to WARM."""
     cpu_slowdown: float = 20.0
-    """How many times longer a request runs on a replica without GPUs."""
+    """Factor by which requests run longer on a replica without GPUs."""
 
     def __post_init__(self) -> None:
         rates = self.load_bytes_per_s, self.warm_bytes_per_s, self.cache_bytes_per_s
@@ -40,46 +40,46 @@ class Speeds:
             raise ValueError("cpu_slowdown must be at least 1, and finite")
 
     def loading_s(self, size_bytes: int) -> float:
-        """Seconds that a replica needs until it can run a request, where there was none."""
+        """Return the seconds until a new replica can run a request."""
         return self.start_up_s + size_bytes / self.load_bytes_per_s
 
     def returning_s(self, size_bytes: int) -> float:
-        """Seconds that a WARM replica needs until it can."""
+        """Return the seconds until a WARM replica can run a request."""
         return size_bytes / self.warm_bytes_per_s
 
     def caching_s(self, size_bytes: int) -> float:
-        """Seconds until the device of a HOT replica that becomes WARM is free."""
+        """Return the seconds until a replica that becomes WARM has left its device."""
         return size_bytes / self.cache_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The cluster of a simulation, before anything is on it."""
+    """The empty cluster of a simulation, with its models and rules."""
 
     nodes: tuple[Node, ...]
     models: tuple[DeploymentConfig, ...] = ()
-    """Those of which the operator has said more than a size. Dedicated ones are deployed at once."""
+    """Deployments by the operator. Dedicated ones are created at once."""
     names: tuple[str, ...] = ()
-    """Repo ids of all models whose size is known, as the file has them."""
+    """Repository ids of all models of known size, as written in the file."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of their weights, by repo id in small letters."""
+    """Bytes of weights, by repository id in lower case."""
     default_size_bytes: int | None = None
-    """Of models that `sizes` does not have; None: there may be none."""
-    rules: Rules = field(default_factory=Rules)
+    """Bytes of models that are not in `sizes`; None if every model must be."""
+    rules: PlacementRules = field(default_factory=PlacementRules)
     drain_s: float = 60.0
-    """How long a replica that has to go may run on what it is running."""
+    """Seconds that an evicted replica may finish its requests in."""
     speeds: Speeds = field(default_factory=Speeds)
     autoscale: Bounds = field(default_factory=lambda: Bounds(most=4))
-    customs: Customs = field(default_factory=Customs)
+    queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
     execution_timeout_s: float = 3600.0
-    """After so long a request is an ERROR, unless its model has a time of its own."""
+    """Seconds after which a request ends as ERROR, unless its model has its own limit."""
 
     def weights(self, repo_id: str) -> int | None:
-        """Bytes of a model's weights; None where nothing says."""
+        """Return the bytes of a model's weights; None if not known."""
         return self.sizes.get(repo_id.lower(), self.default_size_bytes)
 
     def replica_bytes(self, config: DeploymentConfig) -> int | None:
-        """What one replica takes, padding and all."""
+        """Return the bytes of one replica, padding included; None if not known."""
         weights = self.weights(config.repo_id)
         if weights is None:
             return None

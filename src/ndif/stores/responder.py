@@ -1,4 +1,4 @@
-"""Delivers every update of a request to whoever waits for it (specification, sections 8.2 and 8.5)."""
+"""Delivery of every response to the client that waits for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _CALLBACK_TIMEOUT_S = 10.0
 
 
 class Responder:
-    """The live channel for a client that holds one; the object store for one that polls."""
+    """Deliver responses: on the live channel of a client that holds one, else in the object store.
+
+    Keeps the responses of one request in order. Which response may follow which is for its callers to know.
+    """
 
     def __init__(self, broker: Broker, objects: ObjectStore) -> None:
         self._broker = broker
@@ -32,21 +35,23 @@ class Responder:
     async def respond(
         self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Deliver one update, in the order of calls, unless `unless` when its turn comes.
+        """Deliver one response, in the order of calls, unless `unless()` is true when its turn comes.
 
-        Whether somebody waits for it: who polls does. With a terminal one the request is let go of, and
-        nothing may follow.
+        A terminal response releases the request with the broker, and nothing may follow.
+
+        Returns:
+            False if a live client was not there to receive the response.
 
         Raises:
-            ObjectStoreError: if the first or the last response of a polled job cannot be kept.
+            ObjectStoreError: if the first or the last response for a client that polls cannot be stored.
         """
-        # A store is slow: two updates under way at once might land the wrong way round.
+        # A store is slow: two responses under way at once might arrive in the wrong order.
         turn = self._turns.setdefault(request.id, asyncio.Lock())
         async with turn:
             if unless():
                 return True
             heard = True
-            if request.session is not None:
+            if request.subscription_id is not None:
                 heard = await self._broker.publish(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
                 await self._keep(request, response)
@@ -59,29 +64,27 @@ class Responder:
             task.add_done_callback(self._callbacks.discard)
         return heard
 
-    async def see_told(self, request: Request, otherwise: Response) -> None:
-        """Have the next poll for a request that has ended find an end.
+    async def ensure_end(self, request: Request, end: Response) -> None:
+        """Store `end` for a client that polls, unless a terminal response is stored already.
 
-        While it ended where another leader had sent it, it waited in this one's line, and its client may
-        have been told so after that.
+        While a request ended on a replica that another leader had sent it to, it waited in this leader's
+        queue, and the client may have been told so after its end.
 
         Raises:
-            ObjectStoreError: if that cannot be known, or not be kept.
+            ObjectStoreError: if the stored response cannot be read, or `end` cannot be stored.
         """
-        if request.session is not None:
-            return
         async with self._turns.setdefault(request.id, asyncio.Lock()):
             kept = await self._objects.get(_key_of(request))
             if kept is None or not Status(json.loads(kept)["status"]).terminal:
-                await self._keep(request, otherwise)
+                await self._keep(request, end)
 
     async def _keep(self, request: Request, response: Response) -> None:
-        """Have the client's next poll find this."""
+        """Store a response for the client's next poll."""
         content = json.dumps(wires.fields(request, response)).encode()
         try:
             await self._objects.put(_key_of(request), content, soon=not response.status.terminal)
         except ObjectStoreError as error:
-            # Without its first response a job cannot be asked for, without its last it has no end.
+            # Without its first response a job cannot be polled, without its last it has no end.
             if response.status.terminal or response.status is Status.RECEIVED:
                 raise
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
@@ -96,7 +99,7 @@ async def _call_back(request: Request, response: Response) -> None:
 
     try:
         async with httpx.AsyncClient(timeout=_CALLBACK_TIMEOUT_S) as client:
-            # `params=` would put them in the place of what the address asks for itself.
+            # `params=` would replace the query that the address has itself.
             url = httpx.URL(request.callback).copy_merge_params(
                 {"status": response.status.value, "id": request.id}
             )

@@ -13,21 +13,19 @@ from typing import Any, ParamSpec
 
 import uvloop
 
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import DeploymentLevel
-from ndif.cluster.ray_actors import RayActor
-from ndif.cluster.ray_cluster import RayCluster
-from ndif.cluster.ray_nodes import declaration
-from ndif.cluster.resources import Resources
+from ndif.cluster.ray.actors import RayModelActor
+from ndif.cluster.ray.cluster import RayCluster, declaration
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import Variant
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.schema.variant import Variant
-from ndif.server.node_replica import NodeReplica
+from ndif.server.node_actor import NodeActor
 from ndif.stores.broker import Broker
-from ndif.stores.broker.redis import RedisBroker
-from ndif.stores.broker.redis_lanes import Lanes
+from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.stores.objects import FileStore, ObjectStore
 from tests import frames
 from tests.services.ray import RayServer
@@ -39,12 +37,12 @@ OFFERED = Resources.of([], 4 * GIB, 1.0)
 
 
 @contextlib.asynccontextmanager
-async def driving(server: RayServer, replica: type = NodeReplica) -> AsyncIterator[RayCluster]:
+async def driving(server: RayServer, replica: type = NodeActor) -> AsyncIterator[RayCluster]:
     """Whoever leads, for a while."""
     with tempfile.TemporaryDirectory() as folder:
         objects = FileStore(Path(folder), 0)  # where nothing is kept
         broker = RedisBroker(server.environment["NDIF_BROKER_URL"], objects, inline_bytes=0)
-        cluster = RayCluster(server.address, replica, Lanes(broker))
+        cluster = RayCluster(server.address, replica, JobSender(broker))
         await cluster.connect()
         try:
             yield cluster
@@ -57,8 +55,8 @@ def config_of(checkpoint: Path) -> DeploymentConfig:
     return DeploymentConfig("test/model", str(checkpoint), task="text-generation")
 
 
-def place_on(node_id: str, config: DeploymentConfig, replica_id: str) -> Deployment:
-    return Deployment(
+def place_on(node_id: str, config: DeploymentConfig, replica_id: str) -> PlacedReplica:
+    return PlacedReplica(
         model_key=str(Variant(config.key, "0.8")),
         replica_id=replica_id,
         node_id=node_id,
@@ -76,23 +74,32 @@ async def node_called(cluster: RayCluster, name: str) -> str:
 
 async def an_actor(
     cluster: RayCluster, config: DeploymentConfig, node: str, replica_id: str
-) -> RayActor:
+) -> RayModelActor:
     """One that is not started."""
     place = place_on(await node_called(cluster, node), config, replica_id)
     return cluster.make_actor(config, "0.8", place)
 
 
-def a_request(payload: bytes = b"", session: str | None = "me", *, trusted: bool = True) -> Request:
+def a_request(
+    payload: bytes = b"", subscription_id: str | None = "me", *, trusted: bool = True
+) -> Request:
     key = DeploymentConfig("test/model", "").key
     return Request(
-        key, "0.8", Wire.ENVELOPE, payload, False, "http://here", session=session, trusted=trusted
+        key,
+        "0.8",
+        Wire.ENVELOPE,
+        payload,
+        False,
+        "http://here",
+        subscription_id=subscription_id,
+        trusted=trusted,
     )
 
 
 @contextlib.asynccontextmanager
 async def a_replica(
     cluster: RayCluster, checkpoint: Path, node: str = "one", replica_id: str = "r1"
-) -> AsyncIterator[RayActor]:
+) -> AsyncIterator[RayModelActor]:
     """One that is started, and ended."""
     actor = await an_actor(cluster, config_of(checkpoint), node, replica_id)
     try:
@@ -113,7 +120,7 @@ class Client:
         self._listening = asyncio.create_task(self._listen())
 
     async def send(self, payload: bytes, *, trusted: bool = True) -> Request:
-        request = a_request(payload, self._session.session, trusted=trusted)
+        request = a_request(payload, self._session.id, trusted=trusted)
         await self._broker.submit(request)
         return request
 
@@ -153,7 +160,7 @@ def ray_cluster(
     """A head, with an environment of its own beside the nodes', and these nodes."""
     # What the tests import is there, too.
     path = os.pathsep.join(
-        [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     with RayServer({"PYTHONPATH": path, **environment}, head) as server:
         for name in nodes:

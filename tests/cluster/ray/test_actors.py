@@ -16,19 +16,19 @@ import ray
 import torch
 from nnsight import TransformersModel
 
-from ndif.cluster.asking import Asked, Measured
 from ndif.cluster.controller import Controller
-from ndif.cluster.level import DeploymentLevel
+from ndif.cluster.controller_types import Measured, ReplicaRequest
 from ndif.cluster.models import Models
-from ndif.cluster.ray_actors import RayActor
+from ndif.cluster.ray.actors import RayModelActor
 from ndif.host.port import ActorError, EndedError, ReplicaEvictedError, ReplicaLostError
+from ndif.placement.replica import DeploymentLevel
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
-from ndif.schema.variant import Variant
 from ndif.stores.objects import FileStore
-from tests.cluster.rays import (
+from tests.cluster.ray.rays import (
     GIB,
     Client,
     a_client,
@@ -110,7 +110,7 @@ async def test_traces_run_on_a_node(
         assert actor.model["class"] == "GPT2LMHeadModel"
         for trusted in (True, False):
             request = await user.send(reading(client), trusted=trusted)
-            response = await actor(request, nothing)
+            response = await actor.run(request, nothing)
             assert (response.status, response.delivered) == (Status.COMPLETED, True)
             told = await user.until(request, Status.COMPLETED)
             assert isinstance(told.data, InlineResult)
@@ -122,29 +122,29 @@ async def test_traces_run_on_a_node(
                 Status.COMPLETED,
             ]
 
-        response = await actor(await user.send(large(client)), nothing)
+        response = await actor.run(await user.send(large(client)), nothing)
         assert (response.status, response.data) == (Status.COMPLETED, None)
         kept = "object_store_memory"
         assert ray.available_resources()[kept] == ray.cluster_resources()[kept]
 
         job = await user.send(lasting(client))
-        running = asyncio.create_task(actor(job, nothing))
+        running = asyncio.create_task(actor.run(job, nothing))
         await user.until(job, Status.LOG)
         actor.cancel("The client left.")
         assert (await running).description == "The client left."
         assert (await user.until(job, Status.ERROR)).description == "The client left."
 
         job = await user.send(lasting(client))
-        running = asyncio.create_task(actor(job, nothing))
+        running = asyncio.create_task(actor.run(job, nothing))
         await user.until(job, Status.LOG)
         await actor.to_cache()
         with pytest.raises(ReplicaEvictedError, match="taken off its device"):
             await running
         with pytest.raises(ReplicaEvictedError):
-            await actor(job, nothing)
+            await actor.run(job, nothing)
         await actor.from_cache({})
         request = await user.send(reading(client))
-        assert (await actor(request, nothing)).status is Status.COMPLETED
+        assert (await actor.run(request, nothing)).status is Status.COMPLETED
         assert not actor.ended.is_set()
 
 
@@ -167,13 +167,13 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
-    ask = RayActor._ask
+    ask = RayModelActor._ask
 
-    async def noting(actor: RayActor, method: str, *arguments: Any, **named: Any) -> Any:
+    async def noting(actor: RayModelActor, method: str, *arguments: Any, **named: Any) -> Any:
         asked.append(method)
         return await ask(actor, method, *arguments, **named)
 
-    monkeypatch.setattr(RayActor, "_ask", noting)
+    monkeypatch.setattr(RayModelActor, "_ask", noting)
     async with (
         driving(server) as cluster,
         a_client(redis.url, store) as user,
@@ -186,7 +186,7 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
             request = await user.send(payload)
             if until is Status.QUEUED:
                 deafen_others(redis)
-            running = asyncio.create_task(actor(request, nothing))
+            running = asyncio.create_task(actor.run(request, nothing))
             if until is Status.RUNNING:
                 await user.until(request, until)
                 redis.command("client", "kill", "type", "pubsub")
@@ -224,9 +224,9 @@ async def test_its_process_is_killed_in_the_middle_of_a_job(
         a_replica(cluster, tiny_gpt2) as actor,
     ):
         job = await user.send(lasting(client))
-        running = asyncio.create_task(actor(job, nothing))
+        running = asyncio.create_task(actor.run(job, nothing))
         await user.until(job, Status.LOG)
-        (worker,) = server.workers("NodeReplica")
+        (worker,) = server.workers("NodeActor")
         model_processes = worker.children(recursive=True)
         assert model_processes
         worker.kill()
@@ -235,7 +235,7 @@ async def test_its_process_is_killed_in_the_middle_of_a_job(
         assert not isinstance(lost.value, ReplicaEvictedError)
         await actor.ended.wait()
         with pytest.raises(ReplicaLostError):
-            await actor(job, nothing)
+            await actor.run(job, nothing)
         _, left = await asyncio.to_thread(psutil.wait_procs, model_processes, 10)
         assert left == []
 
@@ -254,9 +254,9 @@ async def test_its_model_process_is_killed(
         a_replica(cluster, tiny_gpt2) as actor,
     ):
         job = await user.send(lasting(client))
-        running = asyncio.create_task(actor(job, nothing))
+        running = asyncio.create_task(actor.run(job, nothing))
         await user.until(job, Status.LOG)
-        (worker,) = server.workers("NodeReplica")
+        (worker,) = server.workers("NodeActor")
         (zygote,) = [p for p in worker.children() if "ndif.runtime" in p.cmdline()]
         zygote.kill()
         with pytest.raises(ReplicaLostError):
@@ -272,7 +272,7 @@ async def test_what_cannot_be_loaded(server: RayServer, tmp_path: Path) -> None:
         with pytest.raises(ActorError, match="nothing-is-here"):
             async with a_replica(cluster, tmp_path / "nothing-is-here"):
                 pass
-        assert await cluster.living() == []
+        assert await cluster.orphans() == []
 
 
 @as_a_leader
@@ -290,7 +290,7 @@ async def test_another_leader_takes_over_what_lives_and_what_runs(
             models = Models()
             controller = Controller(models, cluster.make_actor, unmeasured, cluster.discover)
             await controller.discover()
-            (hosted,) = controller.adopt(await cluster.living())
+            (hosted,) = controller.adopt(await cluster.orphans())
             assert hosted.serving
             assert hosted.actor.model["class"] == "GPT2LMHeadModel"
             assert [str(model.key) for model in models] == [str(config_of(tiny_gpt2).key)]
@@ -300,9 +300,9 @@ async def test_another_leader_takes_over_what_lives_and_what_runs(
 
             # Whichever replica is asked for a job that runs, it is awaited where that is.
             async with a_replica(cluster, tiny_gpt2, "two", "second") as other:
-                attached = asyncio.create_task(other(job, nothing))
+                attached = asyncio.create_task(other.run(job, nothing))
                 waiting = asyncio.create_task(
-                    hosted.actor(await user.send(reading(client)), nothing)
+                    hosted.actor.run(await user.send(reading(client)), nothing)
                 )
                 await asyncio.wait([attached, waiting], timeout=1)
                 assert not attached.done()
@@ -313,7 +313,7 @@ async def test_another_leader_takes_over_what_lives_and_what_runs(
             runs = [r for r in user.told[job.id] if r.status is Status.RUNNING]
             assert len(runs) == 1
             await controller.stop()
-            assert await cluster.living() == []
+            assert await cluster.orphans() == []
 
 
 @as_a_leader
@@ -328,7 +328,7 @@ async def test_a_job_that_had_ended_where_another_leader_sent_it_is_not_run_agai
         job = await user.send(sleeping(client, 3.0))
         await leave_running(server, tiny_gpt2, user, job, Status.RUNNING)
         async with driving(server) as cluster:
-            (left,) = await cluster.living()
+            (left,) = await cluster.orphans()
             async with a_replica(cluster, tiny_gpt2, "two", "second") as other:
                 await user.until(job, Status.COMPLETED)
                 await asyncio.to_thread(kill_the_first, server)
@@ -340,7 +340,7 @@ async def test_a_job_that_had_ended_where_another_leader_sent_it_is_not_run_agai
                     return True
 
                 with pytest.raises(EndedError):
-                    await other(job, tell)
+                    await other.run(job, tell)
                 assert told == []
 
 
@@ -351,13 +351,13 @@ async def leave_running(
     async with driving(server) as cluster:
         actor = await an_actor(cluster, config_of(checkpoint), "one", "first")
         await actor.start(lambda done, total: None)
-        running = asyncio.create_task(actor(job, nothing))
+        running = asyncio.create_task(actor.run(job, nothing))
         await user.until(job, told)
     running.cancel()
 
 
 def kill_the_first(server: RayServer) -> None:
-    first, _ = sorted(server.workers("NodeReplica"), key=lambda worker: worker.create_time())
+    first, _ = sorted(server.workers("NodeActor"), key=lambda worker: worker.create_time())
     first.kill()
 
 
@@ -373,7 +373,7 @@ async def test_a_node_that_is_not_there(server: RayServer, tiny_gpt2: Path) -> N
     async with driving(server, StandIn) as cluster:
         config = config_of(tiny_gpt2)
         actor = cluster.make_actor(config, "0.8", place_on("ab" * 28, config, "nowhere"))
-        with pytest.raises(ActorError, match="the node where it was to be is gone"):
+        with pytest.raises(ActorError, match="the node that it was placed on is gone"):
             await actor.start(lambda done, total: None)
         assert actor.ended.is_set()
         await actor.stop()
@@ -389,7 +389,7 @@ async def test_one_that_is_ended_before_it_is_there(server: RayServer, tiny_gpt2
         with pytest.raises(ActorError):
             await starting
         assert actor.ended.is_set()
-        assert await cluster.living() == []
+        assert await cluster.orphans() == []
         never = await an_actor(cluster, config_of(tiny_gpt2), "one", "never")
         await never.stop()
         assert never.ended.is_set()
@@ -407,7 +407,7 @@ async def test_one_that_was_being_loaded_goes_on(server: RayServer, tiny_gpt2: P
     async with driving(server, StandIn) as cluster:
         controller = Controller(Models(), cluster.make_actor, unmeasured, cluster.discover)
         await controller.discover()
-        (hosted,) = controller.adopt(await cluster.living())
+        (hosted,) = controller.adopt(await cluster.orphans())
         assert not hosted.is_loaded
         await hosted.up()
         assert hosted.actor.model == {"class": "Waiting"}
@@ -424,14 +424,14 @@ async def test_a_node_that_dies_is_forgotten_and_so_is_what_was_on_it(
         models = Models([config])
         controller = Controller(models, cluster.make_actor, too_large, cluster.discover)
         await controller.discover()
-        (provided,) = await controller.deploy([Asked(next(iter(models)), "0.8", 1)])
-        hosted = controller.hosted(Variant(config.key, "0.8"), provided.replica_ids[0])
+        (provided,) = await controller.deploy([ReplicaRequest(next(iter(models)), "0.8", 1)])
+        hosted = controller.replica(Variant(config.key, "0.8"), provided.replica_ids[0])
         assert hosted is not None
         await hosted.up()
         node_id = await node_called(cluster, "three")
-        running = asyncio.create_task(hosted.actor(a_request(session=None), nothing))
+        running = asyncio.create_task(hosted.actor.run(a_request(subscription_id=None), nothing))
         left: asyncio.Queue[str] = asyncio.Queue()
-        controller.on_leave = lambda key, why: left.put_nowait(why)
+        controller.on_leave(lambda key, why: left.put_nowait(why))
         await asyncio.to_thread(third.kill)
         with pytest.raises(ReplicaLostError, match="gone"):
             await running
@@ -455,6 +455,6 @@ async def test_replicas_that_cannot_be_used_are_ended(server: RayServer, tiny_gp
         await actor.start(lambda done, total: None)
         await actor._handle.stop.remote()  # its process stays
     async with driving(server, StandIn) as cluster:
-        assert await cluster.living() == []
+        assert await cluster.orphans() == []
         _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("StandIn"), 10)
         assert left == []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.cluster.ray_nodes import HEAD, declaration, nodes_of, resources_of
-from ndif.cluster.resources import Resources
+from ndif.cluster.ray.cluster import HEAD, declaration, nodes_of, resources_of
+from ndif.placement.resources import Resources
 
 GIB = 1 << 30
 

@@ -23,13 +23,12 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from ndif.runtime import memory
-from ndif.runtime.cuda import without_event
-from ndif.runtime.driver import DeviceError, Event
+from ndif.runtime.process.cuda import without_event
+from ndif.runtime.process.driver import DeviceError, Event, Handle
+from ndif.runtime.process.proc_files import peak_bytes
+from ndif.runtime.process.zygote import main
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights import Handle
-from ndif.runtime.zygote import main
-from ndif.sandbox.confinement import DriverFiles, folders_of_libraries
+from ndif.sandbox.confinement.confinement import DriverFiles, library_folders
 
 CUSTODY, THREAD_NAME, EVENT, MEMORY_FILE, VARIABLES, FILES = range(1, 7)
 ACTS = {
@@ -53,7 +52,7 @@ _libc.getenv.restype = ctypes.c_char_p
 
 
 class PretendDriver:
-    """A `Driver` of files: see `ndif.runtime.driver`."""
+    """A `Driver` of files: see `ndif.runtime.process.driver`."""
 
     def __init__(self, folder: Path, acts: Iterable[int] = ACTS) -> None:
         self.acts = set(acts)
@@ -66,7 +65,7 @@ class PretendDriver:
         if not self._library.exists():
             shutil.copy(a_small_library(), self._library)
 
-    def wanted(self, spec: ModelSpec) -> bool:
+    def uses_devices(self, spec: ModelSpec) -> bool:
         return True
 
     def select(self, spec: ModelSpec) -> ModelSpec:
@@ -75,7 +74,7 @@ class PretendDriver:
     def node_device(self, device: str) -> str:
         return device
 
-    def reached(self) -> str | None:
+    def find_early_start(self) -> str | None:
         return None
 
     def prepare_owner(self) -> None:
@@ -127,7 +126,7 @@ class PretendDriver:
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
         return DriverFiles(
-            libraries=tuple(str(folder) for folder in folders_of_libraries()),
+            libraries=tuple(str(folder) for folder in library_folders()),
             devices=(str(CARD),),
             shared_memory=tuple(arguments[0] for _, arguments in handles),
         )
@@ -166,7 +165,7 @@ class PretendDriver:
         return
 
     def peak_bytes(self) -> int:
-        return memory.peak_bytes()
+        return peak_bytes()
 
 
 class Handles:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from ndif.runtime import cuda
-from ndif.runtime.cuda import (
+from ndif.runtime.process import cuda
+from ndif.runtime.process.cuda import (
     Cuda,
     allocator_settings,
-    card_minors,
+    gpu_minors,
     visible_devices,
     without_event,
 )
@@ -66,7 +66,7 @@ def model(device: str | None = None, memory: dict[int, int] | None = None) -> Mo
 )
 def test_a_model_sees_its_devices_alone(spec: ModelSpec, visible: str, selected: ModelSpec) -> None:
     driver = Cuda()
-    assert driver.wanted(spec)
+    assert driver.uses_devices(spec)
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert driver.select(spec) == selected
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
@@ -74,9 +74,9 @@ def test_a_model_sees_its_devices_alone(spec: ModelSpec, visible: str, selected:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_it_may_come_back_to_another_and_is_known_by_the_nodes_number() -> None:
+def test_a_device_that_is_selected_later_has_the_nodes_number() -> None:
     driver = Cuda()
-    assert driver.wanted(model(None, {0: GIB}))
+    assert driver.uses_devices(model(None, {0: GIB}))
     for index, name in ((0, "GPU-a"), (1, "GPU-b"), (0, "GPU-a")):
         driver.select(model(None, {index: GIB}))
         assert os.environ["CUDA_VISIBLE_DEVICES"] == name
@@ -86,31 +86,31 @@ def test_it_may_come_back_to_another_and_is_known_by_the_nodes_number() -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_elsewhere_it_sees_none(device: str) -> None:
-    assert not Cuda().wanted(model(device))
+def test_a_model_elsewhere_sees_no_device(device: str) -> None:
+    assert not Cuda().uses_devices(model(device))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("device", ["auto", None])
-def test_without_a_gpu_that_works_none_is_wanted(device: str | None) -> None:
-    assert not Cuda().wanted(model(device))
+def test_without_a_working_gpu_no_device_is_used(device: str | None) -> None:
+    assert not Cuda().uses_devices(model(device))
 
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize(
     ("spec", "where"), [(model("cuda:1"), "cuda:1"), (model(None, {1: GIB}), "GPU 1")], ids=str
 )
-def test_who_insists_is_told(spec: ModelSpec, where: str) -> None:
+def test_a_required_gpu_that_is_missing_is_an_error(spec: ModelSpec, where: str) -> None:
     with pytest.raises(ValueError, match=rf"to be on {where}, but .* no CUDA device"):
-        Cuda().wanted(spec)
+        Cuda().uses_devices(spec)
 
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("spec", [model(None, {0: GIB, 2: GIB}), model("cuda:2")], ids=str)
 def test_a_gpu_too_many(spec: ModelSpec) -> None:
     with pytest.raises(ValueError, match="on GPU 2, but torch finds 2 CUDA devices here"):
-        Cuda().wanted(spec)
+        Cuda().uses_devices(spec)
 
 
 def test_devices_are_counted_where_none_are_named() -> None:
@@ -160,11 +160,11 @@ INFORMATION = {
 }
 
 
-def test_the_device_files_of_some_cards() -> None:
-    assert card_minors(INFORMATION, [("0000:b1:00.0", "")]) == {3}
-    assert card_minors(INFORMATION, [("", "aaaa"), ("", "bbbb")]) == {0, 3}
-    assert card_minors(INFORMATION, [("0000:b1:00.0", ""), ("0000:00:00.0", "cccc")]) is None
-    assert card_minors({}, [("", "")]) is None
+def test_the_device_files_of_some_gpus() -> None:
+    assert gpu_minors(INFORMATION, [("0000:b1:00.0", "")]) == {3}
+    assert gpu_minors(INFORMATION, [("", "aaaa"), ("", "bbbb")]) == {0, 3}
+    assert gpu_minors(INFORMATION, [("0000:b1:00.0", ""), ("0000:00:00.0", "cccc")]) is None
+    assert gpu_minors({}, [("", "")]) is None
 
 
 @pytest.mark.parametrize(
@@ -179,20 +179,20 @@ def test_the_device_files_of_some_cards() -> None:
         ("/dev/nvidia-caps/nvidia-cap12", frozenset({3}), True),
     ],
 )
-def test_of_the_cards_only_those_of_the_replica(
+def test_only_device_files_of_the_replicas_gpus(
     node: str, minors: frozenset[int] | None, ours: bool
 ) -> None:
     assert cuda._is_ours(node, minors) is ours
 
 
-def test_something_that_reached_a_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Cuda().reached() is None
+def test_an_early_start_of_cuda_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Cuda().find_early_start() is None
     maps = "7f0-7f1 r-xp 0 0 0 /v/lib/site-packages/{}\n"
     libraries = ("bitsandbytes/libbitsandbytes_cuda128.so", "torch/lib/libtorch_cuda.so")
     monkeypatch.setattr(cuda, "_open_nodes", lambda: {"/dev/nvidiactl"})
     monkeypatch.setattr(
         Path, "read_text", lambda _: "".join(maps.format(library) for library in libraries)
     )
-    reached = Cuda().reached()
-    assert reached is not None
-    assert reached.endswith(": bitsandbytes may have, as it was imported")
+    reason = Cuda().find_early_start()
+    assert reason is not None
+    assert reason.endswith("(imported packages that may do so: bitsandbytes)")

@@ -1,4 +1,4 @@
-"""A GPU's driver starts in a confined runner, because of one mend for each thing that it does as it starts.
+"""A GPU's driver starts in a confined runner, because of one fix for each thing that it does at its start.
 
 The table: a row for each, as a stand-in does it, a column for the code without one of the mends.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime import pretend_driver
-from tests.runtime.pretend_driver import (
+from tests.runtime.process import pretend_driver
+from tests.runtime.process.pretend_driver import (
     ACTS,
     CUSTODY,
     EVENT,
@@ -29,7 +29,7 @@ from tests.runtime.pretend_driver import (
     PretendDriver,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE_S = 60
 AS_IT_IS, WITHOUT_ANY = "as it is", "without any"
 COLUMNS = [AS_IT_IS, *map(str, ACTS), WITHOUT_ANY]
@@ -39,7 +39,7 @@ COLUMNS = [AS_IT_IS, *map(str, ACTS), WITHOUT_ANY]
 def table(tiny_gpt2: Path) -> dict[str, dict[str, str]]:
     """By column and row: nothing where a runner starts, else the reason why not."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.test_driver_starts", tiny_gpt2],
+        [sys.executable, "-m", "tests.runtime.process.test_driver_starts", tiny_gpt2],
         cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-of-the-replica", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -60,14 +60,14 @@ def test_a_confined_runner_starts_whatever_its_driver_does(
 
 
 @pytest.mark.parametrize("mend", ACTS, ids=ACTS.values())
-def test_each_mend_alone_carries_its_row_and_no_other(
+def test_each_fix_alone_serves_its_row_and_no_other(
     table: dict[str, dict[str, str]], mend: int
 ) -> None:
     failed = {row for row, why in table[str(mend)].items() if why}
     assert failed == {str(mend)}
 
 
-def test_without_any_of_them_nothing_starts(table: dict[str, dict[str, str]]) -> None:
+def test_without_any_fix_no_driver_starts(table: dict[str, dict[str, str]]) -> None:
     assert all("Bad file descriptor" in why for why in table[WITHOUT_ANY].values())
 
 
@@ -76,26 +76,26 @@ def test_without_any_of_them_nothing_starts(table: dict[str, dict[str, str]]) ->
 
 def without_custody(driver: PretendDriver) -> None:
     """Close the channel to the owner only when its number may be another's."""
-    from ndif.runtime.custody import Custody
+    from ndif.runtime.process.weight_owner_client import WeightOwnerClient
 
-    start, leave = Custody.start, Custody.leave_to_parent
+    start, leave = WeightOwnerClient.start, WeightOwnerClient.leave_to_parent
 
-    def start_and_close(custody: Custody) -> None:
-        custody._channel.socket.close()
-        start(custody)
+    def start_and_close(weight_owner: WeightOwnerClient) -> None:
+        weight_owner._channel.socket.close()
+        start(weight_owner)
 
-    def leave_late(custody: Custody) -> None:
+    def leave_late(weight_owner: WeightOwnerClient) -> None:
         if CUSTODY not in driver.acts:
-            leave(custody)
+            leave(weight_owner)
 
-    Custody.start, Custody.leave_to_parent = start_and_close, leave_late  # type: ignore[method-assign]
+    WeightOwnerClient.start, WeightOwnerClient.leave_to_parent = start_and_close, leave_late  # type: ignore[method-assign]
 
 
 def without_thread_names(_: PretendDriver) -> None:
-    from ndif.sandbox import files
+    from ndif.sandbox.confinement import landlock
 
-    rules = files.ruleset
-    files.ruleset = lambda readable, writable, _=(): rules(readable, writable)
+    create = landlock.create_ruleset
+    landlock.create_ruleset = lambda readable, writable, _=(): create(readable, writable)
 
 
 def without_plain_handles(_: PretendDriver) -> None:
@@ -103,7 +103,7 @@ def without_plain_handles(_: PretendDriver) -> None:
 
 
 def without_late_limits(_: PretendDriver) -> None:
-    from ndif.sandbox.confinement import Confinement
+    from ndif.sandbox.confinement.confinement import Confinement
 
     drop = Confinement._drop_privileges
 
@@ -115,7 +115,7 @@ def without_late_limits(_: PretendDriver) -> None:
 
 
 def without_variables(_: PretendDriver) -> None:
-    from ndif.sandbox import confinement
+    from ndif.sandbox.confinement import confinement
 
     confinement.driver_variables = dict
 
@@ -144,14 +144,16 @@ REVERSIONS: dict[int, Callable[[PretendDriver], None]] = {
 def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
     """What comes of a runner for each act of the driver."""
     from ndif.runtime.frames import Channel
-    from ndif.runtime.spec import ModelSpec, Untrusted
-    from ndif.runtime.zygote import Zygote
+    from ndif.runtime.process.zygote import Zygote
+    from ndif.runtime.spec import ModelSpec, UntrustedSettings
 
     with tempfile.TemporaryDirectory() as folder:
         driver = PretendDriver(Path(folder))
         for mend in reverted:
             REVERSIONS[mend](driver)
-        untrusted = Untrusted("require", False, None, 1 << 30, 1 << 20, 64, f"{folder}/adapters")
+        untrusted = UntrustedSettings(
+            "require", False, None, 1 << 30, 1 << 20, 64, f"{folder}/adapters"
+        )
         spec = ModelSpec(
             str(checkpoint), "0.8", task="text-generation", threads=1, untrusted=untrusted
         )
@@ -162,7 +164,7 @@ def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
             # Where nothing is mended the channel to the owner is always open, as it was.
             driver.acts = {act, CUSTODY} if len(reverted) > 1 else {act}
             rows[str(act)] = outcome(zygote)
-        owner = zygote._custody.owner if zygote._custody else None
+        owner = zygote._weight_owner.owner if zygote._weight_owner else None
         assert owner is not None
         host.close()
         control.close()

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ndif.runtime.forking import Pages
-from ndif.runtime.mappings import Mapping, mappings, written
+from ndif.runtime.process.forking import Pages
+from ndif.runtime.process.mappings import Mapping, mappings, written
 from tests.runtime.apart import apart
 
 PAGES = 2000
@@ -219,7 +219,7 @@ def of(area: mmap.mmap) -> Mapping:
 
 
 def measured(name: str, *arguments: Path) -> Any:
-    return apart("tests.runtime.test_forking", name, *arguments)
+    return apart("tests.runtime.process.test_forking", name, *arguments)
 
 
 # The tests.

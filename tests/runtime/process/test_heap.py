@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ndif.runtime import heap
-from ndif.runtime.forking import Pages
-from ndif.runtime.mappings import mappings
+from ndif.runtime.process import heap
+from ndif.runtime.process.forking import Pages
+from ndif.runtime.process.mappings import mappings
 from tests.runtime.apart import apart
 
 HOLES, HOLE = 20_000, 700
@@ -64,7 +64,7 @@ def measure() -> dict[str, Any]:
         ctypes.string_at(piece, HOLE) == bytes([(2 * number + 1) % 251]) * HOLE
         for number, piece in enumerate(pieces)
     )
-    large = _libc.malloc(heap._ROOM // 2)
+    large = _libc.malloc(heap._FREE_TOP // 2)
     return {"before": before, "after": after, "same": same, "huge": huge(), "beside": large > end}
 
 
@@ -77,7 +77,7 @@ def huge() -> int:
 
 
 def test_a_fork_takes_memory_in_one_piece_and_not_from_holes() -> None:
-    found = apart("tests.runtime.test_heap")
+    found = apart("tests.runtime.process.test_heap")
     # Without: a page for every few holes.
     assert found["before"] > HOLES // 2 * HOLE // PAGE // 2
     assert found["after"] < found["before"] // 10

@@ -1,4 +1,4 @@
-"""One user's requests in one confined process: nothing of one is seen by the next; and which end it."""
+"""One user's requests in one confined process: none sees a trace of another; some end the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 from nnsight import TransformersModel
 
-from ndif.config import Settings
+from ndif.config.settings import Settings
 from ndif.schema.response import InlineResult
 from ndif.schema.status import Status
 from tests.runtime.replica import PROMPT, Sent, Served, alive, children, expected, reading, serve
@@ -59,7 +59,7 @@ class Site:
 
     def stays(self) -> bool:
         """Whether the last request's process waits for its user's next."""
-        return self.wait(self.served.actor._fresh.idle())
+        return self.wait(self.served.actor._fresh.wait_until_reset())
 
     def close(self) -> None:
         self.wait(self._context.__aexit__(None, None, None))
@@ -89,12 +89,12 @@ def site(
 
 @dataclass(frozen=True)
 class Left:
-    """What one request leaves, and how the next one looks for it."""
+    """Something that one request leaves, and the code by which the next one looks for it."""
 
     leaves: str
     looks: str
     stays: bool
-    """Whether it is put back; else the process ends."""
+    """True if the reset restores it; else the process ends."""
 
 
 LEFT = {
@@ -403,7 +403,7 @@ LEFT = {
 def test_what_one_request_leaves_the_next_does_not_see(
     site: Site, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "ndif.host.pool")
+    caplog.set_level(logging.DEBUG, "ndif.host.runner_pool")
     left = LEFT[name]
     # Of a user who has not been here before: in a new process.
     new = site.says(left.looks, f"{name} (new)")

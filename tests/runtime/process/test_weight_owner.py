@@ -1,4 +1,4 @@
-"""An owner, its zygote and their runners, driven by the host's own code as on GPUs."""
+"""A weight owner, its zygote and their runners, driven by the host's own code as on GPUs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import pytest
 import torch
 from nnsight import TransformersModel
 
-from ndif.config import Settings
-from ndif.host.actor import ModelActor
+from ndif.config.settings import Settings
+from ndif.host.model_actor import LocalModelActor
+from ndif.host.model_process import ModelProcessError
 from ndif.host.port import ActorError, ReplicaLostError
-from ndif.host.process import ModelProcessError
-from ndif.host.runner import Runner
+from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runtimes import Runtime
-from ndif.host.weights import Weights
+from ndif.host.shared_weights import SharedWeights
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import ObjectStore
 from tests.on_loop import on_loop
-from tests.runtime.pretend_driver import ANOTHERS_CARD, CARD
+from tests.runtime.process.pretend_driver import ANOTHERS_CARD, CARD
 from tests.runtime.replica import (
     PROMPT,
     Sent,
@@ -55,7 +55,7 @@ def runtime(tmp_path: Path) -> Runtime:
 
 
 @on_loop
-async def test_the_choreography(
+async def test_owner_runners_and_zygote_start_and_end(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel
 ) -> None:
     read, write, die = reading(client), writing(client), dying(client)
@@ -104,12 +104,12 @@ async def test_the_choreography(
 
 
 def strangers(folder: Path) -> Settings:
-    """Of a server that trusts nobody, and whose users may write any Python."""
+    """Settings of a server whose users are untrusted and may write any Python."""
     return Settings(sandbox="require", protector="off", session_root=folder)
 
 
 @on_loop
-async def test_what_a_stranger_does_to_the_weights_is_undone(
+async def test_weights_that_untrusted_code_changes_are_restored(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
     read, write = reading(client), writing(client)
@@ -119,7 +119,7 @@ async def test_what_a_stranger_does_to_the_weights_is_undone(
         for _ in range(2):
             assert not (await served.logits(write, trusted=False)).any()
             assert torch.equal(await served.logits(read, trusted=False), truth)
-        # Those who are trusted find what they did themselves, and no stranger does.
+        # Those who are trusted find what they did themselves, and no untrusted request does.
         assert not (await served.logits(write, trusted=True)).any()
         assert not (await served.logits(read, trusted=True)).any()
         assert torch.equal(await served.logits(read, trusted=False), truth)
@@ -137,7 +137,7 @@ def telling(client: TransformersModel) -> bytes:
 async def test_a_key_has_its_runner_in_a_row_and_finds_the_weights_as_they_were(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
-    """On GPUs that is what happens unless somebody says otherwise."""
+    """This is the default on GPUs."""
     read, write, tell = reading(client), writing(client), telling(client)
     truth = expected(tiny_gpt2)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
@@ -178,7 +178,7 @@ def opening(client: TransformersModel, path: Path) -> bytes:
 
 
 @on_loop
-async def test_a_stranger_has_the_replicas_device_and_no_other(
+async def test_untrusted_code_opens_only_the_replicas_devices(
     tiny_gpt2: Path, runtime: Runtime, client: TransformersModel, tmp_path: Path
 ) -> None:
     truth = expected(tiny_gpt2)
@@ -208,7 +208,7 @@ def looking(client: TransformersModel) -> bytes:
 
 
 @on_loop
-async def test_what_the_driver_needed_to_start_a_block_has_not(
+async def test_a_block_cannot_open_what_the_driver_needed_to_start(
     tiny_gpt2: Path,
     runtime: Runtime,
     client: TransformersModel,
@@ -279,12 +279,12 @@ def lingering(client: TransformersModel) -> bytes:
 @pytest.fixture
 def slow_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that takes its time to end a process."""
-    kill = Runner.kill
+    kill = RunnerHandle.kill
 
-    def later(runner: Runner) -> None:
+    def later(runner: RunnerHandle) -> None:
         asyncio.get_running_loop().call_later(SLOW_S, kill, runner)
 
-    monkeypatch.setattr(Runner, "kill", later)
+    monkeypatch.setattr(RunnerHandle, "kill", later)
 
 
 SLOW_S = 1.5
@@ -292,7 +292,7 @@ SLOW_S = 1.5
 
 @pytest.mark.usefixtures("slow_kill")
 @on_loop
-async def test_nothing_is_verified_while_a_runner_may_still_write(
+async def test_weights_are_verified_only_after_the_runner_ended(
     tiny_gpt2: Path,
     runtime: Runtime,
     client: TransformersModel,
@@ -322,7 +322,7 @@ async def test_a_runner_that_cannot_be_ended_costs_the_replica(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ndif.host.actor.GONE_S", SLOW_S / 5)
+    monkeypatch.setattr("ndif.host.model_actor.GONE_S", SLOW_S / 5)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED
         with pytest.raises(ReplicaLostError, match="a runner could not be ended within"):
@@ -386,7 +386,7 @@ def memory_of(pid: int) -> list[int]:
 
 
 @on_loop
-async def test_what_cannot_come_back(
+async def test_failures_of_a_return_to_the_device(
     tmp_path: Path, tiny_gpt2: Path, runtime: Runtime, client: TransformersModel
 ) -> None:
     async with serve(tiny_gpt2, runtime) as served:
@@ -398,7 +398,7 @@ async def test_what_cannot_come_back(
 
 
 @on_loop
-async def test_what_was_on_gpus_comes_back_to_gpus(tiny_gpt2: Path, runtime: Runtime) -> None:
+async def test_a_cached_model_returns_to_gpus_only(tiny_gpt2: Path, runtime: Runtime) -> None:
     async with serve(tiny_gpt2, runtime, gpu_mem_bytes_by_id={0: 1 << 30}) as served:
         assert served.actor.process.spec.max_memory == {0: 1 << 30}
         await served.actor.to_cache()
@@ -407,7 +407,7 @@ async def test_what_was_on_gpus_comes_back_to_gpus(tiny_gpt2: Path, runtime: Run
 
 
 @on_loop
-async def test_an_owner_that_is_killed_as_it_puts_the_weights_away(
+async def test_an_owner_that_is_killed_while_it_fills_the_cache(
     tiny_gpt2: Path, runtime: Runtime
 ) -> None:
     async with serve(tiny_gpt2, runtime) as served:
@@ -442,7 +442,7 @@ async def test_an_owner_ends_with_its_zygote(tiny_gpt2: Path, runtime: Runtime) 
 
 
 @on_loop
-async def test_what_an_owner_cannot_load_the_host_is_told(
+async def test_a_failed_load_is_reported_to_the_host(
     tmp_path: Path, tiny_gpt2: Path, runtime: Runtime
 ) -> None:
     with pytest.raises(ModelProcessError, match="nothing-is-here"):
@@ -466,13 +466,13 @@ async def test_cuda_where_there_is_none(tiny_gpt2: Path) -> None:
         pytest.skip("there is CUDA")
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
     config = DeploymentConfig("test/model", str(tiny_gpt2), device="cuda:0")
-    actor = ModelActor(
+    actor = LocalModelActor(
         config,
         runtime,
         Settings(),
         MemoryBroker(),
         cast(ObjectStore, None),
-        Weights(),
+        SharedWeights(),
         untrusted=False,
     )
     with pytest.raises(ModelProcessError, match=r"^ValueError: The model is to be on cuda:0, but"):

@@ -1,4 +1,4 @@
-"""Weights in memory that goes from one process to the next."""
+"""A cache of weights that one process fills and another reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from ndif.runtime.cached import Cached
-from tests.runtime.pretend_driver import PretendDriver
+from ndif.runtime.weights.cached_weights import CachedWeights
+from tests.runtime.process.pretend_driver import PretendDriver
 
 DRIVER = PretendDriver(Path(tempfile.mkdtemp()))
 
@@ -53,9 +53,9 @@ def some_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_every_tensor_is_as_it_was() -> None:
+def test_every_tensor_is_unchanged() -> None:
     before = some_tensors()
-    cached = Cached.of(before)
+    cached = CachedWeights.of(before)
     fd = cached.fill(before, DRIVER)
     after = pickle.loads(pickle.dumps(cached)).tensors(fd)
     os.close(fd)
@@ -70,7 +70,7 @@ def test_every_tensor_is_as_it_was() -> None:
 
 def test_another_process_finds_the_same(tmp_path: Path) -> None:
     before = some_tensors()
-    cached = Cached.of(before)
+    cached = CachedWeights.of(before)
     fd = cached.fill(before, DRIVER)
     done = subprocess.run(
         [sys.executable, "-c", READER, str(fd)],
@@ -87,9 +87,9 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
         assert after[name] == (values, str(tensor.dtype), kind, grad), name
 
 
-def test_the_memory_goes_with_the_last_who_uses_it() -> None:
+def test_the_memory_is_freed_with_its_last_user() -> None:
     tensors = {"large": torch.ones(1 << 20)}
-    cached = Cached.of(tensors)
+    cached = CachedWeights.of(tensors)
     fd = cached.fill(tensors, DRIVER)
     taken = cached.tensors(fd)
     os.close(fd)
@@ -104,7 +104,7 @@ def mapped() -> bool:
 
 
 def test_a_model_without_tensors() -> None:
-    cached = Cached.of({})
+    cached = CachedWeights.of({})
     fd = cached.fill({}, DRIVER)
     assert cached.tensors(fd) == {}
     os.close(fd)

@@ -5,58 +5,58 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ndif.runtime.seal import Seal
+from ndif.runtime.weights.checksum import WeightChecksum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000, (1 << 23) + 5])
-def test_one_changed_byte_is_seen(dtype: torch.dtype, count: int) -> None:
+def test_one_changed_byte_is_detected(dtype: torch.dtype, count: int) -> None:
     tensor = torch.zeros(count, dtype=dtype)
     tensors = {"other": torch.ones(3), "it": tensor}
-    seal = Seal.of(tensors)
-    assert seal.broken(tensors) == []
+    checksum = WeightChecksum.of(tensors)
+    assert checksum.find_changed(tensors) == []
     for place in {0, count // 2, count - 1} if count else set():
         before = tensor[place].clone()
         tensor[place] = 1
-        assert seal.broken(tensors) == ["it"]
+        assert checksum.find_changed(tensors) == ["it"]
         tensor[place] = before
-        assert seal.broken(tensors) == []
+        assert checksum.find_changed(tensors) == []
 
 
-def test_signs_are_seen_whatever_the_key() -> None:
+def test_changed_signs_are_detected_with_any_key() -> None:
     for _ in range(30):
         tensor = torch.randn(64)
-        seal = Seal.of({"it": tensor})
+        checksum = WeightChecksum.of({"it": tensor})
         for places in ([1], [0, 1], [1, 3], [60, 61, 62, 63]):
             tensor[places] *= -1
-            assert seal.broken({"it": tensor}) == ["it"]
+            assert checksum.find_changed({"it": tensor}) == ["it"]
             tensor[places] *= -1
 
 
-def test_numbers_that_change_places_are_seen() -> None:
+def test_swapped_words_are_detected() -> None:
     tensor = torch.randn(1 << 20)
-    seal = Seal.of({"it": tensor})
+    checksum = WeightChecksum.of({"it": tensor})
     tensor[:] = tensor.flip(0)
-    assert seal.broken({"it": tensor}) == ["it"]
+    assert checksum.find_changed({"it": tensor}) == ["it"]
 
 
-def test_stretches_that_change_places_are_seen() -> None:
+def test_swapped_stretches_are_detected() -> None:
     stretch = (1 << 22) * 8
     tensor = torch.randint(0, 255, (2 * stretch,), dtype=torch.uint8)
-    seal = Seal.of({"it": tensor})
+    checksum = WeightChecksum.of({"it": tensor})
     tensor[:] = torch.cat([tensor[stretch:], tensor[:stretch]])
-    assert seal.broken({"it": tensor}) == ["it"]
+    assert checksum.find_changed({"it": tensor}) == ["it"]
 
 
 def test_a_view_from_the_middle_of_a_word() -> None:
     whole = torch.arange(100, dtype=torch.uint8)
-    seal = Seal.of({"part": whole[3:90]})
-    assert seal.broken({"part": whole[3:90]}) == []
+    checksum = WeightChecksum.of({"part": whole[3:90]})
+    assert checksum.find_changed({"part": whole[3:90]}) == []
     whole[89] = 0
-    assert seal.broken({"part": whole[3:90]}) == ["part"]
-    assert seal.broken({"part": whole[3:90].t()}) == ["part"]
+    assert checksum.find_changed({"part": whole[3:90]}) == ["part"]
+    assert checksum.find_changed({"part": whole[3:90].t()}) == ["part"]
 
 
-def test_every_seal_has_a_key_of_its_own() -> None:
+def test_every_checksum_has_a_key_of_its_own() -> None:
     tensors = {"it": torch.ones(64)}
-    assert Seal.of(tensors).sums != Seal.of(tensors).sums
+    assert WeightChecksum.of(tensors).sums != WeightChecksum.of(tensors).sums

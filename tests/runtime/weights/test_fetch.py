@@ -1,4 +1,4 @@
-"""What is downloaded before a process without secrets loads it."""
+"""The download of a model before a process without secrets loads it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from ndif.gateway.hub import Hub, HubModel
+from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.download import DownloadError, Found, download
-from ndif.runtime.fetch import needed
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights.fetch import needed
 from tests.conftest import NAME
 from tests.on_loop import on_loop
 from tests.runtime.replica import HERE
@@ -42,8 +42,8 @@ def large(tiny_gpt2: Path, tmp_path: Path) -> Iterator[str]:
     """A hub with a model that no disk has room for."""
     folder = shutil.copytree(tiny_gpt2, tmp_path / "large")
     os.truncate(folder / "model.safetensors", 8 << 40)  # a hole, which takes no space here
-    hub = Hub(share_weights=True)
-    hub.serve(HubModel(LARGE, folder, None, "text-generation"))
+    hub = HfMirror(share_weights=True)
+    hub.serve(MirroredModel(LARGE, folder, None, "text-generation"))
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         yield f"{url}/hub"
 
@@ -62,7 +62,7 @@ async def test_all_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
 
 
 @on_loop
-async def test_what_is_here_does_where_no_hub_answers(
+async def test_cached_files_serve_without_a_hub(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -76,7 +76,7 @@ async def test_what_is_here_does_where_no_hub_answers(
 
 
 @on_loop
-async def test_what_a_hub_does_not_have(home: Path) -> None:
+async def test_a_repository_that_the_hub_lacks(home: Path) -> None:
     with pytest.raises(DownloadError, match=r"^There is no repository 'test-org/nothing'"):
         await download(ModelSpec("test-org/nothing", "0.8"), HERE, print)
 
@@ -130,9 +130,9 @@ async def test_classes_of_another_repository(
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModel": "test-org/other--own.Own"}
     (folder / "config.json").write_text(json.dumps(config))
-    hub = Hub(share_weights=True)
-    hub.serve(HubModel("test-org/model", folder, None, "text-generation"))
-    hub.serve(HubModel("test-org/other", other, None, None))
+    hub = HfMirror(share_weights=True)
+    hub.serve(MirroredModel("test-org/model", folder, None, "text-generation"))
+    hub.serve(MirroredModel("test-org/other", other, None, None))
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
         await download(ModelSpec("test-org/model", "0.8"), HERE, print)

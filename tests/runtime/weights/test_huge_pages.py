@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ndif.host.process import ModelProcess
+from ndif.host.model_process import ModelProcess
 from ndif.host.runtimes import Runtime
-from ndif.host.weights import Weights
+from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Channel
-from ndif.runtime.huge import share, weights_of
-from ndif.runtime.mappings import mappings
-from ndif.runtime.spec import ModelSpec, Untrusted
+from ndif.runtime.process.mappings import mappings
+from ndif.runtime.spec import ModelSpec, UntrustedSettings
+from ndif.runtime.weights.huge_pages import share, weights_of
 from tests.runtime.apart import apart
 from tests.tiny_models import make_gpt2, make_t5
 
@@ -163,7 +163,7 @@ def small(folder: str) -> dict[str, Any]:
 
 
 def measured(name: str, folder: Path) -> Any:
-    return apart("tests.runtime.test_huge", name, folder)
+    return apart("tests.runtime.weights.test_huge_pages", name, folder)
 
 
 # The tests.
@@ -206,7 +206,7 @@ def test_processes_of_two_generations_share_one_memory(tmp_path: Path, runtimes:
     before = memories()
 
     async def run() -> None:
-        weights = Weights()
+        weights = SharedWeights()
         overlay = Runtime("0.7", "0.7", Path(sys.executable), (runtimes / "0.7",))
         processes = []
         for runtime in (Runtime("0.8", "0.8", Path(sys.executable), ()), overlay):
@@ -233,15 +233,17 @@ def test_processes_of_two_generations_share_one_memory(tmp_path: Path, runtimes:
 
 
 def test_a_runner_holds_all_of_the_weights_before_its_request(tmp_path: Path) -> None:
-    """Even of a model that none could be rehearsed with: what a request takes is counted from there."""
+    """Even of a model without a warm-up request: a request's memory is counted from there."""
     folder = make_t5(tmp_path / "model", width=2048)
     size = (folder / "model.safetensors").stat().st_size
-    untrusted = Untrusted("require", False, None, 1 << 30, 1 << 20, 64, str(tmp_path / "adapters"))
+    untrusted = UntrustedSettings(
+        "require", False, None, 1 << 30, 1 << 20, 64, str(tmp_path / "adapters")
+    )
 
     async def run() -> int:
         runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
         spec = ModelSpec(str(folder), "0.8", task="feature-extraction", untrusted=untrusted)
-        process = ModelProcess(spec, runtime, Weights())
+        process = ModelProcess(spec, runtime, SharedWeights())
         await process.start(60, lambda done, total: None)
         runner = await process.fork(fresh=True)
         await runner.ready()

@@ -1,4 +1,4 @@
-"""Which parts of a model go to which GPUs, worked out where there is none."""
+"""The placement of a model's parts on GPUs, computed without a GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ndif.runtime.generations.loading import load_arguments
-from ndif.runtime.memory import owner_shares, runner_shares
-from ndif.runtime.placing import move, place, spread
+from ndif.runtime.process.driver import owner_shares, runner_shares
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights import WeightsError, collect
-from tests.runtime.pretend_driver import PretendDriver
+from ndif.runtime.weights.weights import WeightsError, collect, load_arguments, move, place, spread
+from tests.runtime.process.pretend_driver import PretendDriver
 from tests.tiny_models import make_gpt2, make_llama
 
 GIB = 1 << 30
@@ -31,8 +29,8 @@ def size(module: Any) -> int:
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 
 
-class TestWhatIsAskedFor:
-    """Of transformers, by the memory that was given."""
+class TestLoadArguments:
+    """The arguments for transformers, by the memory that was given."""
 
     def test_one_gpu(self) -> None:
         spec = ModelSpec("m", "0.8", device="auto", max_memory={3: GIB})
@@ -70,26 +68,26 @@ def test_a_model_is_spread_over_what_it_may_take(llama: Any) -> None:
     assert len([name for name in found if name.startswith("model.layers.")]) == len(layers)
 
 
-def test_what_is_tied_stays_together(tmp_path: Path) -> None:
+def test_tied_weights_stay_on_one_device(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(make_gpt2(tmp_path / "gpt2"))
     found = spread(model, {0: size(model), 1: size(model)})
     assert set(found.values()) == {0, 1}
     assert found["lm_head"] == found["transformer.wte"]
 
 
-def test_too_little_room_is_said_before_anything_moves(llama: Any) -> None:
+def test_too_little_memory_is_reported_before_a_move(llama: Any) -> None:
     with pytest.raises(WeightsError, match="no room on the devices for all of the model"):
         spread(llama, {0: size(llama) // 4, 1: size(llama) // 4})
 
 
-def test_where_there_is_no_gpu_nothing_moves(llama: Any, tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_moves(llama: Any, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     place(llama, ModelSpec("m", "0.8"), PretendDriver(tmp_path))
     assert {tensor.device.type for tensor in llama.parameters()} == {"cpu"}
 
 
-def test_what_moves_keeps_its_values_and_ties(tmp_path: Path) -> None:
+def test_moved_weights_keep_values_and_ties(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(make_gpt2(tmp_path / "gpt2"))
     before = {name: tensor.clone() for name, tensor in collect(model).items()}
     places = {tensor.data_ptr() for tensor in collect(model).values()}

@@ -1,4 +1,4 @@
-"""Weights that a request changed are written again from where they are found first."""
+"""Weights that a request changed are restored from the first source that has them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from ndif.runtime.restoration import from_safetensors, restore
-from ndif.runtime.seal import Seal
-from ndif.runtime.weights import WeightsError, collect
+from ndif.runtime.weights.checksum import WeightChecksum
+from ndif.runtime.weights.restoration import from_safetensors, restore
+from ndif.runtime.weights.weights import WeightsError, collect
 from tests.tiny_models import make_gpt2, make_llama
 
 
@@ -32,23 +32,23 @@ class Sourced:
 def test_the_next_source_is_asked_for_what_the_first_lacked() -> None:
     held = {name: torch.full((4,), float(number)) for number, name in enumerate("abcd")}
     right = {name: tensor.clone() for name, tensor in held.items()}
-    seal = Seal.of(held)
+    checksum = WeightChecksum.of(held)
     for name in "abc":
         held[name].add_(1)
     first = Sourced({"a": right["a"], "b": torch.zeros(3), "c": torch.zeros(4)})
     second = Sourced(right)
-    restore(held, seal.broken(held), [first, second, Sourced({})], seal.broken)
+    restore(held, checksum.find_changed(held), [first, second, Sourced({})], checksum.find_changed)
     assert all(torch.equal(held[name], right[name]) for name in held)
     assert first.asked == [["a", "b", "c"]]
     assert second.asked == [["b", "c"]]
 
 
-def test_what_no_source_has_is_named() -> None:
+def test_weights_that_no_source_has_are_named() -> None:
     held = {"a": torch.ones(4), "b": torch.ones(4)}
-    seal = Seal.of(held)
+    checksum = WeightChecksum.of(held)
     held["b"].zero_()
     with pytest.raises(WeightsError, match=r"could not be restored: b$"):
-        restore(held, ["b"], [Sourced({}), Sourced({"b": torch.zeros(4)})], seal.broken)
+        restore(held, ["b"], [Sourced({}), Sourced({"b": torch.zeros(4)})], checksum.find_changed)
 
 
 @pytest.mark.parametrize("make", [make_gpt2, make_llama])
@@ -63,15 +63,15 @@ def test_a_checkpoints_files_have_them(
         (folder / "model.safetensors").unlink(missing_ok=True)
         assert (folder / "model.safetensors.index.json").exists()
     held = collect(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype))
-    seal = Seal.of(held)
+    checksum = WeightChecksum.of(held)
     parameters = [name for name, tensor in held.items() if isinstance(tensor, torch.nn.Parameter)]
     with torch.no_grad():
         for name in parameters:
             held[name].zero_()
-    changed = seal.broken(held)
+    changed = checksum.find_changed(held)
     assert changed
-    restore(held, changed, [from_safetensors(folder)], seal.broken)
-    assert seal.broken(held) == []
+    restore(held, changed, [from_safetensors(folder)], checksum.find_changed)
+    assert checksum.find_changed(held) == []
 
 
 def test_files_with_a_prefix_of_their_own_and_without(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ndif.runtime.driver import Event
-from ndif.runtime.transfer import to_devices, to_memory
-from tests.runtime.pretend_driver import PretendDriver
+from ndif.runtime.process.driver import Event
+from ndif.runtime.weights.transfer import to_devices, to_memory
+from tests.runtime.process.pretend_driver import PretendDriver
 
 
 class Late(PretendDriver):

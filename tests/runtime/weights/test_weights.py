@@ -14,9 +14,17 @@ from accelerate.hooks import AlignDevicesHook
 from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from ndif.runtime.generations import adapter
+from ndif.runtime.generations import create_generation
+from ndif.runtime.process.driver import Handle
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights import Exported, Handle, Placement, WeightsError, check, collect, install
+from ndif.runtime.weights.weights import (
+    ExportedWeights,
+    Placement,
+    WeightsError,
+    check,
+    collect,
+    install,
+)
 from tests.tiny_models import make_gpt2, make_llama
 
 PROMPT = "The Eiffel Tower is in"
@@ -44,7 +52,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def load(checkpoint: Path, placement: Placement | None = None) -> Any:
     """The wrapper of a checkpoint; with `placement`, built without weights."""
-    generation = adapter("0.8")
+    generation = create_generation("0.8")
     spec = ModelSpec(str(checkpoint), "0.8", task="text-generation", device="cpu")
     if placement is None:
         generation.load(spec)
@@ -59,7 +67,7 @@ def export(tensors: Iterable[torch.Tensor]) -> list[Handle]:
 
 def moved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As they come to another process, but for where their memory is."""
-    exported: Exported = pickle.loads(pickle.dumps(Exported.of(tensors, export)))
+    exported: ExportedWeights = pickle.loads(pickle.dumps(ExportedWeights.of(tensors, export)))
     return exported.tensors()
 
 
@@ -115,7 +123,7 @@ def test_every_tensor_comes_and_is_what_it_was(checkpoint: Path) -> None:
         assert "model.rotary_emb.inv_freq" not in persistent
 
 
-def test_what_is_tied_stays_tied(checkpoint: Path) -> None:
+def test_tied_weights_stay_tied(checkpoint: Path) -> None:
     loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
     install(built, moved(collect(loaded)))
     tied = loaded.lm_head.weight is loaded.get_input_embeddings().weight
@@ -126,7 +134,7 @@ def test_what_is_tied_stays_tied(checkpoint: Path) -> None:
 
 def test_without_another_process_between_nothing_is_copied(checkpoint: Path) -> None:
     loaded, built = load(checkpoint)._module, load(checkpoint, ON_CPU)._module
-    install(built, Exported.of(collect(loaded), export).tensors())
+    install(built, ExportedWeights.of(collect(loaded), export).tensors())
     for name, tensor in collect(loaded).items():
         assert collect(built)[name].data_ptr() == tensor.data_ptr(), name
 
@@ -139,7 +147,7 @@ def test_a_tensor_is_shared_once_however_many_names_it_has(tmp_path: Path) -> No
         shared.extend(tensors)
         return export(shared)
 
-    exported = Exported.of(collect(module), exporting)
+    exported = ExportedWeights.of(collect(module), exporting)
     assert len(exported.names) == len(exported.handles) + 1
     assert len({id(tensor) for tensor in shared}) == len(shared)
     assert exported.names["lm_head.weight"] == exported.names["transformer.wte.weight"]
@@ -157,7 +165,7 @@ class TestRefusals:
 
     def test_weights_that_found_no_room(self) -> None:
         with pytest.raises(WeightsError, match="weight was left out"):
-            Exported.of(collect(torch.nn.Linear(2, 2, device="meta")), export)
+            ExportedWeights.of(collect(torch.nn.Linear(2, 2, device="meta")), export)
 
     def test_tensors_that_are_more_than_memory(self) -> None:
         class Packed(torch.nn.Parameter):
@@ -166,7 +174,7 @@ class TestRefusals:
         module = torch.nn.Linear(2, 2)
         module.weight = Packed(module.weight.data)
         with pytest.raises(WeightsError, match="weight is a Packed"):
-            Exported.of(collect(module), export)
+            ExportedWeights.of(collect(module), export)
 
 
 def test_values_are_moved_as_where_the_weights_are(
@@ -224,7 +232,7 @@ def test_a_model_that_comes_to_other_devices(
     placements = [spread_after(folder, layers) for layers in (1, 3)]
     whole = Placement("cpu", {"": "cpu"}, {})
     built = load(folder, placements[0])
-    generation = adapter("0.8")
+    generation = create_generation("0.8")
     generation.model = built
     tensors = collect(load(folder)._module)
     install(built._module, tensors)
@@ -278,21 +286,21 @@ torch.cuda._lazy_init = start
 torch._C._cuda_getDeviceCount = start
 torch.backends.cuda.is_built = lambda: True
 
-from ndif.runtime import cuda
-from ndif.runtime.generations import adapter
+from ndif.runtime.process import cuda
+from ndif.runtime.generations import create_generation
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights import Placement
+from ndif.runtime.weights.weights import Placement
 
 cuda._count_devices = lambda: 1
 spec = ModelSpec(sys.argv[1], "0.8", task="text-generation", device="cuda:0")
 driver = cuda.Cuda()
-assert driver.wanted(spec)
+assert driver.uses_devices(spec)
 assert driver.select(spec) == spec
 assert torch.cuda.is_available()
-generation = adapter("0.8")
+generation = create_generation("0.8")
 generation.load_meta(spec, Placement("cuda:0", None, {}))
 assert generation.model.pipeline.device == torch.device("cuda:0")
-assert driver.reached() is None
+assert driver.find_early_start() is None
 """
 
 

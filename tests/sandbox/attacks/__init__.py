@@ -1,1 +1,1 @@
-"""What a malicious user would try, and what must stop it: see `table`."""
+"""Attacks of a malicious user, and the defences that must stop each: see `table`."""

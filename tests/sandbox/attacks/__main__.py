@@ -8,8 +8,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from tests.sandbox.attacks.harness import CONFIGURATIONS, run
-from tests.sandbox.attacks.judging import faults
+from tests.sandbox.attacks.harness import CONFIGURATIONS, faults, run
 from tests.sandbox.attacks.table import ATTACKS
 
 

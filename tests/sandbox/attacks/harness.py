@@ -1,13 +1,15 @@
-"""Servers under attack, each with a client of its own, and one attack after the other."""
+"""Servers under attack: each has a client of its own, and runs one attack after the other."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,19 +24,19 @@ from typing import Any
 import httpx
 import zstandard
 
-from tests.clients.harness import CHEAP_TLS, LocalServer
+from tests.clients.harness import CHEAP_TLS, LocalServer, model_processes
 from tests.sandbox.attacks import plain
-from tests.sandbox.attacks.table import FAMILIES, TIME, Attack, Layer
+from tests.sandbox.attacks.table import FAMILIES, TIME, Attack, Defence
 from tests.sandbox.attacks.watch import Outcome, watching
 from tests.tiny_models import make_gpt2
 
 ROOT = Path(__file__).parents[3]
 NAME = "test-org/tiny-gpt2"
 PATIENCE_S = 40.0
-"""An attack that has not ended by then hangs."""
+"""Seconds after which an attack counts as hung."""
 
-_LEAVE_NOTHING = ("files", "network")
-"""Families after which a runner that is kept is as before."""
+_WITHOUT_TRACES = ("files", "network")
+"""Families of attacks after which a reused runner is unchanged."""
 
 MIB = 1 << 20
 EXECUTION_S = 6.0
@@ -50,7 +52,7 @@ LOW = {
     "NDIF_MAX_STREAMED_BYTES": str(2 * MIB),
     "NDIF_MAX_REQUEST_BYTES": str(4 * MIB),
 }
-"""Limits that a bomb passes in a second or two."""
+"""Limits that a bomb exceeds within two seconds."""
 
 BEYOND = {
     "seconds": 3600.0,
@@ -64,59 +66,59 @@ BEYOND = {
     "request_bytes": 32 * MIB,
     "disk_bytes": 64 * MIB,
 }
-"""What the bombs take: more than each limit."""
+"""Amounts that the bombs take: more than each limit."""
 
 
-_ALWAYS = Layer.LIMIT | Layer.FRAMES | Layer.FRESH
+_ALWAYS = Defence.LIMIT | Defence.FRAMES | Defence.FRESH
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to run a server."""
+    """One configuration of a server's defences."""
 
     name: str
-    layers: Layer
+    layers: Defence
     arguments: tuple[str, ...]
     environment: dict[str, str]
 
     def runs(self, attack: Attack) -> bool:
-        """Whether the table claims anything for this attack here."""
+        """Return True if the table claims anything for this attack in this configuration."""
         if self.name in ("none", "both"):
             return True
         return bool(attack.stopped_by & self.layers)
 
     def probes(self, attack: Attack) -> bool:
-        """Whether the request after it is looked at: each once, and where state is at stake always."""
+        """Return True if the next request is checked: once per attack, and always if state is at stake."""
         return self.name == "kernel" or bool(attack.stopped_by & _ALWAYS)
 
 
-NONE = Configuration("none", Layer(0), (), {})
-"""It trusts its user: no layer, one runner for all requests, and no low limits."""
+NONE = Configuration("none", Defence(0), (), {})
+"""A trusting server: no defence, one runner for all requests, and no low limits."""
 
-BOTH = Configuration("both", Layer.KERNEL | Layer.PROTECTOR | _ALWAYS, ("--sandbox",), LOW)
+BOTH = Configuration("both", Defence.KERNEL | Defence.PROTECTOR | _ALWAYS, ("--sandbox",), LOW)
 KERNEL = Configuration(
-    "kernel", Layer.KERNEL | _ALWAYS, ("--sandbox",), {**LOW, "NDIF_PROTECTOR": "off"}
+    "kernel", Defence.KERNEL | _ALWAYS, ("--sandbox",), {**LOW, "NDIF_PROTECTOR": "off"}
 )
 PROTECTOR = Configuration(
-    "protector", Layer.PROTECTOR | _ALWAYS, ("--sandbox",), {**LOW, "NDIF_SANDBOX": "off"}
+    "protector", Defence.PROTECTOR | _ALWAYS, ("--sandbox",), {**LOW, "NDIF_SANDBOX": "off"}
 )
 CONFIGURATIONS = (NONE, BOTH, KERNEL, PROTECTOR)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one attack went on one server."""
+    """The outcome of one attack on one server."""
 
     form: str
     reached: str | None
-    """The evidence that it reached its aim; None if it did not."""
+    """Evidence that the attack reached its aim; None if it did not."""
     outcome: Outcome
     next_request: str | None = None
-    """How the request after it differed; None if it did not."""
+    """Difference of the next request's answer; None if it was as expected."""
 
     @property
     def short(self) -> str:
-        """In a table's cell."""
+        """Return the verdict as the text of a table's cell."""
         if self.outcome.hung:
             return "HANGS"
         if self.next_request:
@@ -126,72 +128,117 @@ class Verdict:
         return "error" if self.outcome.error is not None else "harmless"
 
 
-class _Client:
-    """The worker process."""
+class Clients:
+    """A process that has imported a real client, and forks one for each server.
 
-    def __init__(self, site: Site) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="client-", dir=site.folder))
+    An import takes six seconds of CPU, and a client that hangs is replaced.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket = str(folder / "clients.socket")
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._errors: deque[str] = deque(maxlen=100)
+
+    def connect(self, url: str) -> _Client:
+        """Return a new client of a server; the first one's server gives the model's configuration."""
+        with self._lock:
+            if self._process is None:
+                self._start(url)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._socket)
+        return _Client(connection, url, self._errors)
+
+    def _start(self, url: str) -> None:
+        worker = Path(__file__).with_name("worker.py")
         self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("worker.py"), NAME, folder, *FAMILIES],
+            [sys.executable, worker, NAME, self._folder, self._socket, *FAMILIES],
             env={
                 **os.environ,
                 **CHEAP_TLS,
                 "PYTHONPATH": str(ROOT),
                 "TOKENIZERS_PARALLELISM": "false",
-                "NDIF_HOST": site.server.url,
-                "HF_ENDPOINT": f"{site.server.url}/hub",
-                "HF_HOME": str(folder),
+                "NDIF_HOST": url,
+                "HF_ENDPOINT": f"{url}/hub",
+                "HF_HOME": str(self._folder),
+                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                 "NDIF_API_KEY": "",
             },
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._errors: deque[str] = deque(maxlen=100)
         threading.Thread(target=self._read_errors, daemon=True).start()
-        assert self._answer(60) is not None, "\n".join(self._errors)
+        patience = threading.Timer(180, self._process.kill)
+        patience.start()
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline()
+        patience.cancel()
+        assert ready, "\n".join(self._errors)
 
     def _read_errors(self) -> None:
+        assert self._process is not None
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._errors.append(line.rstrip())
 
+    def close(self) -> None:
+        """End the process; clients end with their sites."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Client:
+    """One forked client, and the connection over which it gets blocks to run."""
+
+    def __init__(self, connection: socket.socket, url: str, errors: deque[str]) -> None:
+        self._connection = connection
+        self._stream = connection.makefile("rw")
+        self._errors = errors
+        self._pid = 0
+        self._write({"url": url})
+        answer = self._answer(60)
+        assert answer is not None, "\n".join(errors)
+        self._pid = answer["pid"]
+
+    def _write(self, order: dict[str, Any]) -> None:
+        self._stream.write(json.dumps(order) + "\n")
+        self._stream.flush()
+
     def _answer(self, patience_s: float) -> dict[str, Any] | None:
-        assert self._process.stdout is not None
-        patience = threading.Timer(patience_s, self._process.kill)
-        patience.start()
+        self._connection.settimeout(patience_s)
         try:
-            line = self._process.stdout.readline()
-        finally:
-            patience.cancel()
+            line = self._stream.readline()
+        except OSError:
+            self.kill()
+            return None
         answer: dict[str, Any] | None = json.loads(line) if line else None
         return answer
 
     def send(self, function: Callable[..., Any], form: str, targets: dict[str, Any]) -> Outcome:
-        """Run a block; an outcome that says it hung means that this process is gone."""
-        assert self._process.stdin is not None
+        """Run a block; an outcome that is marked as hung means that this process is gone."""
         order = {
             "family": function.__module__.rpartition(".")[2],
             "name": function.__name__,
             "form": form,
             "targets": targets,
         }
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
+        self._write(order)
         answer = self._answer(PATIENCE_S)
         if answer is None:
-            self._process.wait()
             return Outcome(hung=True, error="\n".join(self._errors), seconds=PATIENCE_S)
         if "failed" in answer:
             raise AssertionError(f"{order['name']} could not be sent: {answer['failed']}")
-        return Outcome(answer["result"], answer["error"], answer["heard"], answer["seconds"])
+        return Outcome(answer["result"], answer["error"], answer["logs"], answer["seconds"])
 
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(20)
+    def kill(self) -> None:
+        """End the process, which its parent reaps."""
+        self._connection.close()
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
 
 class Site:
@@ -199,7 +246,7 @@ class Site:
 
     VARIABLE = "AWS_SECRET_ACCESS_KEY"
 
-    def __init__(self, configuration: Configuration, folder: Path) -> None:
+    def __init__(self, configuration: Configuration, folder: Path, clients: Clients) -> None:
         self.configuration = configuration
         self.folder = folder
         self.secret = f"SECRET{secrets.token_hex(12)}"
@@ -228,11 +275,13 @@ class Site:
                 self.VARIABLE: self.secret,
             },
         )
+        self._clients = clients
         self._client: _Client | None = None
         self._answers: str | None = None
+        self._zygote: int | None = None
 
     def ready(self) -> Site:
-        """Wait until it serves, and know what it answers."""
+        """Wait until the server is ready, and record a request's expected answer."""
         self.server.ready()
         answered = self.send(plain.answers, {})
         assert answered.error is None, answered.error
@@ -242,7 +291,7 @@ class Site:
     def close(self) -> None:
         """End the server and the client."""
         if self._client is not None:
-            self._client.close()
+            self._client.kill()
         self.server.stop()
 
     # Sending
@@ -252,14 +301,14 @@ class Site:
     ) -> Outcome:
         """Run a function of a family as a request."""
         if self._client is None:
-            self._client = _Client(self)
+            self._client = self._clients.connect(self.server.url)
         outcome = self._client.send(function, form, targets)
         if outcome.hung:
             self._client = None
         return outcome
 
     def post(self, payload: bytes) -> Outcome:
-        """Send a payload as it is, and poll for what becomes of it."""
+        """Send a raw payload, and poll for the response."""
         key = {"repo_id": NAME, "revision": None, "task": "text-generation"}
         model_key = f"nnsight.modeling.transformers.TransformersModel:{json.dumps(key)}"
         envelope = {"model_key": model_key, "session_id": "", "compress": True, "env": {}}
@@ -283,21 +332,25 @@ class Site:
         return Outcome(hung=True, error="no end", seconds=seconds)
 
     def attack(self, attack: Attack, form: str = "block") -> Verdict:
-        """Run one attack; once more where that may be different on a machine with less other work."""
+        """Run one attack; repeat it once if a busy machine may have changed its outcome."""
         verdict = self._attack(attack, form)
         return self._attack(attack, form) if self._was_late(attack, verdict) else verdict
 
     def _was_late(self, attack: Attack, verdict: Verdict) -> bool:
-        """Whether time ended what another limit should have, or was over before anybody had looked."""
+        """Return True if the time limit came before the expected limit, or before the aim was observed."""
         if verdict.outcome.hung:
             return False
         if not self.configuration.layers:
-            return verdict.reached is None and Layer.FRAMES not in attack.stopped_by
+            return verdict.reached is None and Defence.FRAMES not in attack.stopped_by
         ended_by_time = TIME in (verdict.outcome.error or "")
-        return ended_by_time and attack.says != "" and not _said(attack, verdict)
+        return (
+            ended_by_time
+            and attack.expected_error != ""
+            and not _has_expected_error(attack, verdict)
+        )
 
     def _attack(self, attack: Attack, form: str) -> Verdict:
-        """Run it, look from outside, and see that the next request is answered as ever."""
+        """Run an attack, observe it from outside, and check the answer of the next request."""
         trusts = not self.configuration.layers
         with watching(attack.watch, self) as watch:
             if attack.is_payload:
@@ -306,8 +359,8 @@ class Site:
                 outcome = self.send(attack.function, watch.targets, form)
             reached = watch.happened(outcome)
             if trusts:
-                # Before the watch is closed: what this runner holds on to cannot be cleaned up.
-                if attack.family not in _LEAVE_NOTHING:
+                # Before the watch is closed: it cannot clean up what the runner still holds.
+                if attack.family not in _WITHOUT_TRACES:
                     self._renew()
                 return Verdict(form, reached, outcome)
         if not self.configuration.probes(attack):
@@ -317,61 +370,61 @@ class Site:
         if not differs:
             return Verdict(form, reached, outcome)
         said = "\n".join(list(self.server.output)[-12:])
-        told = f"{answered.everything[:300]}; the server said: {said}"
-        return Verdict(form, reached, outcome, told)
+        difference = f"{answered.everything[:300]}; the server said: {said}"
+        return Verdict(form, reached, outcome, difference)
 
     def _renew(self) -> None:
-        """End the runner that is kept, and whatever an attack made of it."""
+        """End the reused runner, with all that an attack left in it."""
         if "exit code 7" in (self.send(plain.ends, {}).error or ""):
             return
         zygote, runners = self.zygote(), self.runners()
         for pid in runners:
             os.kill(pid, signal.SIGKILL)
-        while runners & set(_children(zygote)):
+        while runners & _children(zygote):
             time.sleep(0.01)
         time.sleep(0.1)
 
-    # Looking
+    # Observation
 
     def zygote(self) -> int:
-        """The process that forks the runners."""
-        return next(pid for pid in _children(self.server.process.pid) if _is_runtime(pid))
+        """Return the process that forks the runners."""
+        if self._zygote is None or not _is_runtime(self._zygote):
+            self._zygote = model_processes(self.server.process.pid)[0]
+        return self._zygote
 
     def runners(self) -> set[int]:
-        """The processes that it forked."""
-        return set(_children(self.zygote()))
+        """Return the runners that the zygote forked."""
+        return _children(self.zygote())
 
     def strays(self, token: str, began: int) -> dict[int, str]:
-        """Processes that came out of runners: their children, orphans, programs with `token`."""
+        """Return processes that runners started: children, orphans, and programs with `token`."""
         table = _processes()
-        runners = self.runners()
+        runners = _children(self.zygote(), table)
         found = {}
-        for pid, (parent, started, command) in table.items():
+        for pid, (parent, started) in table.items():
             if started < began:
                 continue
             above = []
             while parent > 1 and parent in table:
                 above.append(parent)
                 parent = table[parent][0]
+            command = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
             if token in command or runners & set(above) or (not above and _of_site(pid, self)):
                 found[pid] = f"{pid} {command}"
         return found
 
     @staticmethod
     def latest_start() -> int:
-        """The time now, in the unit in which processes say when they started."""
+        """Return the current time in the unit of a process's start time."""
         return int(float(Path("/proc/uptime").read_text().split()[0]) * os.sysconf("SC_CLK_TCK"))
 
     @staticmethod
     def running(pid: int) -> bool:
-        """Whether a process computes."""
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "R"
-        except OSError:
-            return False
+        """Return True if a process computes."""
+        return _state(pid) == "R"
 
     def holds(self) -> dict[str, int]:
-        """What the server's process takes."""
+        """Return the server process's peak memory, open descriptors and disk space, in bytes or numbers."""
         process = Path(f"/proc/{self.server.process.pid}")
         status = (process / "status").read_text()
         peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
@@ -383,7 +436,7 @@ class Site:
         }
 
     def _unlinked(self, process: Path) -> int:
-        """Bytes of files that have no name but are open."""
+        """Return the bytes of open files that were deleted."""
         total = 0
         for each in (process / "fd").iterdir():
             try:
@@ -398,8 +451,8 @@ class Site:
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
-def _said(attack: Attack, verdict: Verdict) -> bool:
-    return re.search(attack.says, verdict.outcome.error or "", re.DOTALL) is not None
+def _has_expected_error(attack: Attack, verdict: Verdict) -> bool:
+    return re.search(attack.expected_error, verdict.outcome.error or "", re.DOTALL) is not None
 
 
 def _wanted(attack: Attack, targets: dict[str, Any]) -> dict[str, Any]:
@@ -414,37 +467,43 @@ def _blocks(file: Path) -> int:
         return 0
 
 
-def _processes() -> dict[int, tuple[int, int, str]]:
-    """Every process: its parent, when it started, its command."""
+def _processes() -> dict[int, tuple[int, int]]:
+    """Return the parent and the start time of every process that has not ended."""
     found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
-            command = (
-                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
-        except OSError:
-            continue
-        if fields[0] not in "ZX":
-            found[int(folder.name)] = int(fields[1]), int(fields[19]), command
+    # Called every 30 ms during many attacks: plain strings, as `Path` takes three times as long.
+    for name in os.listdir("/proc"):  # noqa: PTH208 - see above
+        if name.isdigit():
+            fields = _read(f"/proc/{name}/stat").rpartition(b") ")[2].split()
+            if fields and fields[0] not in b"ZX":
+                found[int(name)] = int(fields[1]), int(fields[19])
     return found
 
 
-def _children(pid: int) -> list[int]:
-    return [each for each, (parent, _, _) in _processes().items() if parent == pid]
+def _read(path: str) -> bytes:
+    """Return the content of a file of /proc; nothing if the process has ended."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see `_processes`
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _children(pid: int, table: dict[int, tuple[int, int]] | None = None) -> set[int]:
+    # Not /proc/PID/task/TID/children, which may omit processes while others end.
+    processes = _processes() if table is None else table
+    return {each for each, (parent, _) in processes.items() if parent == pid}
+
+
+def _state(pid: int) -> str:
+    return _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1].decode()
 
 
 def _is_runtime(pid: int) -> bool:
-    try:
-        return b"ndif.runtime" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    return b"ndif.runtime" in _read(f"/proc/{pid}/cmdline")
 
 
 def _of_site(pid: int, site: Site) -> bool:
-    """Whether an orphan came from this server: it has its environment, or a runner's, which is empty."""
+    """Return True if an orphan has this server's environment, or a runner's, which is empty."""
     if not _is_runtime(pid):
         return False
     try:
@@ -454,23 +513,73 @@ def _of_site(pid: int, site: Site) -> bool:
     return not environment.strip(b"\0") or site.secret.encode() in environment
 
 
+# Judging
+
+SERVER_PATHS = (str(ROOT / "src"), "site-packages", str(Path(re.__file__).parents[1]))
+"""Parts of the server's paths, which no error may show to a user."""
+_CRASHED = "The process that ran your block"
+
+
+def faults(attack: Attack, configuration: Configuration, verdict: Verdict) -> list[str]:
+    """Return the differences between a verdict and the table's claims."""
+    outcome = verdict.outcome
+    found = []
+    if outcome.hung and configuration is NONE and Defence.LIMIT in attack.stopped_by:
+        return []  # without a limit it runs on, which is its aim
+    if outcome.hung:
+        return [f"it did not end within {PATIENCE_S:g} s"]
+    if configuration is NONE:
+        if Defence.FRAMES in attack.stopped_by:
+            if not re.search(attack.expected_error, outcome.error or "", re.DOTALL):
+                found.append(
+                    f"proves nothing: it did not get as far as {attack.expected_error!r}: {outcome}"
+                )
+        elif verdict.reached is None:
+            found.append(f"proves nothing: it fails where nothing stops it: {outcome}")
+        return found
+    if verdict.reached is not None:
+        found.append(f"not stopped ({verdict.form}): {verdict.reached}")
+    if verdict.next_request is not None:
+        found.append(f"the next request is answered otherwise: {verdict.next_request}")
+    text = outcome.error or ""
+    if shown := [each for each in SERVER_PATHS if each in text]:
+        found.append(f"the error shows {shown}: {text[-300:]}")
+    if (
+        configuration is KERNEL
+        and attack.expected_error
+        and not re.search(attack.expected_error, text, re.DOTALL)
+    ):
+        found.append(f"its error does not say {attack.expected_error!r}: {text[-300:]!r}")
+    if configuration is PROTECTOR and Defence.PROTECTOR in attack.stopped_by:
+        # An error that no exception can carry, as one in `__del__`, is in the log.
+        if outcome.error is None and not outcome.logs:
+            found.append(f"no error says that it is forbidden: {outcome}")
+        elif _CRASHED in text:
+            found.append(f"it ended in a crash: {text[-300:]!r}")
+    if configuration is BOTH and outcome.seconds > PATIENCE_S / 2:
+        found.append(f"it took {outcome.seconds:.1f} s")
+    return found
+
+
 # Everything
 
 Results = dict[tuple[str, str], list[Verdict]]
 
 
 def run(attacks: Iterable[Attack], configurations: Iterable[Configuration]) -> Results:
-    """Run attacks on servers of every configuration at the same time; the verdicts by name and server."""
+    """Run attacks on servers of every configuration in parallel; return the verdicts by name and server."""
     results: Results = {}
     attacks = list(attacks)
     folder = Path(tempfile.mkdtemp(prefix="ndif-attacks-"))
-    # Whoever lost every privilege still has to be kept from what is open to all.
+    # Readable by all: a runner without privileges must be confined by more than file modes.
     folder.chmod(0o755)
     failures: list[BaseException] = []
 
+    clients = Clients(folder)
+
     def one_site(configuration: Configuration) -> None:
         (folder / configuration.name).mkdir()
-        site = Site(configuration, folder / configuration.name)
+        site = Site(configuration, folder / configuration.name, clients)
         try:
             site.ready()
             for attack in filter(configuration.runs, attacks):
@@ -493,6 +602,7 @@ def run(attacks: Iterable[Attack], configurations: Iterable[Configuration]) -> R
         thread.start()
     for thread in threads:
         thread.join()
+    clients.close()
     shutil.rmtree(folder, ignore_errors=True)
     if failures:
         raise failures[0]

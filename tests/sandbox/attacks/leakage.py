@@ -164,7 +164,7 @@ def looks_at_the_tokenizer(model: Any) -> object:
 
 
 def leaves_it_in_warnings(secret: str) -> object:
-    """What warnings were given."""
+    """the warnings that were issued"""
     import warnings
 
     warnings.filters.append(("ignore", None, UserWarning, None, 0))

@@ -1,8 +1,8 @@
-"""Every attack: what it wants, how, what must stop it by itself, how one sees that from outside.
+"""The table of attacks: the aim of each, the defences that must stop it alone, and how it is observed.
 
-Layers are tested one at a time: with the Protector off the kernel must hold, and with the kernel's
-confinement off the Protector. `none` is a server that trusts its user; an attack that fails there proves
-nothing here.
+Defences are tested one at a time: with the Protector off, the kernel must stop the attack, and with the
+kernel's confinement off, the Protector must. `none` is a server that trusts its user; an attack that fails
+there proves nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ FAMILIES = [
 ]
 
 
-class Layer(Flag):
-    """What can stop an attack."""
+class Defence(Flag):
+    """The defences that can stop an attack."""
 
     KERNEL = auto()
     """Landlock, seccomp, rlimits, an empty environment, no descriptors."""
     PROTECTOR = auto()
-    """The language policy: imports, attributes, builtins, what a payload may name."""
+    """The language policy: imports, attributes, builtins, and the globals of a payload."""
     LIMIT = auto()
-    """The host's clock and its counts of what a runner sends."""
+    """The host's clock, and its counts of the frames that a runner sends."""
     FRAMES = auto()
-    """The host's reading of frames, whoever is trusted: `none` stops it as well."""
+    """The host's checks of frames, which also apply to trusted runners: `none` stops these attacks too."""
     FRESH = auto()
     """One process for each request."""
 
 
-KERNEL, PROTECTOR, LIMIT, FRAMES, FRESH = Layer
+KERNEL, PROTECTOR, LIMIT, FRAMES, FRESH = Defence
 BOTH = KERNEL | PROTECTOR
 
 TIME = "NDIF_EXECUTION_TIMEOUT_SECONDS"
@@ -82,38 +82,38 @@ class Attack:
     """One row."""
 
     function: Callable[..., Any]
-    """A block's body, or what makes a payload; its docstring says how it attacks."""
+    """A block's body, or a function that makes a payload; its docstring says how it attacks."""
     aim: str
-    stopped_by: Layer
+    stopped_by: Defence
     """Each of these must stop it alone."""
     watch: Callable[[Any], watch.Watch]
-    """How one sees from outside whether it reached its aim."""
-    says: str = ""
-    """What the error says (a pattern) where a limit or the reading of frames stops it."""
+    """Makes the observer of the aim."""
+    expected_error: str = ""
+    """A pattern of the error, if a limit or the checks of frames stop the attack."""
 
     @property
     def name(self) -> str:
-        """Family and function."""
+        """Return family and function."""
         return f"{self.family}.{self.function.__name__}"
 
     @property
     def family(self) -> str:
-        """The module it is in."""
+        """Return the name of the attack's module."""
         return self.function.__module__.rpartition(".")[2]
 
     @property
     def how(self) -> str:
-        """In a few words."""
+        """Return the method of the attack in a few words."""
         return (self.function.__doc__ or "").strip().splitlines()[0]
 
     @property
     def is_payload(self) -> bool:
-        """Whether it is a payload as a whole, not a block."""
+        """Return True if the attack is a whole payload, not a block."""
         return self.function.__annotations__.get("return") == "bytes"
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """How its code gets there: as the block, or as a function that travels with one."""
+        """Return the forms of the attack: a block, or a function that travels with one."""
         if self.is_payload:
             return ("payload",)
         return ("block", "call") if self.family == "escapes" else ("block",)
@@ -121,17 +121,17 @@ class Attack:
 
 def _rows(
     aim: str,
-    stopped_by: Layer,
+    stopped_by: Defence,
     watch: Callable[[Any], watch.Watch],
     *functions: Callable[..., Any],
-    says: str = "",
+    expected_error: str = "",
 ) -> list[Attack]:
-    """Rows that differ in how they go about it."""
-    return [Attack(function, aim, stopped_by, watch, says) for function in functions]
+    """Return rows that differ only in their method."""
+    return [Attack(function, aim, stopped_by, watch, expected_error) for function in functions]
 
 
 def _with(family: ModuleType, target: str) -> list[Callable[..., Any]]:
-    """The functions of a family that take this target."""
+    """Return the functions of a family that take a target."""
     return [
         function
         for function in vars(family).values()
@@ -384,7 +384,7 @@ ATTACKS: list[Attack] = [
         bombs.fills_memory_with_one_tensor,
         bombs.fills_memory_with_bytes,
         bombs.fills_memory_with_text,
-        says=MEMORY,
+        expected_error=MEMORY,
     ),
     *_rows(
         *("take all memory past the limit", BOTH, watch.LimitHolds),
@@ -400,7 +400,7 @@ ATTACKS: list[Attack] = [
         *("take all threads", KERNEL, watch.LimitHolds),
         bombs.starts_threads,
         bombs.starts_threads_of_torch,
-        says=THREADS,
+        expected_error=THREADS,
     ),
     *_rows(
         *("run for ever", LIMIT, watch.LimitHolds),
@@ -414,18 +414,18 @@ ATTACKS: list[Attack] = [
         bombs.searches_for_ever,
         bombs.ends_its_timer,
         bombs.raises_a_slow_error,
-        says=TIME,
+        expected_error=TIME,
     ),
     *_rows(
         *("crash the runner", FRAMES, watch.ServerUnharmed),
         bombs.crashes,
-        says=f"SIGSEGV|RecursionError|MemoryError|{MEMORY}|{TIME}",
+        expected_error=f"SIGSEGV|RecursionError|MemoryError|{MEMORY}|{TIME}",
     ),
     *_rows(
         *("return too much", LIMIT, watch.ResultHolds),
         bombs.returns_too_much,
         bombs.returns_too_much_text,
-        says=RESULT,
+        expected_error=RESULT,
     ),
     *_rows(
         *("print too much", LIMIT, watch.LimitHolds),
@@ -433,44 +433,44 @@ ATTACKS: list[Attack] = [
         bombs.prints_one_line_too_long,
         bombs.prints_without_a_newline,
         bombs.warns_too_much,
-        says=LOG,
+        expected_error=LOG,
     ),
-    *_rows("print too fast", LIMIT, watch.LimitHolds, bombs.prints_too_fast, says=LINES),
+    *_rows("print too fast", LIMIT, watch.LimitHolds, bombs.prints_too_fast, expected_error=LINES),
     *_rows(
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.recurses_within_limits,
-        says="RecursionError: maximum recursion depth exceeded",
+        expected_error="RecursionError: maximum recursion depth exceeded",
     ),
     *_rows(
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.returns_depths,
         bombs.returns_endlessly,
-        says="what it saved could not be sent: .* excessively deep",
+        expected_error="what it saved could not be sent: .* excessively deep",
     ),
     *_rows(
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.raises_a_huge_error,
-        says="x{1000}",
+        expected_error="x{1000}",
     ),
     *_rows(
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.raises_a_chain,
-        says="ValueError: 29999$",
+        expected_error="ValueError: 29999$",
     ),
     *_rows(
         *("exhaust who reads the request", LIMIT, watch.PayloadUnread),
         bombs.unpacks_to_too_much,
-        says=REQUEST,
+        expected_error=REQUEST,
     ),
     *_rows(
         *("exhaust who reads the request", FRAMES, watch.ServerUnharmed),
         bombs.unpacks_to_more_than_it_says,
-        says="is not whole zstd data",
+        expected_error="is not whole zstd data",
     ),
     *_rows(
         *("exhaust who reads the request", FRAMES, watch.ServerUnharmed),
         bombs.nests,
-        says="could not be read as an nnsight 0.8 trace",
+        expected_error="could not be read as an nnsight 0.8 trace",
     ),
     *_rows(
         *("exhaust who reads the request", LIMIT, watch.PayloadUnread),
@@ -673,19 +673,19 @@ ATTACKS: list[Attack] = [
         frames.sends_a_result_over_the_limit,
         frames.sends_an_error_of_megabytes,
         frames.says_spilled_without_a_file,
-        says=PROTOCOL,
+        expected_error=PROTOCOL,
     ),
     *_rows(
-        *("be told as more than it is", FRAMES, watch.ServerUnharmed),
+        *("pass for more than it is", FRAMES, watch.ServerUnharmed),
         frames.sends_a_cost_that_is_no_number,
         frames.sends_a_cost_that_is_no_text,
         frames.sends_a_cost_of_depths,
-        says="broke its protocol .* what the run cost is",
+        expected_error="broke its protocol .* execution time or the peak memory",
     ),
     *_rows(
-        *("be told as more than it is", FRAMES, watch.ServerUnharmed),
+        *("pass for more than it is", FRAMES, watch.ServerUnharmed),
         frames.sends_half_a_frame_and_ends,
-        says=r"exited \(exit code 0\) before the block was done",
+        expected_error=r"exited \(exit code 0\) before the block was done",
     ),
     *_rows(
         *("speak as another", FRAMES, watch.ServerUnharmed),
@@ -693,35 +693,37 @@ ATTACKS: list[Attack] = [
         frames.sends_kinds_of_the_control_channel,
         frames.floods_with_statuses,
         frames.asks_for_many_files,
-        says=PROTOCOL,
+        expected_error=PROTOCOL,
     ),
     *_rows(
         *("be taken at its word", FRAMES, watch.ServerUnharmed),
         frames.spills_a_lie,
         # Its own client finds out, and nobody else.
-        says=f"{PROTOCOL}|in the client",
+        expected_error=f"{PROTOCOL}|in the client",
     ),
     *_rows(
         *("have the host hold descriptors", FRAMES, watch.ServerUnharmed),
         frames.sends_descriptors,
-        says=f"{PROTOCOL}|PermissionError",
+        expected_error=f"{PROTOCOL}|PermissionError",
     ),
     *_rows(
-        *("flood the user", LIMIT, watch.LimitHolds), frames.floods_with_logs, says=f"{LOG}|{LINES}"
+        *("flood the user", LIMIT, watch.LimitHolds),
+        frames.floods_with_logs,
+        expected_error=f"{LOG}|{LINES}",
     ),
     *_rows(
         *("flood the user", FRAMES, watch.LimitHolds),
         frames.floods_with_streams,
         frames.floods_with_a_large_stream,
         # A client of this generation knows no streams.
-        says=f"{STREAM}|{PROTOCOL}|in the client: .*STREAM",
+        expected_error=f"{STREAM}|{PROTOCOL}|in the client: .*STREAM",
     ),
     *_rows(
         *("hold the host", FRAMES, watch.LimitHolds),
         frames.floods_with_unknown_kinds,
         frames.sends_half_a_frame,
         frames.sends_a_frame_slowly,
-        says=f"{TIME}|{PROTOCOL}",
+        expected_error=f"{TIME}|{PROTOCOL}",
     ),
     *_rows(
         *("fill the disk", LIMIT, watch.DiskStays),
@@ -741,7 +743,7 @@ ATTACKS: list[Attack] = [
         *("live on", FRAMES, watch.NobodySurvives),
         frames.closes_and_goes_on,
         frames.closes_and_works_on,
-        says="ended|exited",
+        expected_error="ended|exited",
     ),
 ]
 """The table."""

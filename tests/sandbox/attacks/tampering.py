@@ -14,7 +14,7 @@ from typing import Any
 
 
 def answers(model: Any) -> object:
-    """What the model computes."""
+    """the numbers that the model computes"""
     return model.lm_head.output[0, -1].double().sum().item()
 
 
@@ -97,7 +97,7 @@ def casts_the_model(model: Any) -> object:
 
 
 def tokens(model: Any) -> object:
-    """What the tokenizer makes of a text."""
+    """the tokens of a text"""
     return [model.tokenizer("The Eiffel Tower")["input_ids"], model.tokenizer.padding_side]
 
 
@@ -114,7 +114,7 @@ def changes_the_side_of_padding(model: Any) -> object:
 
 
 def stays_in_envoys(model: Any) -> object:
-    """What the wrapper knows."""
+    """the state of the wrapper"""
     return [
         hasattr(model, "left"),
         hasattr(model.transformer, "left"),
@@ -134,7 +134,7 @@ def leaves_attributes(model: Any) -> object:
 
 
 def settings_of_torch() -> object:
-    """What torch does by default."""
+    """the defaults of torch"""
     import torch
 
     return [
@@ -193,7 +193,7 @@ def sets_determinism() -> object:
 
 
 def functions_work(model: Any) -> object:
-    """What functions do that everybody calls."""
+    """functions that every request calls"""
     import math
 
     import torch
@@ -264,7 +264,7 @@ def replaces_the_servers_generation() -> object:
     import sys
 
     kind = sys.modules["ndif.runtime.generations.v08"].Nnsight08
-    kind.run = lambda *_: {"loot": ["forged"]}
+    kind.run = lambda *_: {"returned": ["forged"]}
     return True
 
 
@@ -272,7 +272,7 @@ def replaces_the_servers_generation() -> object:
 
 
 def state_of_the_process() -> object:
-    """What a process carries from one request to the next."""
+    """state of a process from one request to the next"""
     import gc
     import os
     import signal

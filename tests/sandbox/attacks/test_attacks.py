@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sandbox.attacks.harness import CONFIGURATIONS, NONE, Configuration, Results, run
-from tests.sandbox.attacks.judging import faults
-from tests.sandbox.attacks.table import ATTACKS, Attack, Layer
+from tests.sandbox.attacks.harness import (
+    CONFIGURATIONS,
+    NONE,
+    Configuration,
+    Results,
+    faults,
+    run,
+)
+from tests.sandbox.attacks.table import ATTACKS, Attack, Defence
 
 CASES = [
     pytest.param(attack, configuration, id=f"{attack.name}-{configuration.name}")
@@ -18,7 +24,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest) -> Results:
-    """What came of the chosen attacks, on all the servers at the same time."""
+    """The verdicts of the selected attacks, run on all servers in parallel."""
     chosen = {
         (item.callspec.params["attack"].name, item.callspec.params["configuration"].name)
         for item in request.session.items
@@ -33,19 +39,19 @@ def verdicts(request: pytest.FixtureRequest) -> Results:
 
 @pytest.mark.parametrize(("attack", "configuration"), CASES)
 def test_it_is_stopped(attack: Attack, configuration: Configuration, verdicts: Results) -> None:
-    """Where there is a layer it holds; where there is none the attack works, or it proves nothing."""
+    """Each claimed defence stops the attack; without any, the attack must succeed, or it proves nothing."""
     found = verdicts[attack.name, configuration.name]
     assert found
     assert not [fault for each in found for fault in faults(attack, configuration, each)]
 
 
 def test_the_table_is_whole() -> None:
-    """Every row is there once, is told in words, and claims a layer."""
+    """Every row is unique, has a description, and claims a defence."""
     names = [attack.name for attack in ATTACKS]
     assert len(names) == len({*names})
     assert len(names) >= 90
     for attack in ATTACKS:
         assert attack.how, attack.name
         assert attack.aim, attack.name
-        assert attack.stopped_by != Layer(0), attack.name
+        assert attack.stopped_by != Defence(0), attack.name
         assert NONE.runs(attack)

@@ -1,4 +1,4 @@
-"""Whatever is posted to the gateway: it refuses in words, or accepts and reads none of it."""
+"""Fuzzed requests to the gateway: each is refused with a message, or accepted without being unpickled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from ndif.config import Settings
+from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.embedded import Server
 
@@ -23,30 +23,30 @@ NEW = "nnsight.modeling.transformers.TransformersModel"
 OLD = "nnsight.modeling.language.LanguageModel"
 KEY = json.dumps({"repo_id": NAME, "revision": None, "task": "text-generation"})
 MAX_REQUEST = 20_000
-OF_OURS = ("Traceback", "site-packages", str(Path(__file__).parents[3] / "src"))
+SERVER_PATHS = ("Traceback", "site-packages", str(Path(__file__).parents[3] / "src"))
 
-read: list[str] = []
-"""What a payload put here that was read."""
-
-
-def tell() -> None:
-    """What a payload calls where it is read."""
-    read.append("read")
+unpickled: list[str] = []
+"""A mark for each payload that was unpickled."""
 
 
-class Told:
-    """A payload that tells when it is read."""
+def record() -> None:
+    """Record that a payload was unpickled."""
+    unpickled.append("unpickled")
+
+
+class RecordingPayload:
+    """A payload that records its unpickling."""
 
     def __reduce__(self) -> Any:
-        return tell, ()
+        return record, ()
 
 
-PAYLOAD = zstandard.compress(pickle.dumps(Told()))
+PAYLOAD = zstandard.compress(pickle.dumps(RecordingPayload()))
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
-    """The whole gateway in this process; nothing takes what it accepts."""
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """The whole gateway in this process; nothing runs the requests that it accepts."""
     server = Server.local(
         DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation", dedicated=True),
         Settings(
@@ -59,10 +59,10 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     return TestClient(server.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
-def judge(answer: Any) -> None:
-    """A refusal in a form and words that clients show, or a request that waits unread."""
+def check_answer(answer: Any) -> None:
+    """Check for a refusal that clients can show, or a request that waits unread."""
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
-    assert not any(each in answer.text for each in OF_OURS), answer.text
+    assert not any(each in answer.text for each in SERVER_PATHS), answer.text
     if answer.content:
         assert answer.headers["Content-Type"] == "application/json"
         body = answer.json()
@@ -72,7 +72,7 @@ def judge(answer: Any) -> None:
             assert list(body) == ["detail"]
             assert isinstance(body["detail"], str)
             assert body["detail"]
-    assert not read
+    assert not unpickled
 
 
 TEXT = st.text(max_size=80)
@@ -116,17 +116,17 @@ SETTINGS = settings(
 
 @SETTINGS
 @given(ENVELOPES, BLOBS, st.sampled_from([version("nnsight"), "", "0.7.0", "9.9", "x"]))
-def test_any_envelope(door: TestClient, envelope: str, blob: bytes, nnsight: str) -> None:
+def test_any_envelope(gateway: TestClient, envelope: str, blob: bytes, nnsight: str) -> None:
     parts = {
         "data": (None, envelope.encode(errors="surrogatepass")),
         "blob": ("request", blob),
     }
-    judge(door.post("/request", files=parts, headers={"nnsight-version": nnsight}))
+    check_answer(gateway.post("/request", files=parts, headers={"nnsight-version": nnsight}))
 
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
-    """A true multipart body with bytes changed, cut out or put in."""
+    """Return a valid multipart body with bytes changed, removed or inserted."""
     envelope = json.dumps({"model_key": f"{NEW}:{KEY}", "compress": True, "env": {}})
     content = bytearray(
         b'--limit\r\nContent-Disposition: form-data; name="data"\r\n\r\n'
@@ -159,9 +159,9 @@ TYPES = st.one_of(
 
 @SETTINGS
 @given(bodies(), TYPES)
-def test_any_body(door: TestClient, body: bytes, content_type: str) -> None:
+def test_any_body(gateway: TestClient, body: bytes, content_type: str) -> None:
     headers = {"Content-Type": content_type.encode("latin-1")}
-    judge(door.post("/request", content=body, headers=headers))
+    check_answer(gateway.post("/request", content=body, headers=headers))
 
 
 LATIN = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=60)
@@ -181,25 +181,25 @@ LATIN = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max
     ),
     BLOBS,
 )
-def test_any_headers(door: TestClient, headers: dict[str, str | bytes], blob: bytes) -> None:
+def test_any_headers(gateway: TestClient, headers: dict[str, str | bytes], blob: bytes) -> None:
     sent = {
         name: value.replace(b"\n", b"").replace(b"\r", b"").replace(b"\0", b"")
         if isinstance(value, bytes)
         else value.encode("latin-1")
         for name, value in headers.items()
     }
-    judge(door.post("/request", content=blob, headers=sent))
+    check_answer(gateway.post("/request", content=blob, headers=sent))
 
 
-def test_what_is_too_large_is_refused_before_it_is_whole(door: TestClient) -> None:
+def test_a_large_request_is_refused_before_its_end(gateway: TestClient) -> None:
     parts = {"data": (None, "{}"), "blob": ("request", bytes(MAX_REQUEST))}
-    answer = door.post("/request", files=parts)
+    answer = gateway.post("/request", files=parts)
     assert answer.status_code == 413
-    judge(answer)
+    check_answer(answer)
 
 
-def test_the_payload_would_tell() -> None:
-    """Else none of these tests could fail by it."""
+def test_unpickling_would_be_recorded() -> None:
+    """Without this, none of these tests could fail."""
     pickle.loads(zstandard.decompress(PAYLOAD))
-    assert read == ["read"]
-    read.clear()
+    assert unpickled == ["unpickled"]
+    unpickled.clear()

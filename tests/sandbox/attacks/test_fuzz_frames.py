@@ -1,4 +1,4 @@
-"""Whatever bytes come from a runner: its host comes to an end, and holds no more than its limit."""
+"""Fuzzed bytes from a runner: the host stops reading, and holds no more bytes than its limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ndif.host.channel import Channel, ProtocolError
-from ndif.host.runner import Runner
+from ndif.host.runner_handle import RunnerHandle
 from ndif.runtime.frames import LENGTHS, pack
 
 MAX_BODY = 1 << 16
@@ -65,7 +65,7 @@ def _raw(header: bytes) -> bytes:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """True frames with bytes changed, cut out or put in."""
+    """Return valid frames with bytes changed, removed or inserted."""
     content = bytearray(b"".join(draw(st.lists(FRAMES, min_size=1, max_size=4))))
     for _ in range(draw(st.integers(0, 8))):
         at = draw(st.integers(0, max(len(content) - 1, 0)))
@@ -82,51 +82,51 @@ def mutated(draw: st.DrawFn) -> bytes:
 SENT = st.one_of(st.binary(max_size=4000), mutated(), LYING, DEEP)
 
 
-async def _said(sent: bytes, pieces: int) -> list[dict[str, object]]:
-    """What the host makes of these bytes, and of the end that follows."""
+async def _received(sent: bytes, pieces: int) -> list[dict[str, object]]:
+    """Return the frames that the host reads from these bytes and the end of the stream."""
     channel, theirs = Channel.pair()
-    runner = Runner("fake", channel)
-    heard = []
+    runner = RunnerHandle("fake", channel)
+    received = []
 
-    async def speak() -> None:
+    async def send() -> None:
         loop = asyncio.get_running_loop()
         theirs.setblocking(False)
         step = len(sent) // pieces + 1
-        # A host that has heard enough hangs up.
+        # The host closes the channel at the first breach.
         with contextlib.suppress(OSError):
             for start in range(0, len(sent), step):
                 await loop.sock_sendall(theirs, sent[start : start + step])
             theirs.shutdown(socket.SHUT_WR)
 
-    speaking = asyncio.create_task(speak())
+    sending = asyncio.create_task(send())
     try:
         async for header, body in runner.frames(lambda _: MAX_BODY):
             assert isinstance(header["kind"], str)
             assert len(body) <= MAX_BODY
             json.dumps(header)
-            heard.append(header)
+            received.append(header)
     except ProtocolError:
         pass  # an end like any other
     finally:
         channel.close()
-        await speaking
+        await sending
         theirs.close()
-    return heard
+    return received
 
 
 def _end(sent: bytes, pieces: int = 1) -> list[dict[str, object]]:
-    return asyncio.run(asyncio.wait_for(_said(sent, pieces), PATIENCE_S))
+    return asyncio.run(asyncio.wait_for(_received(sent, pieces), PATIENCE_S))
 
 
 @settings(max_examples=400, deadline=None)
 @given(SENT, st.integers(1, 5))
-def test_any_bytes_come_to_an_end(sent: bytes, pieces: int) -> None:
+def test_reading_any_bytes_ends(sent: bytes, pieces: int) -> None:
     _end(sent, pieces)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(KINDS, st.binary(max_size=100)), max_size=20), st.integers(1, 20))
-def test_true_frames_are_heard_whole(frames: list[tuple[str, bytes]], pieces: int) -> None:
+def test_valid_frames_are_received_whole(frames: list[tuple[str, bytes]], pieces: int) -> None:
     sent = b"".join(pack({"kind": kind}, len(body)) + body for kind, body in frames)
     assert [header["kind"] for header in _end(sent, pieces)] == [kind for kind, _ in frames]
 

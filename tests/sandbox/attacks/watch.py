@@ -1,4 +1,4 @@
-"""How one sees from outside whether an attack reached its aim. Nothing here asks the attacked server."""
+"""Observation from outside of whether an attack reached its aim, without asking the attacked server."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from tests.sandbox.attacks.harness import Site
 
 SETTLE_S = 2.0
-"""How long a process that was killed may take to be gone."""
+"""Seconds in which a killed process must end."""
 
 
 @dataclass
 class Outcome:
-    """What came back for one request."""
+    """The response to one request."""
 
     result: str | None = None
     error: str | None = None
-    heard: str = ""
+    logs: str = ""
     """Logs and streams."""
     seconds: float = 0.0
     hung: bool = False
 
     @property
     def everything(self) -> str:
-        """All that the user was told."""
-        return "\n".join(filter(None, [self.result, self.error, self.heard]))
+        """Return all text that the user received."""
+        return "\n".join(filter(None, [self.result, self.error, self.logs]))
 
 
 class Watch(Protocol):
     """One aim under watch, from before an attack until after it."""
 
     targets: dict[str, Any]
-    """What the attack is told, by the names of its parameters."""
+    """Arguments of the attack, by the names of its parameters."""
 
     def happened(self, outcome: Outcome) -> str | None:
         """The evidence that the aim was reached; None if it was not."""
@@ -304,7 +304,7 @@ class Silence:
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
         time.sleep(0.05)
-        return f"heard by {self._heard}" if self._heard else None
+        return f"received by {self._heard}" if self._heard else None
 
     def _listen(self) -> None:
         """Hear who comes; send them off at once, or they would wait for an answer."""
@@ -375,7 +375,7 @@ class VictimUnharmed:
         }
 
     def _starting(self) -> bool:
-        """Whether it does not sleep yet: a program that is loaded opens files."""
+        """Return True until the program sleeps: while it loads, it opens files."""
         process = Path(f"/proc/{self._pid}")
         state = (process / "stat").read_text().rpartition(") ")[2][0]
         loaded = (process / "comm").read_text() == "sleep\n" and state == "S"
@@ -420,7 +420,7 @@ class VictimUnharmed:
 
 
 def _environment_address(pid: int) -> int:
-    """Where a process keeps its environment."""
+    """Return the address of a process's environment."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return int(fields[47])
 
@@ -459,7 +459,7 @@ class NoProcess:
 
 
 class NobodySurvives:
-    """When a request is over, so is the process that ran it."""
+    """The process of a request must end with it."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -480,7 +480,7 @@ class NobodySurvives:
         return None
 
     def _hot(self, pids: set[int]) -> list[int]:
-        """Those that were there before and still are, and are not waiting for a request."""
+        """Return the earlier processes that still compute."""
         return [pid for pid in pids & self._before if self._site.running(pid)]
 
     def close(self) -> None:
@@ -579,7 +579,7 @@ def _disk() -> str:
 
 
 class LimitHolds:
-    """What a request may take: one that says "SURVIVED" took more."""
+    """A limit of a request: a block that returns "SURVIVED" exceeded it."""
 
     def __init__(self, site: Site) -> None:
         self.targets: dict[str, Any] = dict(site.beyond)
@@ -683,7 +683,7 @@ class DiskStays:
 
 
 class NextRequest:
-    """What another request sees must be the same before and after."""
+    """Another request must get the same answer before and after."""
 
     def __init__(self, site: Site, probe: Callable[..., Any]) -> None:
         self._site = site

@@ -1,8 +1,9 @@
-"""A real client in an interpreter of its own, which sends attacks as researchers send blocks.
+"""A real client that sends attacks as researchers send blocks, in a fork for each server.
 
-Usage: worker.py NAME FOLDER FAMILY...; one JSON object a line in, one back. Every attack is a function of
-a family; here it is written out in two forms, into modules that a trace can read its source from: its
-body as the block itself, and as a function that travels with the block.
+Usage: worker.py NAME FOLDER SOCKET FAMILY...; each connection to SOCKET is one fork: a line with the
+server's URL, then one JSON object a line in, and one back. Every attack is a function of a family. The
+worker writes each in two forms into modules that a trace can read source from: its body as the block
+itself, and as a function that travels with the block.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import ast
 import importlib
 import inspect
 import json
+import os
+import signal
+import socket
 import sys
 import textwrap
 import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 _SHOWN = 1 << 20
-_OURS = ("model", "backend")
+_OWN_PARAMETERS = ("model", "backend")
 PROMPT = "The Eiffel Tower is in the city of"
 
 _FORMS = """
@@ -30,12 +34,12 @@ def block_of_{name}({parameters}):
     with model.trace(PROMPT, backend=backend):
         begun = True  # a block cannot start with a `try`
 {body}
-    return loot
+    return returned
 
 def call_of_{name}({parameters}):
     with model.trace(PROMPT, backend=backend):
-        loot = {name}({arguments}).save()
-    return loot
+        returned = {name}({arguments}).save()
+    return returned
 """
 
 
@@ -78,7 +82,7 @@ class _Returns(ast.NodeTransformer):
         value = node.value or ast.Constant(None)
         save = ast.Call(ast.Attribute(value, "save", ast.Load()), [], [])
         return ast.fix_missing_locations(
-            ast.copy_location(ast.Assign([ast.Name("loot", ast.Store())], save), node)
+            ast.copy_location(ast.Assign([ast.Name("returned", ast.Store())], save), node)
         )
 
 
@@ -125,10 +129,12 @@ def seen(value: Any) -> str:
 
 
 def main() -> None:
-    """Import the client, write the blocks, say so, serve."""
-    name, folder, *families = sys.argv[1:]
-    # nnsight prints; the protocol keeps the real standard output to itself.
-    out, sys.stdout = sys.stdout, sys.stderr
+    """Import the client, write the blocks, print a line, fork for each connection."""
+    name, folder, address, *families = sys.argv[1:]
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen()
+    out, sys.stdout = sys.stdout, sys.stderr  # nnsight prints
     sys.path.insert(0, folder)
     import nnsight
     from nnsight import TransformersModel
@@ -145,29 +151,34 @@ def main() -> None:
         blocks[family.rpartition(".")[2]] = module
     model = TransformersModel(name, task="text-generation")
 
-    class Listening(RemoteBackend):
+    class RecordingBackend(RemoteBackend):
         """Notes everything that comes for the user."""
 
         def __init__(self) -> None:
             super().__init__(model.to_model_key())
-            self.heard: list[str] = []
+            self.logs: list[str] = []
 
         def note(self, response: ResponseModel) -> bool:
             """See `RemoteBackend`."""
             if response.status.value in ("LOG", "STREAM"):
-                self.heard.append(f"{response.description} {response.data!r}"[:_SHOWN])
+                self.logs.append(f"{response.description} {response.data!r}"[:_SHOWN])
             return super().note(response)
 
-    print(json.dumps({"ready": True}), file=out, flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        backend = Listening()
+    def serve(orders: TextIO) -> None:
+        """Run the blocks of one connection against the server that its first line names."""
+        CONFIG.API.HOST = json.loads(orders.readline())["url"]
+        print(json.dumps({"pid": os.getpid()}), file=orders, flush=True)
+        for line in orders:
+            print(json.dumps(answer_to(json.loads(line))), file=orders, flush=True)
+
+    def answer_to(order: dict[str, Any]) -> dict[str, Any]:
+        backend = RecordingBackend()
         answer: dict[str, Any] = {"result": None, "error": None}
         started = time.perf_counter()
         try:
             function = getattr(blocks[order["family"]], f"{order['form']}_of_{order['name']}")
             wanted = [*inspect.signature(function).parameters]
-            given = {each: order["targets"][each] for each in wanted if each not in _OURS}
+            given = {each: order["targets"][each] for each in wanted if each not in _OWN_PARAMETERS}
             try:
                 answer["result"] = seen(function(model, backend, **given))
             except Exception as error:
@@ -177,8 +188,18 @@ def main() -> None:
         except Exception:
             answer["failed"] = traceback.format_exc()
         answer["seconds"] = time.perf_counter() - started
-        answer["heard"] = "\n".join(backend.heard)[:_SHOWN]
-        print(json.dumps(answer), file=out, flush=True)
+        answer["logs"] = "\n".join(backend.logs)[:_SHOWN]
+        return answer
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", file=out, flush=True)
+    while True:
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            serve(connection.makefile("rw"))
+            os._exit(0)
+        connection.close()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What a confined process can still do: held by every layer alone and by all, as root and as nobody.
+"""Attempts of a confined process: refused by each layer alone and by all, as root and as nobody.
 
-A launcher, which is this file run as a program, forks a process for each attempt, confines it, and has it
-try. What is tried also runs with nothing around it, so that no test holds for another reason.
+A launcher, which is this file run as a program, forks a process for each attempt, confines it, and lets it
+try. Every attempt also runs unconfined, so that no test passes for another reason.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import encodings.idna  # noqa: F401 - which a name of a host asks for, too late to be read
+import encodings.idna  # noqa: F401 - a host name needs it, when it can no longer be read
 import errno
 import fcntl
 import json
@@ -31,7 +31,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 MEMORY, RESULT, THREADS = 64 << 20, 100_000, 20
 REFUSED = frozenset({"EPERM", "EACCES"})
@@ -40,18 +40,18 @@ PATIENCE_S = 10
 LARGE = 1 << 31
 NULL = ctypes.c_void_p(0)
 INTO_NOWHERE = ctypes.c_void_p(8)
-"""An address where nothing is, so that who may call hears EFAULT."""
+"""An unmapped address: a permitted call fails with EFAULT."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 memory_of_victim = ctypes.create_string_buffer(b"what the victim holds", 32)
 
 
-# What is tried.
+# Attempts.
 
 
 @dataclass
 class Given:
-    """What an attempt has to try with, made anew for each."""
+    """The files, processes and sockets of one attempt, made anew for each."""
 
     inside: Path
     outside: Path
@@ -61,7 +61,7 @@ class Given:
     unix: str
     abstract: str
     file: int = -1
-    """A descriptor that the host hands over for the result."""
+    """The descriptor of the result file, which the host passes."""
     confinement: Any = None
 
 
@@ -70,15 +70,15 @@ Try = Callable[[Given], object]
 
 @dataclass(frozen=True)
 class Attempt:
-    """Something that a confined process must not be able to do."""
+    """An action that a confined process must not be able to do."""
 
     run: Try
     by: tuple[str, ...]
-    """The layers that hold it even alone."""
+    """The layers that refuse it on their own."""
     tried_freely: bool
-    """Whether it is harmless without the confinement, and its outcome then another."""
+    """True if it is harmless without the confinement, and has another outcome then."""
     abi: int
-    """The version of Landlock from which on that layer holds it."""
+    """The version of Landlock from which on that layer refuses it."""
 
 
 ATTEMPTS: dict[str, Attempt] = {}
@@ -94,7 +94,7 @@ def attempt(*by: str, freely: bool = True, abi: int = 1) -> Callable[[Try], Try]
 
 
 def still(run: Try) -> Try:
-    """Something that a trace needs."""
+    """Register an action that a trace needs."""
     STILL[run.__name__] = run
     return run
 
@@ -104,7 +104,7 @@ class NoSuchCallError(Exception):
 
 
 def call(name: str, *arguments: Any) -> int:
-    """A system call by its number, past whatever Python or the C library make of it."""
+    """Make a system call by its number, bypassing Python and the C library."""
     import pyseccomp
 
     number = {"fchmodat2": 452, "statmount": 457, "listmount": 458, "lsm_set_self_attr": 460}.get(
@@ -121,8 +121,8 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-# Calls that no trace needs. What they are called with does no harm to a machine that lets them through:
-# a magic number that is none, a descriptor that is not open, an address where nothing is.
+# Calls that no trace needs. Their arguments do no harm on a machine that permits the call: an invalid magic
+# number, a closed descriptor, an unmapped address.
 CALLS: dict[str, tuple[Any, ...]] = {
     # other processes
     "process_madvise": (-1, INTO_NOWHERE, 1, 0, 0),
@@ -135,7 +135,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "ioprio_set": (99, 0, 0),
     "setpgid": (0, -1),
     "wait4": (-1, NULL, 1, NULL),
-    # the kernel's wide doors
+    # large interfaces of the kernel
     "io_uring_setup": (0, INTO_NOWHERE),
     "io_uring_enter": (-1, 0, 0, 0, NULL, 0),
     "io_setup": (0, INTO_NOWHERE),
@@ -151,7 +151,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "request_key": (INTO_NOWHERE, NULL, NULL, 0),
     "keyctl": (99, 0, 0, 0, 0),
     "modify_ldt": (99, NULL, 0),
-    # memory and queues that outlive a process or are found by name
+    # memory and queues that outlive a process or have names
     "shmget": (0, 0, 0),
     "shmat": (-1, NULL, 0),
     "semget": (0, 0, 0),
@@ -161,7 +161,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "migrate_pages": (0, 0, INTO_NOWHERE, INTO_NOWHERE),
     "move_pages": (0, 1, INTO_NOWHERE, NULL, INTO_NOWHERE, 99),
     "remap_file_pages": (INTO_NOWHERE, 1, 1, 0, 0),
-    # what the file system looks like
+    # mounts and the root of the file system
     "mount": (INTO_NOWHERE, INTO_NOWHERE, INTO_NOWHERE, 0, NULL),
     "umount2": (INTO_NOWHERE, 0),
     "pivot_root": (INTO_NOWHERE, INTO_NOWHERE),
@@ -206,7 +206,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "sendfile": (-1, -1, NULL, 1),
     "splice": (-1, NULL, -1, NULL, 1, 0),
     "vmsplice": (-1, INTO_NOWHERE, 1, 0),
-    # who it is
+    # identity and capabilities
     "setuid": (NOBODY,),
     "setgid": (NOBODY,),
     "setreuid": (-1, -1),
@@ -234,7 +234,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "setdomainname": (NULL, -1),
     "ioperm": (1 << 20, 1, 1),
     "iopl": (99,),
-    # the channel is a socket: it is neither connected nor bound to anything else
+    # the channel is a socket: it cannot be connected or bound to anything else
     "connect": (3, INTO_NOWHERE, 16),
     "bind": (3, INTO_NOWHERE, 16),
     "listen": (3, 1),
@@ -694,7 +694,7 @@ def find_a_name(_: Given) -> None:
     socket.socket(socket.AF_NETLINK, socket.SOCK_RAW).close()
 
 
-# What a trace needs.
+# Actions that a trace needs.
 
 
 @still
@@ -763,7 +763,7 @@ def its_own_limits(_: Given) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 
 
-# What is looked at rather than tried.
+# Observations.
 
 
 def allocate(_: Given) -> None:
@@ -785,7 +785,7 @@ def write_too_early(given: Given) -> None:
 
 
 def write_the_result(given: Given) -> None:
-    given.confinement.permit_file()
+    given.confinement.allow_result_file()
     assert os.write(given.file, bytes(RESULT)) == RESULT
     os.pwrite(given.file, b"again", 0)
     os.write(given.file, b"x")
@@ -828,7 +828,7 @@ def look_at_itself(_: Given) -> object:
 
 
 def look_for_the_secret(_: Given) -> object:
-    """Where the kernel put the environment, whoever empties the list of it."""
+    """Look at the stack, where the kernel put the environment."""
     start, end = STACK
     return SECRET.encode() in ctypes.string_at(start, end - start)
 
@@ -853,7 +853,7 @@ def kill_in_earnest(given: Given) -> object:
         for kill in (
             lambda pid: os.kill(pid, signal.SIGKILL),
             lambda pid: call("tgkill", pid, pid, signal.SIGKILL),
-            # What the kernel takes for the victim's number, and a filter may not.
+            # The kernel uses the lower 32 bits, which are the victim's number; a filter may compare all.
             lambda pid: call("kill", pid | 1 << 32, signal.SIGKILL),
             lambda pid: call("kill", -pid, signal.SIGKILL),
             lambda pid: call("tgkill", os.getpid(), pid, signal.SIGKILL),
@@ -886,7 +886,7 @@ def import_more(_: Given) -> None:
 
 
 def speak_to_a_driver(_: Given) -> None:
-    fcntl.ioctl(3, 0xC00846C8, b"\0" * 8)  # of NVIDIA's, which a socket does not understand
+    fcntl.ioctl(3, 0xC00846C8, b"\0" * 8)  # an ioctl of NVIDIA, which a socket does not know
 
 
 LOOKS: dict[str, Try] = {
@@ -918,7 +918,7 @@ STACK = (0, 0)
 
 
 class Launcher:
-    """The process whose forks are confined, as a zygote's are."""
+    """The process whose forks are confined, like those of a zygote."""
 
     def __init__(self) -> None:
         global STACK
@@ -962,7 +962,7 @@ class Launcher:
         )
 
     def run(self, names: list[str], cell: str) -> dict[str, Any]:
-        """Have a fork in a cell try them; what it said, and what was seen from here meanwhile."""
+        """Let a fork in a cell make attempts; return its outcomes, and observations from outside."""
         given = self.ground()
         confine = CELLS[cell](given)
         ours, theirs = socket.socketpair()
@@ -1062,7 +1062,7 @@ CONNECTIONS: dict[int, socket.socket] = {}
 
 
 def _as_third(channel: int) -> int:
-    """The channel where a confined process has it, for those that are not isolated."""
+    """Move the channel to the number that it has in a confined process."""
     os.dup2(channel, 3)
     CONNECTIONS[3] = socket.socket(fileno=3)
     return 3
@@ -1073,23 +1073,23 @@ def _free(_: Given) -> Callable[[int], int]:
 
 
 def _by_files(given: Given) -> Callable[[int], int]:
-    from ndif.sandbox.confinement import interpreter
-    from ndif.sandbox.files import restrict, ruleset
+    from ndif.sandbox.confinement.confinement import interpreter_paths
+    from ndif.sandbox.confinement.landlock import create_ruleset, restrict_self
 
-    rules = ruleset([*interpreter(), given.inside], [Path(os.devnull)])
+    rules = create_ruleset([*interpreter_paths(), given.inside], [Path(os.devnull)])
 
     def confine(channel: int) -> int:
         held = fcntl.fcntl(rules, fcntl.F_DUPFD, 10)
         _as_third(channel)
         libc.prctl(38, 1, 0, 0, 0)
-        restrict(held)
+        restrict_self(held)
         return 3
 
     return confine
 
 
 def _by_calls(_: Given) -> Callable[[int], int]:
-    from ndif.sandbox.calls import Filter
+    from ndif.sandbox.confinement.seccomp import Filter
 
     calls = Filter.compile(devices=False)
 
@@ -1103,7 +1103,7 @@ def _by_calls(_: Given) -> Callable[[int], int]:
 
 def _by(mode: Any, *, gpu: bool = False) -> Callable[[Given], Callable[[int], int]]:
     def prepare(given: Given) -> Callable[[int], int]:
-        from ndif.sandbox.confinement import Confinement, DriverFiles
+        from ndif.sandbox.confinement.confinement import Confinement, DriverFiles
 
         confinement = given.confinement = Confinement.prepare(
             mode,
@@ -1115,9 +1115,9 @@ def _by(mode: Any, *, gpu: bool = False) -> Callable[[Given], Callable[[int], in
         )
 
         def confine(channel: int) -> int:
-            kept = confinement.isolate(channel)
+            kept = confinement.detach(channel)
             CONNECTIONS[kept] = socket.socket(fileno=kept)
-            confinement.enter((lambda: None) if gpu else None)
+            confinement.apply((lambda: None) if gpu else None)
             return kept
 
         return confine
@@ -1137,7 +1137,7 @@ CELLS: dict[str, Callable[[Given], Callable[[int], int]]] = {
 
 
 def _be_nobody() -> None:
-    """Another user than root, who may read this interpreter wherever it lies until it is confined."""
+    """Become a user other than root, who may read this interpreter until confined."""
     libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -1164,12 +1164,12 @@ def main() -> None:
 
 
 class Lab:
-    """A launcher, spoken to."""
+    """A launcher process and its protocol."""
 
     def __init__(self, user: str) -> None:
         self._attempted: dict[str, dict[str, Any]] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sandbox.test_confinement", user],
+            [sys.executable, "-m", "tests.sandbox.confinement.test_confinement", user],
             cwd=ROOT,
             env={**os.environ, "HF_TOKEN": SECRET, "TMPDIR": "/tmp"},
             stdin=subprocess.PIPE,
@@ -1178,7 +1178,7 @@ class Lab:
         )
 
     def run(self, name: str, cell: str = "whole") -> dict[str, Any]:
-        """What came of one thing tried in a process of its own."""
+        """Return the answer for one attempt, made in a process of its own."""
         answer = self._ask([name], cell)
         answer["outcome"] = answer["outcomes"].get(name, "nothing was said")
         return answer
@@ -1187,7 +1187,7 @@ class Lab:
         return self.run(name, cell)["outcome"]
 
     def attempted(self, name: str, cell: str) -> Any:
-        """What came of an attempt: of those that a cell holds, as one process made them all."""
+        """Return the outcome of an attempt; one process makes all attempts that a cell refuses."""
         if cell not in self._attempted:
             names = [name for name, one in ATTEMPTS.items() if cell in (*one.by, "whole", "gpu")]
             answer = self._ask(names, cell)
@@ -1228,7 +1228,7 @@ def _lab(user: str) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Lab]:
-    """As the user of the tests."""
+    """A launcher as the user of the tests."""
     yield from _lab("own")
 
 
@@ -1245,7 +1245,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 
 
 def landlock_since(version: int) -> None:
-    from ndif.sandbox.files import abi
+    from ndif.sandbox.confinement.landlock import abi
 
     if abi() < version:
         pytest.skip(f"Landlock holds this from version {version} on; here is {abi()}")
@@ -1257,7 +1257,7 @@ def test_a_confined_process_cannot(lab: Lab, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, one in ATTEMPTS.items() if one.tried_freely])
-def test_without_the_confinement_it_ends_otherwise(own: Lab, name: str) -> None:
+def test_without_the_confinement_the_outcome_differs(own: Lab, name: str) -> None:
     if os.getuid() != 0:
         pytest.skip("not root: the system itself refuses much of it")
     outcome = own.outcome(name, "free")
@@ -1267,7 +1267,7 @@ def test_without_the_confinement_it_ends_otherwise(own: Lab, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "layer"), [(name, layer) for name, one in ATTEMPTS.items() for layer in one.by]
 )
-def test_each_layer_holds_alone_what_is_its(own: Lab, name: str, layer: str) -> None:
+def test_each_layer_alone_refuses(own: Lab, name: str, layer: str) -> None:
     if layer == "files":
         landlock_since(ATTEMPTS[name].abi)
     assert own.attempted(name, layer) in REFUSED
@@ -1283,7 +1283,7 @@ def test_a_library_can_be_imported_late(own: Lab) -> None:
     assert own.outcome("import_more") is None
 
 
-def test_it_kills_nobody_in_earnest(lab: Lab) -> None:
+def test_it_kills_no_other_process(lab: Lab) -> None:
     answer = lab.run("kill_in_earnest")
     # The host's numbers with more bits, groups, and threads of others under its own number.
     assert set(answer["outcome"]) <= {"EPERM", "ESRCH"}
@@ -1303,7 +1303,7 @@ def test_the_library_falls_back_to_the_clone_that_can_be_read(own: Lab) -> None:
     assert own.outcome("clone3", "free") == "EINVAL"
 
 
-# What it has, seen from inside and outside.
+# The confined process, seen from inside and outside.
 
 
 @pytest.mark.parametrize("cell", ["whole", "gpu", "best-effort"])
@@ -1325,7 +1325,7 @@ def test_it_has_what_it_needs_and_nothing_else(lab: Lab, cell: str) -> None:
     assert seen["oom_score_adj"] == "1000"
 
 
-def test_its_limits(own: Lab) -> None:
+def test_resource_limits(own: Lab) -> None:
     limits = own.run("look_at_itself")["seen"]["limits"]
     for name in (
         "Max core file size",
@@ -1349,7 +1349,7 @@ def test_memory_has_an_end(lab: Lab, name: str) -> None:
     assert lab.outcome(name, "free") is None
 
 
-def test_a_gpus_driver_maps_what_it_likes(own: Lab) -> None:
+def test_on_a_gpu_memory_is_not_limited_by_the_kernel(own: Lab) -> None:
     assert own.outcome("allocate", "gpu") is None
 
 
@@ -1381,12 +1381,12 @@ def test_threads_have_an_end_where_the_kernel_counts(nobody: Lab) -> None:
     assert nobody.outcome("start_many_threads", "free") == 4 * THREADS
 
 
-def test_what_the_host_was_told_in_its_environment_is_not_in_its_memory(own: Lab) -> None:
+def test_the_initial_environment_is_not_in_memory(own: Lab) -> None:
     assert own.outcome("look_for_the_secret", "free") is True
     assert own.outcome("look_for_the_secret") is False
 
 
-# How much of it there is.
+# Modes.
 
 
 def test_without_a_sandbox_nothing_changes(own: Lab) -> None:
@@ -1407,20 +1407,20 @@ def test_without_a_sandbox_nothing_changes(own: Lab) -> None:
 @pytest.mark.parametrize(
     "name", ["read_outside", "create", "connect_tcp", "fork", "kill_a_victim", "trace", "chmod"]
 )
-def test_its_best_is_all_where_all_is_there(lab: Lab, name: str) -> None:
+def test_best_effort_uses_every_layer(lab: Lab, name: str) -> None:
     assert lab.outcome(name, "best-effort") in REFUSED
 
 
 OF_ANOTHER_DESCRIPTOR = {"type_into_a_terminal", "be_signalled_for_a_descriptor"}
-"""What Landlock refuses of a terminal, and what is idle of a descriptor without an owner."""
+"""Ioctls whose outcome depends on the kind of the descriptor or on its owner."""
 
 
 @pytest.mark.parametrize("name", [name for name in ATTEMPTS if name not in OF_ANOTHER_DESCRIPTOR])
-def test_on_a_gpu_all_the_rest_holds(own: Lab, name: str) -> None:
+def test_a_process_on_a_gpu_cannot(own: Lab, name: str) -> None:
     assert own.attempted(name, "gpu") in REFUSED
 
 
-def test_only_on_a_gpu_a_driver_is_spoken_to(own: Lab) -> None:
+def test_driver_ioctls_are_allowed_only_on_a_gpu(own: Lab) -> None:
     assert own.outcome("speak_to_a_driver", "gpu") == "ENOTTY"
     assert own.outcome("speak_to_a_driver") == "EPERM"
 

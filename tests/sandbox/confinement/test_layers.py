@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from ndif.sandbox.confinement import Confinement, ConfinementError, Mode, verify
-from ndif.sandbox.layers import Layer, layers, missing
+from ndif.sandbox.confinement.confinement import Confinement, ConfinementError, Mode, verify
+from ndif.sandbox.confinement.layers import Layer, detect_layers, missing_layers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LANDLOCK, SECCOMP = "Landlock: files", "seccomp: system calls"
 
 _LAUNCHER = """
@@ -95,8 +95,8 @@ def _confined(mode: Mode) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
         try:
-            channel = confinement.isolate(writing)
-            confinement.enter()
+            channel = confinement.detach(writing)
+            confinement.apply()
             outcomes = {name: _outcome(run) for name, run in ATTEMPTS.items()}
         except ConfinementError as error:
             outcomes = {"refused": str(error)}
@@ -112,7 +112,7 @@ def _confined(mode: Mode) -> dict[str, Any]:
 
 def main() -> None:
     if sys.argv[1] == "layers":
-        found = layers()
+        found = detect_layers()
         print(json.dumps({layer.name: [layer.present, layer.detail] for layer in found}))
     else:
         print(json.dumps(_confined(sys.argv[1])))  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def main() -> None:
 
 def run(kernel: str, what: str, environment: dict[str, str] | None = None) -> Any:
     done = subprocess.run(
-        without(kernel, sys.executable, "-m", "tests.sandbox.test_layers", what),
+        without(kernel, sys.executable, "-m", "tests.sandbox.confinement.test_layers", what),
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         capture_output=True,
@@ -135,7 +135,7 @@ def run(kernel: str, what: str, environment: dict[str, str] | None = None) -> An
 
 
 def test_every_layer_is_told_once() -> None:
-    found = layers()
+    found = detect_layers()
     names = [layer.name for layer in found]
     assert len(names) == len(set(names))
     assert all(layer.detail for layer in found)
@@ -154,7 +154,7 @@ def test_missing_is_what_is_required_and_not_there() -> None:
         for present in (True, False)
         for required in (True, False)
     ]
-    assert [layer.name for layer in missing(found)] == ["False True"]
+    assert [layer.name for layer in missing_layers(found)] == ["False True"]
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_what_a_version_of_landlock_holds(
     monkeypatch: pytest.MonkeyPatch, abi: int, there: list[str]
 ) -> None:
     # An older kernel is not to be had here, nor can a filter answer with a number.
-    monkeypatch.setattr("ndif.sandbox.files.abi", lambda: abi)
-    found = [layer for layer in layers() if layer.name.startswith("Landlock")]
+    monkeypatch.setattr("ndif.sandbox.confinement.landlock.abi", lambda: abi)
+    found = [layer for layer in detect_layers() if layer.name.startswith("Landlock")]
     assert [layer.name for layer in found if layer.present] == [
         f"Landlock: {name}" for name in there
     ]
-    assert missing(found) == []
+    assert missing_layers(found) == []
 
 
 def test_a_kernel_with_everything() -> None:

@@ -10,7 +10,7 @@ import pytest
 # A runner is forked and confined, its user's other processes begin threads, then it needs one itself.
 SCRIPT = """
 import os, sys, threading
-from ndif.sandbox import limits
+from ndif.sandbox.confinement import limits
 if os.getuid() == 0:  # whom the kernel counts nothing of
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 before, during = int(sys.argv[1]), int(sys.argv[2])
@@ -21,13 +21,13 @@ def begin(count):
         threading.Thread(target=over.wait).start()
 if before:
     # Such as no /proc shows: of another container.
-    limits._tasks_of_this_user = lambda: 0
-    limits._TASKS_OF_OTHERS = 0
+    limits._count_user_tasks = lambda: 0
+    limits._OTHER_PROCESSES_MARGIN = 0
     begin(before)
 read, write = os.pipe()
 if (runner := os.fork()) == 0:
-    limits.restrict_tasks(64)
-    limits.restrict(8 << 30, 1 << 20)
+    limits.limit_tasks(64)
+    limits.apply_limits(8 << 30, 1 << 20)
     os.read(read, 1)
     try:
         begin(32)

@@ -1,4 +1,4 @@
-"""Blocks of a real client, each as a payload and run by an adapter under a Protector.
+"""Blocks of a real client, each as a payload and run by a generation under a Protector.
 
 Usage: blocks.py GENERATION FOLDER; PYTHONPATH says which nnsight. One JSON object comes out: by the name
 of a block, what was saved or the text of the error.
@@ -20,7 +20,7 @@ import nnsight
 import torch
 from nnsight.schema.request import RequestModel
 
-from ndif.runtime.generations import BlockError, Conversation, PayloadError, adapter
+from ndif.runtime.generations import BlockError, ClientStream, PayloadError, create_generation
 from ndif.runtime.spec import ModelSpec
 from ndif.sandbox.protector import Protector
 
@@ -191,11 +191,11 @@ BLOCKS: list[Callable[[Any, Any], None]] = [
 
 
 def main() -> None:
-    generation = adapter(GENERATION)
+    generation = create_generation(GENERATION)
     task = "text-generation" if GENERATION == "0.8" else None
     generation.load(ModelSpec(FOLDER, GENERATION, task=task))
     protector = Protector()
-    silent = Conversation(send=lambda data: None, receive=lambda: b"")
+    silent = ClientStream(send=lambda data: None, receive=lambda: b"")
     results = {}
     for block in BLOCKS:
         capture = Capture()

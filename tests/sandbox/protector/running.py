@@ -1,4 +1,4 @@
-"""Runs a text as a user's code, under a Protector and without one."""
+"""Execution of source text as a user's code, with a Protector and without one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ FILE = "/home/user/script.py"
 
 @functools.cache
 def protector() -> Protector:
-    """One for all tests of a process, as a zygote has one for all its runners."""
+    """Return one Protector for all tests of a process, as a zygote has one for all its runners."""
     return Protector()
 
 
 def guarded(source: str, **names: Any) -> dict[str, Any]:
-    """The names that are bound after `source` has run as a user's code."""
+    """Run `source` as a user's code; return the names that are bound afterwards."""
     scope = {"__name__": "__main__", **names}
     protector().execute(protector().compile(source, FILE), scope)
     return scope
 
 
 def unguarded(source: str, **names: Any) -> dict[str, Any]:
-    """The same without guards."""
+    """Run `source` without guards; return the names that are bound afterwards."""
     scope = {"__name__": "__main__", **names}
     exec(compile(source, FILE, "exec"), scope)
     return scope
 
 
 def refusal(source: str, **names: Any) -> tuple[str, int]:
-    """What running `source` as a user's code raises ("ImportError: …"), and at which line of it."""
+    """Run `source` as a user's code; return its error ("ImportError: …") and the error's line."""
     try:
         guarded(source, **names)
     except SyntaxError as error:

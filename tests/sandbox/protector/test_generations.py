@@ -58,10 +58,10 @@ def test_generation(results: tuple[str, dict[str, Any]]) -> None:
 NOT = "is not available on this server"
 
 REFUSED = {
-    "imports": ("ImportError: module 'os' is not available on this server; available: ", "os.getcwd()"),
+    "imports": ("ImportError: module 'os' is not available on this server; you can import", "os.getcwd()"),
     "walks": ("AttributeError: the attribute '_module' of ", "model._module.__class__"),
     "walks_in_an_invoke": (f"AttributeError: torch.save {NOT}: it writes files", "torch.save"),
-    "steals": (f".interleaver {NOT}: it is nnsight's own", "model.interleaver"),
+    "steals": (f".interleaver {NOT}: it is internal to nnsight", "model.interleaver"),
     "indexes": ("AttributeError: the attribute '_module' of ", "model["),
     "moves": (f"Envoy.to {NOT}: it moves the model", "model.transformer.to("),
     "hooks": (f"Envoy.register_forward_hook {NOT}: it changes the model", "register_forward_hook"),

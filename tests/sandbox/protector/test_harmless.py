@@ -1,4 +1,4 @@
-"""What touches nothing runs as it would without guards."""
+"""Harmless blocks give the same results with guards and without."""
 
 # ruff: noqa: E501 - one case a line
 

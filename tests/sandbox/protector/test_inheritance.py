@@ -69,7 +69,7 @@ REFUSED = [
 
 @pytest.fixture
 def objects() -> Iterator[dict[str, Any]]:
-    """What is the server's."""
+    """The model, as an object of the server."""
     held = {"config": GPT2Config(), "part": torch.nn.Sequential(torch.nn.Linear(1, 1))}
     protector().objects(held)
     yield held

@@ -1,4 +1,4 @@
-"""What payloads have in common is read once, and used where it is the same and means the same."""
+"""The common prefix of payloads is decoded once, and used where bytes and references are the same."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from ndif.sandbox.protector import Protector
-from ndif.sandbox.protector.passages import frames, longest
+from ndif.sandbox.protector.payload_prefix import frame_offsets, longest_list
 from ndif.sandbox.protector.unpickling import SafeUnpickler
 
 PARTS = 400
 
 
 class Server:
-    """A thing of the server's, that payloads refer to."""
+    """A persistent object of the server."""
 
 
 class _Pickler(pickle.Pickler):
@@ -26,7 +26,7 @@ class _Pickler(pickle.Pickler):
         self._names = names
 
     def persistent_id(self, value: Any) -> str | None:
-        """By name, what is the server's."""
+        """Return the name of an object of the server."""
         return self._names.get(id(value))
 
 
@@ -34,7 +34,7 @@ OBJECTS = {f"Module:{number}": Server() for number in range(PARTS)}
 
 
 def payload(*before: Any, tree: Any = None, after: Any = None) -> bytes:
-    """As nnsight sends them: something, a tree that names the server's things, and more."""
+    """Return a payload like nnsight's: some objects, a tree with the server's objects, and more."""
     names = {id(value): name for name, value in OBJECTS.items()}
     tree = made_tree() if tree is None else tree
     file = io.BytesIO()
@@ -51,12 +51,12 @@ def made_tree() -> list[Any]:
 
 
 class Loads:
-    """A Protector that has foreseen a payload, and counts the things of the server's that it looks up."""
+    """A Protector with the cached prefix of a payload, and a count of its lookups of persistent objects."""
 
     def __init__(self, first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         self._protector = Protector()
         self.looked_up = 0
-        with self._protector.foreseeing():
+        with self._protector.caching_prefix():
             self(first)
         look_up = SafeUnpickler.persistent_load
 
@@ -77,8 +77,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Loads]:
     return lambda first: Loads(first, monkeypatch)
 
 
-def test_what_is_the_same_is_read_once(loads: Callable[[bytes], Loads]) -> None:
-    load = loads(payload("rehearsal"))
+def test_the_prefix_is_decoded_once(loads: Callable[[bytes], Loads]) -> None:
+    load = loads(payload("warm-up"))
     found = load(payload("a request", after=3))
     assert load.looked_up == 0
     assert found["before"] == ("a request",)
@@ -89,8 +89,8 @@ def test_what_is_the_same_is_read_once(loads: Callable[[bytes], Loads]) -> None:
     assert len({id(part["shared"]) for part in parts}) == 1
 
 
-def test_what_comes_later_may_refer_to_it(loads: Callable[[bytes], Loads]) -> None:
-    load = loads(payload("rehearsal"))
+def test_later_objects_may_refer_to_the_prefix(loads: Callable[[bytes], Loads]) -> None:
+    load = loads(payload("warm-up"))
     tree = made_tree()
     found = load(payload("a request", tree=tree, after=[tree[7], tree[9]["shared"], tree]))
     assert load.looked_up == 0
@@ -100,8 +100,8 @@ def test_what_comes_later_may_refer_to_it(loads: Callable[[bytes], Loads]) -> No
     assert found["after"][2] is parts
 
 
-def test_what_it_makes_is_for_one_payload(loads: Callable[[bytes], Loads]) -> None:
-    load = loads(payload("rehearsal"))
+def test_the_prefix_serves_one_payload(loads: Callable[[bytes], Loads]) -> None:
+    load = loads(payload("warm-up"))
     first = load(payload("a request"))
     second = load(payload("a request"))
     assert load.looked_up == PARTS
@@ -109,16 +109,16 @@ def test_what_it_makes_is_for_one_payload(loads: Callable[[bytes], Loads]) -> No
     assert first["tree"]["parts"][0] is not second["tree"]["parts"][0]
 
 
-def test_frames_are_no_part_of_it(loads: Callable[[bytes], Loads]) -> None:
-    first, second = payload("rehearsal"), payload("r" * 30_000, "s" * 30_000)
-    assert len(frames(first)) == 1
-    assert len(frames(second)) == 2
-    span = longest(second)
+def test_frames_may_begin_within_the_prefix(loads: Callable[[bytes], Loads]) -> None:
+    first, second = payload("warm-up"), payload("r" * 30_000, "s" * 30_000)
+    assert len(frame_offsets(first)) == 1
+    assert len(frame_offsets(second)) == 2
+    span = longest_list(second)
     assert span is not None
-    assert span.start < frames(second)[1] < span.end
+    assert span.start < frame_offsets(second)[1] < span.end
     load = loads(first)
     found = load(second)
-    # Two things are numbered before it where there was one: it is another.
+    # Two objects are in the memo before the prefix, not one: the references differ.
     assert load.looked_up == PARTS
     load = loads(payload("x", "y"))
     assert load(second) == found
@@ -140,7 +140,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS.keys())
-def test_what_is_not_the_same_is_read(
+def test_another_payload_is_decoded(
     loads: Callable[[bytes], Loads], content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(load: Callable[[bytes], Any]) -> Any:
@@ -155,19 +155,19 @@ def test_what_is_not_the_same_is_read(
             io.BytesIO(given), plain.objects(OBJECTS)
         ).load()
     )
-    assert outcome(loads(payload("rehearsal"))) == expected
+    assert outcome(loads(payload("warm-up"))) == expected
 
 
-def test_objects_that_are_others_are_looked_up(loads: Callable[[bytes], Loads]) -> None:
-    load = loads(payload("rehearsal"))
+def test_other_persistent_objects_are_looked_up(loads: Callable[[bytes], Loads]) -> None:
+    load = loads(payload("warm-up"))
     others = {name: Server() for name in OBJECTS}
     found = load(payload("a request"), others)
     assert load.looked_up == PARTS
     assert found["tree"]["parts"][5]["module"] is others["Module:5"]
 
 
-def test_words_that_mean_something_else_are_read(loads: Callable[[bytes], Loads]) -> None:
-    """The passage refers to what was numbered before it: the same bytes may mean another thing."""
+def test_a_prefix_with_other_references_is_decoded(loads: Callable[[bytes], Loads]) -> None:
+    """The prefix refers to earlier objects of the memo: the same bytes may decode to other objects."""
 
     def with_word(word: str) -> bytes:
         tree = made_tree()
@@ -180,9 +180,9 @@ def test_words_that_mean_something_else_are_read(loads: Callable[[bytes], Loads]
     assert load.looked_up == 0
 
 
-def test_a_call_is_no_passage() -> None:
-    assert longest(payload(tree=[complex(1, 2), *made_tree()])) is None
+def test_a_list_with_a_call_is_not_cached() -> None:
+    assert longest_list(payload(tree=[complex(1, 2), *made_tree()])) is None
 
 
-def test_little_is_read_as_it_comes() -> None:
-    assert longest(payload(tree=[1, 2, 3])) is None
+def test_a_short_list_is_not_cached() -> None:
+    assert longest_list(payload(tree=[1, 2, 3])) is None

@@ -28,7 +28,7 @@ def denied(module: str) -> list[str]:
 
 
 def is_installed(path: str) -> bool:
-    """Whether this version of a library has what the whitelist denies."""
+    """Return True if this version of a library has a denied name."""
     above, _, name = path.rpartition(".")
     try:
         return hasattr(importlib.import_module(above), name) or (

@@ -31,7 +31,7 @@ def test_an_operator_adds_modules(tmp_path: Path) -> None:
         ImportError, match=r"xml.sax' is not available on this server: it opens conn"
     ):
         run(protector, "import xml.sax\nimport xml.sax as s\ns.parse")
-    with pytest.raises(AttributeError, match=r"of colorsys there are rgb_to_hsv"):
+    with pytest.raises(AttributeError, match=r"available from colorsys: rgb_to_hsv"):
         run(protector, "import colorsys\ncolorsys.hsv_to_rgb")
     with pytest.raises(ImportError, match=r"base64"):
         run(Protector(), "import base64\nbase64.b64encode")
@@ -54,7 +54,7 @@ def test_a_strict_module_comes_without_submodules(tmp_path: Path) -> None:
         ("modules:\n - name: a b", "name must be the name of a module: 'a b'"),
         ("modules:\n - strict: true", "name must be the name of a module: None"),
         ("modules:\n - name: a\n   strict: maybe", "strict of a must be true or false"),
-        ("modules:\n - name: a\n   denied: [b]", "denied must say why for every name"),
+        ("modules:\n - name: a\n   denied: [b]", "denied must be a mapping of names to reasons"),
         ("modules:\n - name: a\n   only: b", "only must be a list of names: 'b'"),
         ("modules:\n - name: a\n   onyl: [b]", "a has an unknown 'onyl'"),
         ("deserialization:\n - module: a", "names must be a list of names: None"),

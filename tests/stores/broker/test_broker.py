@@ -17,8 +17,8 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker, BrokerError, LineFullError, MemoryBroker
-from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.broker import Broker, BrokerError, MemoryBroker, QueueFullError
+from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.objects import FileStore
 from ndif.tasks import within
 from tests import frames
@@ -55,7 +55,7 @@ def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Opening:
     return on_redis(request.getfixturevalue("redis").url, tmp_path)
 
 
-def make_request(session: str | None = None, payload: bytes = b"opaque") -> Request:
+def make_request(subscription_id: str | None = None, payload: bytes = b"opaque") -> Request:
     return Request(
         model=ModelKey("a.B", "org/name", "v2", "fill-mask"),
         generation="0.8",
@@ -63,7 +63,7 @@ def make_request(session: str | None = None, payload: bytes = b"opaque") -> Requ
         payload=payload,
         compress=True,
         base_url="http://here",
-        session=session,
+        subscription_id=subscription_id,
         env={"peft": "org/adapter"},
     )
 
@@ -136,11 +136,11 @@ async def test_a_claim_that_is_given_up_takes_no_request_with_it(opening: Openin
 @on_loop
 async def test_a_channel_has_a_name_of_its_own_or_the_one_it_brings(opening: Opening) -> None:
     async with opening() as broker:
-        names = {(await broker.subscribe()).session for _ in range(50)}
+        names = {(await broker.subscribe()).id for _ in range(50)}
         assert len(names) == 50
         # Nobody guesses another's.
         assert all(len(name) >= 32 for name in names)
-        assert (await broker.subscribe("a-socket-io-id")).session == "a-socket-io-id"
+        assert (await broker.subscribe("a-socket-io-id")).id == "a-socket-io-id"
 
 
 @on_loop
@@ -149,11 +149,11 @@ async def test_updates_come_in_order_to_the_session_of_their_request(opening: Op
         first, second = await broker.subscribe(), await broker.subscribe()
         for number in range(10):
             for channel in (first, second):
-                request = make_request(channel.session)
-                await broker.publish(request, update(request, f"{channel.session} {number}"))
+                request = make_request(channel.id)
+                await broker.publish(request, update(request, f"{channel.id} {number}"))
         for channel in (first, second):
             told = [frames.read(await channel.next()).description for _ in range(10)]
-            assert told == [f"{channel.session} {number}" for number in range(10)]
+            assert told == [f"{channel.id} {number}" for number in range(10)]
 
 
 @on_loop
@@ -164,9 +164,9 @@ async def test_an_update_comes_as_its_client_reads_it(opening: Opening) -> None:
             (Wire.ENVELOPE, InlineResult(bytes(range(256)), True), None),
             (Wire.HEADERS, InlineResult(bytes(range(256)), False), b"\x00\xff"),
         ):
-            request = replace(make_request(channel.session), wire=wire)
             stored = StoredResult("http://here/results/x", 7)
             for number, data in enumerate((None, inline, streamed, stored)):
+                request = replace(make_request(channel.id), wire=wire)
                 text, meta = f"Done. 🗼 {number}", {"peak_memory": 1 << 40}
                 sent = Response(request.id, Status.COMPLETED, text, data, meta)
                 await broker.publish(request, sent)
@@ -177,7 +177,7 @@ async def test_an_update_comes_as_its_client_reads_it(opening: Opening) -> None:
 async def test_one_channel_hears_of_all_its_requests(opening: Opening) -> None:
     async with opening() as broker:
         channel = await broker.subscribe()
-        requests = [make_request(channel.session) for _ in range(3)]
+        requests = [make_request(channel.id) for _ in range(3)]
         for request in requests:
             await broker.publish(request, update(request, ""))
         assert [frames.read(await channel.next()).id for _ in requests] == [
@@ -192,7 +192,7 @@ async def test_a_channel_that_waits_is_woken(opening: Opening) -> None:
         waiting = asyncio.create_task(channel.next())
         await asyncio.sleep(SOON_S)
         assert not waiting.done()
-        request = make_request(channel.session)
+        request = make_request(channel.id)
         await broker.publish(request, update(request, "now"))
         assert frames.read(await waiting).description == "now"
 
@@ -226,12 +226,12 @@ async def test_a_session_is_present_while_its_channel_is_open(opening: Opening) 
     async with opening() as broker:
         assert await broker.absent(["nobody"]) == {"nobody"}
         channel, other = await broker.subscribe(), await broker.subscribe()
-        assert not await broker.absent([channel.session])
+        assert not await broker.absent([channel.id])
         await channel.close()
-        assert await broker.absent([channel.session])
-        assert not await broker.absent([other.session])
+        assert await broker.absent([channel.id])
+        assert not await broker.absent([other.id])
         await channel.close()
-        assert not await broker.absent([other.session])
+        assert not await broker.absent([other.id])
 
 
 @on_loop
@@ -250,12 +250,12 @@ async def test_a_departure_is_noticed(opening: Opening) -> None:
     async with opening() as broker:
         await broker.departed("nobody")
         channel = await broker.subscribe()
-        both = [asyncio.create_task(broker.departed(channel.session)) for _ in range(2)]
+        both = [asyncio.create_task(broker.departed(channel.id)) for _ in range(2)]
         await asyncio.sleep(SOON_S)
         assert not any(task.done() for task in both)
         await channel.close()
         await asyncio.gather(*both)
-        await broker.departed(channel.session)
+        await broker.departed(channel.id)
 
 
 # Uploads
@@ -266,42 +266,42 @@ async def test_an_upload_reaches_its_job_in_order_before_and_after_it_waits(
     opening: Opening,
 ) -> None:
     async with opening() as broker:
-        request = make_request((await broker.subscribe()).session)
+        request = make_request((await broker.subscribe()).id)
         await broker.submit(request)
-        await broker.upload(request.id, request.session or "", b"before the claim")
+        await broker.upload(request.id, request.subscription_id or "", b"before the claim")
         claimed = await broker.claim()
         assert await broker.uploaded(claimed) == b"before the claim"
         waiting = asyncio.create_task(broker.uploaded(claimed))
         await asyncio.sleep(SOON_S)
         assert not waiting.done()
-        await broker.upload(request.id, request.session or "", b"")
+        await broker.upload(request.id, request.subscription_id or "", b"")
         assert await waiting == b""
         for content in (bytes(range(256)), b"third"):
-            await broker.upload(request.id, request.session or "", content)
+            await broker.upload(request.id, request.subscription_id or "", content)
             assert await broker.uploaded(claimed) == content
 
 
 @on_loop
 async def test_of_uploads_that_nobody_asks_for_one_is_kept(opening: Opening) -> None:
     async with opening() as broker:
-        request = make_request((await broker.subscribe()).session)
+        request = make_request((await broker.subscribe()).id)
         await broker.submit(request)
         for content in (b"first", b"second", b"third"):
-            await broker.upload(request.id, request.session or "", content)
+            await broker.upload(request.id, request.subscription_id or "", content)
         claimed = await broker.claim()
         assert await broker.uploaded(claimed) == b"first"
-        await broker.upload(request.id, request.session or "", b"asked for")
+        await broker.upload(request.id, request.subscription_id or "", b"asked for")
         assert await broker.uploaded(claimed) == b"asked for"
 
 
 @on_loop
 async def test_an_upload_from_another_session_is_dropped(opening: Opening) -> None:
     async with opening() as broker:
-        owner, stranger = (await broker.subscribe()).session, (await broker.subscribe()).session
+        owner, stranger = (await broker.subscribe()).id, (await broker.subscribe()).id
         request = make_request(owner)
         await broker.submit(request)
-        for session in (stranger, "", "nobody", owner.upper() + "x"):
-            await broker.upload(request.id, session, b"from a stranger")
+        for subscription_id in (stranger, "", "nobody", owner.upper() + "x"):
+            await broker.upload(request.id, subscription_id, b"from a stranger")
         await broker.upload(request.id, owner, b"from its owner")
         assert await broker.uploaded(await broker.claim()) == b"from its owner"
 
@@ -311,8 +311,8 @@ async def test_an_upload_for_a_polled_job_is_dropped_whoever_sends_it(opening: O
     async with opening() as broker:
         request = make_request(None)
         await broker.submit(request)
-        for session in ("", "None", (await broker.subscribe()).session):
-            await broker.upload(request.id, session, b"from a stranger")
+        for subscription_id in ("", "None", (await broker.subscribe()).id):
+            await broker.upload(request.id, subscription_id, b"from a stranger")
         waiting = asyncio.create_task(broker.uploaded(await broker.claim()))
         await asyncio.sleep(SOON_S)
         assert not waiting.done()
@@ -322,12 +322,12 @@ async def test_an_upload_for_a_polled_job_is_dropped_whoever_sends_it(opening: O
 @on_loop
 async def test_uploads_of_two_jobs_are_kept_apart(opening: Opening) -> None:
     async with opening() as broker:
-        session = (await broker.subscribe()).session
-        first, second = make_request(session), make_request(session)
+        subscription_id = (await broker.subscribe()).id
+        first, second = make_request(subscription_id), make_request(subscription_id)
         for request in (first, second):
             await broker.submit(request)
-        await broker.upload(second.id, session, b"for the second")
-        await broker.upload(first.id, session, b"for the first")
+        await broker.upload(second.id, subscription_id, b"for the second")
+        await broker.upload(first.id, subscription_id, b"for the first")
         assert await broker.uploaded(first) == b"for the first"
         assert await broker.uploaded(second) == b"for the second"
 
@@ -335,16 +335,16 @@ async def test_uploads_of_two_jobs_are_kept_apart(opening: Opening) -> None:
 @on_loop
 async def test_nothing_is_kept_for_a_job_that_is_not_open(opening: Opening) -> None:
     async with opening() as broker:
-        session = (await broker.subscribe()).session
-        request = make_request(session)
-        await broker.upload(request.id, session, b"before it was submitted")
+        subscription_id = (await broker.subscribe()).id
+        request = make_request(subscription_id)
+        await broker.upload(request.id, subscription_id, b"before it was submitted")
         await broker.submit(request)
-        await broker.upload(request.id, session, b"unread")
+        await broker.upload(request.id, subscription_id, b"unread")
         await broker.release(await broker.claim())
-        await broker.upload(request.id, session, b"after it ended")
+        await broker.upload(request.id, subscription_id, b"after it ended")
         # Run again, it starts with nothing.
         await broker.submit(request)
-        await broker.upload(request.id, session, b"while it runs")
+        await broker.upload(request.id, subscription_id, b"while it runs")
         assert await broker.uploaded(await broker.claim()) == b"while it runs"
 
 
@@ -366,11 +366,11 @@ async def test_whoever_is_told_says_whether_anybody_hears(opening: Opening) -> N
     async with opening() as broker:
         channel = await broker.subscribe()
         for status in (Status.QUEUED, Status.COMPLETED):
-            for session, heard in ((channel.session, True), ("nobody", False), (None, False)):
-                request = make_request(session)
+            for subscription_id, heard in ((channel.id, True), ("nobody", False), (None, False)):
+                request = make_request(subscription_id)
                 assert await broker.publish(request, Response(request.id, status)) is heard
         await channel.close()
-        request = make_request(channel.session)
+        request = make_request(channel.id)
         assert not await broker.publish(request, update(request, "too late"))
 
 
@@ -378,7 +378,7 @@ async def test_whoever_is_told_says_whether_anybody_hears(opening: Opening) -> N
 async def test_a_request_is_let_go_of_with_its_last_response(opening: Opening) -> None:
     async with opening(max_bytes=INLINE) as broker:
         channel = await broker.subscribe()
-        live, polled = make_request(channel.session), make_request(None)
+        live, polled = make_request(channel.id), make_request(None)
         for request in (live, polled):
             await broker.submit(request)
         claimed = [await broker.claim(), await broker.claim()]
@@ -401,13 +401,13 @@ async def test_with_the_last_response_goes_what_was_too_large_for_the_queue(
     store = FileStore(tmp_path, 3600)
     async with on_redis(redis.url, tmp_path)() as broker:
         channel = await broker.subscribe()
-        for session in (channel.session, None):
-            request = make_request(session, payload=bytes(INLINE + 1))
+        for subscription_id in (channel.id, None):
+            request = make_request(subscription_id, payload=bytes(INLINE + 1))
             await broker.submit(request)
             claimed = await broker.claim()
             assert await store.get(f"requests/{request.id}") == request.payload
             end = Response(request.id, Status.COMPLETED)
-            await (broker.publish if session else broker.conclude)(claimed, end)
+            await (broker.publish if subscription_id else broker.conclude)(claimed, end)
             await until_gone(store, f"requests/{request.id}")
         assert redis.command("keys", "request:*") == ""
         assert redis.command("get", "queue:bytes") == "0"
@@ -419,7 +419,7 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
         channel = await broker.subscribe()
-        sent = [make_request(session) for session in (channel.session, None, channel.session)]
+        sent = [make_request(subscription_id) for subscription_id in (channel.id, None, channel.id)]
         for request in sent:
             await broker.submit(request)
         live, polled, waiting = [await broker.claim() for _ in sent]
@@ -449,16 +449,16 @@ async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) ->
     )
     async with opening(max_bytes=limit) as broker:
         await broker.submit(large)  # by itself anything may wait
-        with pytest.raises(LineFullError, match="NDIF_MAX_QUEUED_BYTES"):
+        with pytest.raises(QueueFullError, match="NDIF_MAX_QUEUED_BYTES"):
             await broker.submit(small)
         claimed = await broker.claim()
         assert claimed.id == large.id
-        with pytest.raises(LineFullError, match=f"{3 * INLINE:,} bytes"):
+        with pytest.raises(QueueFullError, match=f"{3 * INLINE:,} bytes"):
             await broker.submit(small)
         for _ in range(2):
             await broker.release(claimed)
         await broker.submit(small)
-        with pytest.raises(LineFullError, match=f"{INLINE + 1:,} bytes"):
+        with pytest.raises(QueueFullError, match=f"{INLINE + 1:,} bytes"):
             await broker.submit(last)
         await broker.release(await broker.claim())
         await broker.submit(last)
@@ -485,7 +485,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
         channel = await broker.subscribe()
-        request = make_request(channel.session)
+        request = make_request(channel.id)
         await broker.submit(request)
         claimed = await broker.claim()
         redis.command("config", "set", "maxmemory", "1")

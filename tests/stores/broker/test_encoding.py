@@ -24,7 +24,7 @@ WITHOUT_A_KEY = [
     "compress",
     "base_url",
     "nearby",
-    "session",
+    "subscription_id",
     "env",
     "callback",
     "user",

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ndif.host.announcement import announcement
+from ndif.host.execution import announcement
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import ClientLeftError
-from ndif.stores.broker.redis import RedisBroker
-from ndif.stores.broker.redis_lanes import Lane, Lanes
+from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.redis.job_channels import JobReceiver, JobSender
 from ndif.stores.objects import FileStore
 from ndif.tasks import within
 from tests import frames
@@ -37,8 +37,8 @@ async def a_broker(redis: RedisServer, folder: Path) -> AsyncIterator[RedisBroke
 
 
 @contextlib.asynccontextmanager
-async def leading(broker: RedisBroker) -> AsyncIterator[Lanes]:
-    lanes = Lanes(broker)
+async def leading(broker: RedisBroker) -> AsyncIterator[JobSender]:
+    lanes = JobSender(broker)
     lanes.start()
     yield lanes
     await lanes.stop()
@@ -47,7 +47,7 @@ async def leading(broker: RedisBroker) -> AsyncIterator[Lanes]:
 @contextlib.asynccontextmanager
 async def both_ends(
     redis: RedisServer, folder: Path
-) -> AsyncIterator[tuple[RedisBroker, RedisBroker, Lanes]]:
+) -> AsyncIterator[tuple[RedisBroker, RedisBroker, JobSender]]:
     """The broker of whoever leads, that of a replica, and the lanes between them."""
     async with (
         a_broker(redis, folder) as here,
@@ -58,15 +58,17 @@ async def both_ends(
 
 
 async def claimed(
-    broker: RedisBroker, payload: bytes = b"opaque", session: str | None = None
+    broker: RedisBroker, payload: bytes = b"opaque", subscription_id: str | None = None
 ) -> Request:
     key = ModelKey("a.B", "org/name")
-    request = Request(key, "0.8", Wire.ENVELOPE, payload, True, "http://here", session=session)
+    request = Request(
+        key, "0.8", Wire.ENVELOPE, payload, True, "http://here", subscription_id=subscription_id
+    )
     await broker.submit(request)
     return await broker.claim()
 
 
-def running(lanes: Lanes, request: Request) -> asyncio.Task[Response | None]:
+def running(lanes: JobSender, request: Request) -> asyncio.Task[Response | None]:
     news = asyncio.get_running_loop().create_future()
     return asyncio.create_task(lanes.run(request, announcement(request), "r", news))
 
@@ -78,7 +80,7 @@ async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
 ) -> None:
     payload = bytes(range(256)) * 8
     async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await Lane.open(there, "r")
+        lane = await JobReceiver.open(there, "r")
         request = await claimed(here, payload[:size])
         run = running(lanes, request)
         job = await lane.next()
@@ -97,9 +99,9 @@ async def test_a_live_client_is_told_that_its_job_is_sent(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await Lane.open(here, "r")
+        lane = await JobReceiver.open(here, "r")
         channel = await here.subscribe()
-        request = await claimed(here, session=channel.session)
+        request = await claimed(here, subscription_id=channel.id)
         run = running(lanes, request)
         assert frames.read(await channel.next()) == announcement(request)
         job = await lane.next()
@@ -114,8 +116,8 @@ async def test_the_job_of_a_client_that_left_is_not_sent(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await Lane.open(here, "r")
-        abandoned = await claimed(here, session="nobody")
+        lane = await JobReceiver.open(here, "r")
+        abandoned = await claimed(here, subscription_id="nobody")
         with pytest.raises(ClientLeftError):
             await running(lanes, abandoned)
         await here.release(abandoned)
@@ -131,7 +133,7 @@ async def test_what_is_given_back_is_asked_for_otherwise(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await Lane.open(there, "r")
+        lane = await JobReceiver.open(there, "r")
         request = await claimed(here)
         run = running(lanes, request)
         await lane.give_back(await lane.next())
@@ -154,7 +156,7 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await Lane.open(there, "r")
+        lane = await JobReceiver.open(there, "r")
         redis.command("client", "kill", "type", "pubsub")
         request = await claimed(here)
         run = running(lanes, request)
@@ -171,9 +173,9 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
 @on_loop
 async def test_what_is_no_job_costs_nothing_but_itself(redis: RedisServer, tmp_path: Path) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await Lane.open(here, "r")
+        lane = await JobReceiver.open(here, "r")
         for content in (b"", b"\xff" * 5, b"\0\0\0\2{}", b"\0\0\0\1["):
-            await here.client.publish("replica:r", content)
+            await here.client.publish("jobs:r", content)
         request = await claimed(here)
         run = running(lanes, request)
         assert (await within(lane.next(), PATIENCE_S)).id == request.id

@@ -14,11 +14,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, ResponseError
 
-from ndif.stores.broker.redis import RedisBroker
+from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.objects import FileStore
-from ndif.stores.redis import link, pipeline
-from ndif.stores.redis.client import connect, persist
-from ndif.stores.redis.script import Script
+from ndif.stores.redis import pipelining
+from ndif.stores.redis.client import connect, retry
 from ndif.tasks import within
 from tests.on_loop import Play, play
 from tests.services.packages import need
@@ -44,8 +43,7 @@ async def a_client(url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "ANSWER_S", SHORT_S)
-    monkeypatch.setattr(pipeline, "ANSWER_S", SHORT_S)
+    monkeypatch.setattr(pipelining, "ANSWER_S", SHORT_S)
 
 
 class Cutting:
@@ -224,7 +222,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(play: Play, redis: Redi
                     assert loop.time() - began < 4 * SHORT_S
             finally:
                 redis.resume()
-            assert await persist(client.ping, PATIENCE_S)
+            assert await retry(client.ping, PATIENCE_S)
 
     play(scene)
 
@@ -241,7 +239,7 @@ def test_who_asks_for_much_waits_for_all_of_it(play: Play, redis: RedisServer) -
     async def scene() -> None:
         async with a_client(redis.url) as client:
             await client.delete("slow")
-            script = Script(client, slow)
+            script = client.register_script(slow)
             # Redis answers once it has carried out all that it had read: some of these.
             large = [b"x" * 4000]
             answers = await asyncio.gather(*(script(["slow"], large) for _ in range(150)))
@@ -254,7 +252,7 @@ def test_who_asks_for_much_waits_for_all_of_it(play: Play, redis: RedisServer) -
 def test_a_process_that_stood_still_blames_nobody(
     play: Play, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_STALL_S", SHORT_S / 2)
+    monkeypatch.setattr(pipelining, "_STALL_S", SHORT_S / 2)
 
     async def scene() -> None:
         async with a_client(redis.url) as client:
@@ -319,7 +317,7 @@ def test_a_server_that_is_away_is_found_again(play: Play, tmp_path: Path) -> Non
                 with pytest.raises((RedisConnectionError, OSError)):
                     await client.ping()
                 with server:
-                    script = Script(client, "return ARGV[1]")
+                    script = client.register_script("return ARGV[1]")
                     for _ in range(2):
                         assert await script([], ["here"]) == b"here"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from ndif.config import Settings
+from ndif.config.reference import variables
+from ndif.config.settings import Settings
 from ndif.stores.objects import FileStore, ObjectStoreError, open_store
-from ndif.variables import variables
 
 S3 = {
     "NDIF_OBJECT_STORE_URL": "http://store:9000/",
@@ -85,7 +85,7 @@ def test_certificates_are_verified_as_the_operator_says(
         ({**S3, "NDIF_OBJECT_STORE_URL": "store:9000"}, "is not like http://host:port"),
         ({**S3, "NDIF_OBJECT_STORE_URL": "s3://bucket"}, "is not like http://host:port"),
         ({**S3, "NDIF_OBJECT_STORE_PUBLIC_URL": "https://"}, "is not like http://host:port"),
-        ({**S3, "NDIF_OBJECT_STORE_URL": "http://a:b@store"}, "do not belong into an address"),
+        ({**S3, "NDIF_OBJECT_STORE_URL": "http://a:b@store"}, "must not contain keys"),
         ({**S3, "NDIF_OBJECT_STORE_VERIFY": "/no/such/file"}, "does not point to a file"),
     ],
 )

@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from ndif.gateway.refusal import Refusal, answer
-from ndif.gateway.results import Results
+from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.results import ResultRoute
 from ndif.stores.objects import FileStore
 from tests.on_loop import on_loop
-from tests.stores.objects import files_in, request_key, response_key, result_key
+from tests.stores.objects.stores import files_in, request_key, response_key, result_key
 
 LONG_S = 3600.0
 HERE = "http://here"
@@ -90,7 +90,7 @@ def test_a_signature_is_verified_by_the_store_that_signed_it(tmp_path: Path) -> 
 
 @contextlib.asynccontextmanager
 async def serving(store: FileStore) -> AsyncIterator[str]:
-    app = Starlette(routes=Results(store).routes(), exception_handlers={Refusal: answer})
+    app = Starlette(routes=ResultRoute(store).routes(), exception_handlers=EXCEPTION_HANDLERS)
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     task = asyncio.create_task(server.serve([listening]))

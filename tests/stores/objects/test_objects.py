@@ -16,12 +16,12 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from ndif.gateway.refusal import Refusal, answer
-from ndif.gateway.results import Results
+from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.results import ResultRoute
 from ndif.stores.objects import FileStore, ObjectStore
 from tests.on_loop import on_loop
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
-from tests.stores.objects import files_in, request_key, response_key, result_key
+from tests.stores.objects.stores import files_in, request_key, response_key, result_key
 
 LONG_S = 3600.0
 HERE = "http://here"
@@ -45,7 +45,7 @@ async def on_files(
     folder: Path, ttl_s: float
 ) -> AsyncIterator[tuple[ObjectStore, httpx.AsyncClient]]:
     store = FileStore(folder, ttl_s)
-    app = Starlette(routes=Results(store).routes(), exception_handlers={Refusal: answer})
+    app = Starlette(routes=ResultRoute(store).routes(), exception_handlers=EXCEPTION_HANDLERS)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
         yield store, http
 

@@ -20,7 +20,7 @@ from ndif.stores.objects import ObjectStoreError, Upload
 from tests.on_loop import on_loop
 from tests.services.process import free_port
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
-from tests.stores.objects import request_key, response_key, result_key
+from tests.stores.objects.stores import request_key, response_key, result_key
 
 pytest.importorskip("obstore", reason="obstore needs Python 3.11")
 

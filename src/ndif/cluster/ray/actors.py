@@ -1,11 +1,11 @@
-"""A replica on another machine: the form of `Actor` that Ray carries.
+"""A replica on another machine: the form of `ModelActor` that Ray carries.
 
-Beside it Ray keeps a process on the replica's node (`ndif.host.replica`). Of what is asked of that only the
-process of whoever leads knows that it was asked; a leader that comes after it asks again.
+Ray keeps a process on the replica's node (`ndif.host.remote_actor`). Only the leader knows what it asked of
+that process; the next leader asks again.
 
-Jobs go there on a lane: two cores that do nothing else carry 500 to 1,200 of Ray's calls a second, and a
-job's is no longer than a tenth of that. What is not answered on its lane soon is asked for by a call,
-which Ray brings to an end whatever happens.
+Jobs go there on a Redis channel: two cores that do nothing else carry 500 to 1,200 Ray calls a second, and
+a job's own cost is no more than a tenth of a call's. A job that is not answered there soon is asked for by
+a Ray call, which ends whatever happens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -24,9 +25,8 @@ from ray.exceptions import (
     RayError,
 )
 
-from ndif.cluster.ray_calls import aside
-from ndif.host.announcement import announce, announcement
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.execution import announce, announcement
 from ndif.host.port import (
     ActorError,
     DeviceError,
@@ -41,8 +41,37 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import ClientLeftError
 from ndif.stores.broker.encoding import encode_request
-from ndif.stores.broker.redis_lanes import Lanes
+from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.tasks import within
+
+T = TypeVar("T")
+
+
+def aside(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Return the result of `work`, done in a thread that does not delay the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():  # the caller was cancelled
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def do() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=do, name="call to Ray", daemon=True).start()
+    return future
+
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +79,18 @@ _AGAIN_S = 0.5
 _REPORT_S = 0.2
 _SOON_S = 1.0
 _STOP_S = 15.0
-"""A replica that takes longer to end its processes loses them with its own."""
+"""Seconds after which a replica that is ending is killed with its processes."""
 
 
-class RayActor:
-    """The form of `Actor` that Ray carries."""
+class RayModelActor:
+    """The leader's side of a replica in another process, over Ray and a job channel."""
 
     def __init__(
         self,
         name: str,
         make: Callable[[], Any],
-        lanes: Lanes,
-        whereabouts: MutableMapping[str, RayActor],
+        job_sender: JobSender,
+        whereabouts: MutableMapping[str, RayModelActor],
     ) -> None:
         """`make` has Ray start it, and may take its time; `whereabouts`: where jobs of another leader are.
 
@@ -71,40 +100,44 @@ class RayActor:
         self.device_failure: DeviceFailure | None = None
         self._name = name
         self._make = make
-        self._lanes = lanes
+        self._job_sender = job_sender
         self._making: asyncio.Future[Any] | None = None
         self._whereabouts = whereabouts
         self._handle: Any = None
         self._model: Mapping[str, Any] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._run_by: tuple[str, RayActor] | None = None
+        self._run_by: tuple[str, RayModelActor] | None = None
         self._cancels = False
-        """Whether what it runs is to end."""
+        """True once the job that runs was cancelled."""
         self._news: asyncio.Future[Response | None] | None = None
         self._evicted = False
 
     @classmethod
     def found(
-        cls, name: str, handle: Any, lanes: Lanes, whereabouts: MutableMapping[str, RayActor]
-    ) -> RayActor:
-        """One that another leader had Ray start; `describe` tells what it is."""
-        actor = cls(name, lambda: handle, lanes, whereabouts)
+        cls,
+        name: str,
+        handle: Any,
+        job_sender: JobSender,
+        whereabouts: MutableMapping[str, RayModelActor],
+    ) -> RayModelActor:
+        """Return the actor of a replica that another leader started; `describe` returns its facts."""
+        actor = cls(name, lambda: handle, job_sender, whereabouts)
         actor._have(handle)
         return actor
 
     async def describe(self) -> Mapping[str, Any]:
-        """What it says of itself.
+        """Return the replica's own description.
 
         Raises:
-            ReplicaLostError: if it is there no longer.
+            ReplicaLostError: if it no longer exists.
         """
-        said: Mapping[str, Any] = await self._ask("describe")
-        self._model = said["model"]
-        return said
+        described: Mapping[str, Any] = await self._ask("describe")
+        self._model = described["model"]
+        return described
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """See `Actor.model`."""
+        """See `ModelActor.model`."""
         return self._model
 
     def _have(self, handle: Any) -> None:
@@ -112,13 +145,13 @@ class RayActor:
         self._watching = asyncio.create_task(self._watch(), name="watch over a replica")
 
     async def _made(self, making: asyncio.Future[Any]) -> None:
-        """Have it once Ray has made it, for which `start` and `stop` may both wait."""
+        """Take the handle once Ray has made the actor, for which `start` and `stop` may both wait."""
         handle = await asyncio.shield(making)
         if self._handle is None:
             self._have(handle)
 
     async def start(self, progress: Progress) -> None:
-        """See `Actor.start`."""
+        """See `ModelActor.start`."""
         try:
             if self._handle is None:
                 # Ray waits for its head here.
@@ -131,7 +164,7 @@ class RayActor:
                 reporting.cancel()
         except ReplicaLostError as error:
             self._end()
-            raise ActorError(f"its process was lost while it was loaded: {error}") from error
+            raise ActorError(f"its process was lost while it loaded: {error}") from error
         except RayError as error:
             await self.stop()
             raise ActorError(f"Ray could not start it: {_first_line(error)}") from error
@@ -139,7 +172,7 @@ class RayActor:
 
     async def _came_up(self, answer: Mapping[str, Any]) -> None:
         if self._evicted:
-            raise ActorError("it was ended while it was started")
+            raise ActorError("it was ended while it started")
         if "error" in answer:
             await self.stop()
             if (device := answer.get("device")) is not None:
@@ -156,12 +189,12 @@ class RayActor:
                 await asyncio.sleep(_REPORT_S)
 
     async def to_cache(self) -> None:
-        """See `Actor.to_cache`."""
+        """See `ModelActor.to_cache`."""
         with contextlib.suppress(ReplicaLostError):  # `ended` says so
             await self._ask("to_cache")
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """See `Actor.from_cache`."""
+        """See `ModelActor.from_cache`."""
         try:
             answer = await self._ask("from_cache", dict(gpu_mem_bytes_by_id))
         except ReplicaLostError as error:
@@ -169,7 +202,7 @@ class RayActor:
         await self._came_up(answer)
 
     async def stop(self) -> None:
-        """See `Actor.stop`."""
+        """See `ModelActor.stop`."""
         self._evicted = self._evicted or not self.ended.is_set()
         if self._making is not None and self._handle is None:
             with contextlib.suppress(Exception):  # then there is nothing to end
@@ -182,12 +215,12 @@ class RayActor:
         self._end()
 
     def leave(self) -> None:
-        """Let it live, and hear no more of it."""
+        """Stop watching the replica, and leave it running."""
         if self._watching is not None:
             self._watching.cancel()
 
-    async def __call__(self, request: Request, respond: Respond) -> Response:
-        """See `Actor.__call__`. The replica delivers every further update itself."""
+    async def run(self, request: Request, respond: Respond) -> Response:
+        """See `ModelActor.run`. The replica delivers every further update itself."""
         self._cancels = False
         elsewhere = self._whereabouts.get(request.id)
         try:
@@ -197,46 +230,46 @@ class RayActor:
                 if response is not None:
                     return response
             self._run_by = request.id, self
-            if request.session is None:
+            if request.subscription_id is None:
                 await announce(request, respond)
             return await self._run_soon(request) or await self._run(request)
         except ClientLeftError:
             if self._cancels and self._run_by == (request.id, self):
-                # It was not sent. Should its client come back, it is.
-                self._handle.spare.remote(request.id)
+                # The job was not sent. Should its client come back, it is.
+                self._handle.revoke_cancel.remote(request.id)
             raise
         finally:
             self._run_by = None
 
     async def _run_elsewhere(
-        self, request: Request, elsewhere: RayActor, respond: Respond
+        self, request: Request, elsewhere: RayModelActor, respond: Respond
     ) -> Response | None:
-        """How it ended where another leader had sent it; None if that is lost before it has.
+        """Return the response from the replica that another leader chose; None if that replica was lost.
 
         Raises:
-            EndedError: if that is lost after it has.
+            EndedError: if that replica was lost after the job had ended.
         """
-        if not await self._lanes.has_ended(request):  # else its user knows more than that
+        if not await self._job_sender.has_ended(request):  # else its client knows more than that
             await announce(request, respond)
         self._whereabouts.pop(request.id, None)
         try:
-            return await elsewhere._run(request, inherited=True)
+            return await elsewhere._run(request)
         except ReplicaLostError:
-            if await self._lanes.has_ended(request):
+            if await self._job_sender.has_ended(request):
                 raise EndedError from None
             if elsewhere is self:
                 raise
             return None
 
     async def _run_soon(self, request: Request) -> Response | None:
-        """How it ended, if that is heard on its lane soon."""
+        """Return the response if it arrives on the replica's channel soon."""
         if self.ended.is_set():
             return None
         loop = asyncio.get_running_loop()
         news = self._news = loop.create_future()
         timer = loop.call_later(_SOON_S, self._no_news)
         try:
-            return await self._lanes.run(request, announcement(request), self._name, news)
+            return await self._job_sender.run(request, announcement(request), self._name, news)
         finally:
             timer.cancel()
 
@@ -244,9 +277,9 @@ class RayActor:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def _run(self, request: Request, *, inherited: bool = False) -> Response:
+    async def _run(self, request: Request) -> Response:
         try:
-            answer = await self._ask("run", encode_request(request), inherited=inherited)
+            answer = await self._ask("run", encode_request(request))
         except ReplicaLostError as error:
             if self._evicted:
                 raise ReplicaEvictedError("the replica was ended") from error
@@ -263,17 +296,17 @@ class RayActor:
         )
 
     def cancel(self, reason: str) -> None:
-        """See `Actor.cancel`."""
+        """See `ModelActor.cancel`."""
         if self._run_by is not None:
             self._cancels = True
             request_id, actor = self._run_by
             actor._handle.cancel.remote(request_id, reason)
 
     async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """What the replica answers. What is asked twice it does once.
+        """Call a method of the replica, which does once what is asked twice, and return the answer.
 
         Raises:
-            ReplicaLostError: if it is there no longer.
+            ReplicaLostError: if it no longer exists.
         """
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
@@ -281,7 +314,7 @@ class RayActor:
             try:
                 return await getattr(self._handle, method).remote(*arguments, **named)
             except ActorUnavailableError as error:
-                # Its node cannot be reached: it comes back, or Ray finds that it is dead.
+                # Its node cannot be reached: either it returns, or Ray finds it dead.
                 logger.warning("a replica does not answer: %s", _first_line(error))
             except (RayActorError, ActorUnschedulableError) as error:
                 self._end()
@@ -302,9 +335,9 @@ class RayActor:
 def _why(error: RayError) -> str:
     text = str(error)
     if "node has died" in text or "node was terminated" in text:
-        return "the node that it was on is gone"
+        return "its node is gone"
     if "doesn't exist any more or is infeasible" in text:
-        return "the node where it was to be is gone"
+        return "the node that it was placed on is gone"
     return "the replica's process ended"
 
 

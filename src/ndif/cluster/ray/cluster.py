@@ -1,8 +1,8 @@
-"""The Ray cluster, for whoever leads: connected to once, and lost once.
+"""The connection of the leader to a Ray cluster: made once, and lost once.
 
-A process that has lost its cluster ends, and its supervisor starts it anew: Ray ends it in any case when
-its head has been silent for a minute (RAY_gcs_rpc_server_reconnect_timeout_s). Replicas outlive it, and so
-does what they run; the next leader finds them by `living`.
+A process that has lost its cluster ends, and its supervisor restarts it: Ray ends it in any case when the
+head has been silent for a minute (RAY_gcs_rpc_server_reconnect_timeout_s). Replicas and their jobs outlive
+the process; the next leader finds them with `orphans`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,19 +21,63 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ndif.cluster.asking import Living
-from ndif.cluster.deployment import Deployment
-from ndif.cluster.level import DeploymentLevel
-from ndif.cluster.node import Node
-from ndif.cluster.ray_actors import RayActor
-from ndif.cluster.ray_calls import aside
-from ndif.cluster.ray_nodes import nodes_of
+from ndif.cluster.controller_types import OrphanReplica
+from ndif.cluster.ray.actors import RayModelActor, aside
+from ndif.host.fork_server import ForkServers
 from ndif.host.port import ReplicaLostError
-from ndif.host.replica import Replica
+from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtime
+from ndif.placement.node import Node
+from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
-from ndif.stores.broker.redis_lanes import Lanes
+from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.tasks import within
+
+HEAD: Mapping[str, int] = {"head": 1}
+"""Resource that marks the head of a cluster, beside the memory that it may offer to models."""
+
+_CPU = "ndif_cpu_memory"
+_GPU = "ndif_gpu_{}"
+_CONTEXT = "ndif_gpu_context"
+_UUID = re.compile(r"ndif_gpu_(\d+)_is_(.+)", re.ASCII)
+
+
+def declaration(resources: Resources) -> dict[str, int]:
+    """Declare the bytes that models may take of a node's CPU memory and GPUs, and which GPUs these are."""
+    gpus = {_GPU.format(index): size for index, size in enumerate(resources.gpu_bytes)}
+    # Ray keeps a name and a number of a custom resource, so the name carries the UUID.
+    names = {
+        f"{_GPU.format(index)}_is_{uuid}": 1
+        for index, uuid in enumerate(resources.gpu_uuids)
+        if uuid is not None
+    }
+    context = {_CONTEXT: resources.context_bytes} if resources.context_bytes else {}
+    return {_CPU: resources.cpu_bytes, **gpus, **names, **context}
+
+
+def resources_of(declared: Mapping[str, float]) -> Resources | None:
+    """Return the memory that a node declared for models; None if it offers none."""
+    # Ray does not list resources of 0.
+    gpus: list[int] = []
+    while size := int(declared.get(_GPU.format(len(gpus)), 0)):
+        gpus.append(size)
+    cpu = int(declared.get(_CPU, 0))
+    named = {int(found[1]): found[2] for name in declared if (found := _UUID.fullmatch(name))}
+    uuids = [named.get(index) for index in range(len(gpus))]
+    context = int(declared.get(_CONTEXT, 0))
+    return Resources.of(gpus, cpu, 1.0, uuids, context) if cpu or gpus else None
+
+
+def nodes_of(table: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Return the nodes in `ray.nodes()` that are alive and take models."""
+    alive = (entry for entry in table if entry["Alive"])
+    return [
+        Node(entry["NodeID"], entry["NodeName"] or entry["NodeManagerAddress"], resources)
+        for entry in alive
+        if (resources := resources_of(entry["Resources"])) is not None
+    ]
+
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +88,10 @@ _PREFIX = "ModelActor:"
 _CONNECT_S = 2.0
 _LOOK_S = 1.0
 _PATIENCE_S = 10.0
-"""A head that is silent for longer counts as gone."""
+"""Seconds of silence after which the head counts as gone."""
 _DESCRIBE_S = 10.0
 _AT_ONCE = 10_000
-"""Calls that a replica takes at a time: it does one thing, and others wait."""
+"""Concurrent calls that a replica accepts: it does one thing, and the other calls wait."""
 
 
 class ClusterError(Exception):
@@ -54,43 +99,51 @@ class ClusterError(Exception):
 
 
 class RayCluster:
-    """A cluster's nodes and replicas, as a `Controller` wants them."""
+    """The form of `Fleet` for a Ray cluster.
+
+    Owns the connection to Ray and an actor for each replica. The controller decides what is started; Ray
+    starts it on the node; the replica process itself is `ndif.host.remote_actor`.
+    """
 
     outlives = True
 
-    def __init__(self, address: str, replica: type[Replica], lanes: Lanes) -> None:
-        """`address`: of its head, `host:port`, or `auto`; `replica`: what is started on its nodes.
+    def __init__(self, address: str, replica: type[RemoteActor], job_sender: JobSender) -> None:
+        """Prepare a connection.
 
-        `lanes`: on which jobs go there.
+        Args:
+            address: `host:port` of the head, or `auto`.
+            replica: class that Ray starts on the nodes.
+            job_sender: channels that carry jobs to the nodes.
         """
+        self.fork_servers = ForkServers()
         self.lost = asyncio.Event()
-        """Set once the cluster is out of reach for good."""
+        """Set once the connection is lost for good."""
         self._address = address
         self._replica = replica
-        self._lanes = lanes
+        self._job_sender = job_sender
         self._nodes: list[Node] = []
-        self._whereabouts: dict[str, RayActor] = {}
-        self._actors: list[RayActor] = []
+        self._whereabouts: dict[str, RayModelActor] = {}
+        self._actors: list[RayModelActor] = []
         self._looking: asyncio.Task[None] | None = None
 
     async def connect(self, waiting: Callable[[], None] = lambda: None) -> None:
-        """Return once this process belongs to the cluster; `waiting` is called each time that it cannot."""
+        """Join the cluster; call `waiting` after each failed attempt."""
         while True:
             try:
                 await self._connect()
             except ClusterError as error:
-                logger.warning("%s; it is tried again", error)
+                logger.warning("%s; trying again", error)
                 waiting()
                 await asyncio.sleep(_CONNECT_S)
             else:
                 break
         self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
-        self._lanes.start()
+        self._job_sender.start()
 
     async def _connect(self) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            await self._knock()
+            await self._check_port()
             await aside(
                 lambda: ray.init(
                     self._address,
@@ -114,11 +167,11 @@ class RayCluster:
                 f"the Ray cluster at {self._address} cannot be reached: {str(error) or 'no answer'}"
             ) from error
 
-    async def _knock(self) -> None:
-        """See that somebody listens: where nobody does, Ray says so after half a minute.
+    async def _check_port(self) -> None:
+        """Check that the head listens: Ray takes half a minute to report that it does not.
 
         Raises:
-            OSError: if nobody does.
+            OSError: if it does not listen.
         """
         parts = urlsplit(self._address if "//" in self._address else f"//{self._address}")
         if parts.hostname is None or parts.port is None:  # `auto`
@@ -128,31 +181,35 @@ class RayCluster:
         writer.close()
 
     async def close(self) -> None:
-        """Leave the cluster; its replicas stay."""
+        """Leave the cluster; the replicas stay."""
         if self._looking is not None:
             self._looking.cancel()
-        await self._lanes.stop()
+        self.fork_servers.stop()
+        await self._job_sender.stop()
         for actor in self._actors:
             actor.leave()
         await aside(ray.shutdown)
 
-    # What a controller asks
+    # For the controller
 
     async def discover(self) -> list[Node]:
-        """The nodes that take models: as they were, where a look at them fails."""
+        """Return the nodes that take models; the last known ones if Ray does not answer."""
         with contextlib.suppress(ClusterError):
             await self._look()
         return self._nodes
 
-    def expect(self, runtime: Runtime) -> None:
-        """See `Fleet.expect`. Of which node is not known: nothing starts there."""
+    def prepare(self, runtime: Runtime) -> None:
+        """Start the fork server that measures; no node starts one. See `Fleet.prepare`."""
+        self.fork_servers.prepare(runtime, untrusted=False)
 
-    def make_actor(self, config: DeploymentConfig, generation: str, place: Deployment) -> RayActor:
-        """A replica's actor. See `MakeActor`."""
+    def make_actor(
+        self, config: DeploymentConfig, generation: str, place: PlacedReplica
+    ) -> RayModelActor:
+        """Return the actor of a replica, not started yet. See `MakeActor`."""
         held = {field.name: getattr(place, field.name) for field in fields(place)}
-        del held["level"]  # as it is, says the replica itself
+        del held["level"]  # the replica reports its own
         gpus = [node.resources.gpu_uuids for node in self._nodes if node.id == place.node_id]
-        said = {
+        described = {
             "config": asdict(config),
             "generation": generation,
             "place": held,
@@ -164,33 +221,33 @@ class RayCluster:
             "lifetime": "detached",
             "num_cpus": 0,
             "num_gpus": 0,
-            # A lost one is for the controller to replace.
+            # The controller replaces a lost replica.
             "max_restarts": 0,
             "max_concurrency": _AT_ONCE,
-            # Of its calls Ray's head keeps no history: what jobs there were says this server's own.
+            # Ray's head keeps no history of calls: this server has its own of its jobs.
             "enable_task_events": False,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(place.node_id, soft=False),
-            # Which GPUs a replica uses is said to it, and not by what it can see.
+            # A replica is told which GPUs to use, and sees all of them.
             "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
         }
         kind = ray.remote(self._replica)
         return self._keep(
-            RayActor(
+            RayModelActor(
                 place.name,
-                lambda: kind.options(**options).remote(said),
-                self._lanes,
+                lambda: kind.options(**options).remote(described),
+                self._job_sender,
                 self._whereabouts,
             )
         )
 
-    def _keep(self, actor: RayActor) -> RayActor:
+    def _keep(self, actor: RayModelActor) -> RayModelActor:
         self._actors = [*(one for one in self._actors if not one.ended.is_set()), actor]
         return actor
 
-    # What another leader left
+    # Replicas of another leader
 
-    async def living(self) -> list[Living]:
-        """The replicas there are; those that nobody can use any more are ended."""
+    async def orphans(self) -> list[OrphanReplica]:
+        """Return the replicas that another leader left; end those that are not usable."""
         named = await self._do(lambda: list_named_actors(all_namespaces=True))
         names = [
             one["name"]
@@ -200,28 +257,29 @@ class RayCluster:
         found = await asyncio.gather(*(self._find(name) for name in names))
         return [one for one in found if one is not None]
 
-    async def _find(self, name: str) -> Living | None:
+    async def _find(self, name: str) -> OrphanReplica | None:
         try:
             handle = await self._do(lambda: ray.get_actor(name, namespace=NAMESPACE))
         except ValueError:  # it has ended since
             return None
-        actor = self._keep(RayActor.found(name, handle, self._lanes, self._whereabouts))
+        actor = self._keep(RayModelActor.found(name, handle, self._job_sender, self._whereabouts))
         try:
-            said = await within(actor.describe(), _DESCRIBE_S)
-            living = None if said["ended"] or said["moving"] else _living(said, actor)
+            described = await within(actor.describe(), _DESCRIBE_S)
+            is_of_use = not described["ended"] and not described["moving"]
+            orphan = _orphan(described, actor) if is_of_use else None
         except asyncio.TimeoutError:
             logger.warning("%s does not answer", name)
-            living = None
+            orphan = None
         except (ReplicaLostError, RayError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used: %s", name, error)
-            living = None
-        if living is None:
+            orphan = None
+        if orphan is None:
             await actor.stop()
             return None
-        self._whereabouts.update(dict.fromkeys(said["requests"], actor))
-        return living
+        self._whereabouts.update(dict.fromkeys(described["requests"], actor))
+        return orphan
 
-    # How it is
+    # State of the cluster
 
     async def _look_forever(self) -> None:
         loop = asyncio.get_running_loop()
@@ -241,7 +299,7 @@ class RayCluster:
         self._nodes = nodes_of(await self._do(ray.nodes))
 
     async def _do(self, work: Callable[[], T]) -> T:
-        """What Ray's head answers, which may be silent: in a thread, and not for ever."""
+        """Return the answer of a call to Ray's head, from a thread and with a deadline."""
         try:
             return await within(aside(work), _PATIENCE_S / 2)
         except asyncio.TimeoutError as error:
@@ -250,10 +308,10 @@ class RayCluster:
             raise ClusterError(f"the Ray cluster at {self._address}: {error}") from error
 
 
-def _living(said: Mapping[str, Any], actor: RayActor) -> Living:
-    """What a replica says of itself (`Replica.describe`)."""
+def _orphan(described: Mapping[str, Any], actor: RayModelActor) -> OrphanReplica:
+    """Return a replica from its own description (`RemoteActor.describe`)."""
     known = {field.name for field in fields(DeploymentConfig)}
-    config = {name: value for name, value in said["config"].items() if name in known}
-    level = DeploymentLevel(said["level"] or "HOT")
-    deployment = Deployment(**said["place"], level=level)
-    return Living(deployment, DeploymentConfig(**config), actor, said["level"] is not None)
+    config = {name: value for name, value in described["config"].items() if name in known}
+    level = DeploymentLevel(described["level"] or "HOT")
+    placed = PlacedReplica(**described["place"], level=level)
+    return OrphanReplica(placed, DeploymentConfig(**config), actor, described["level"] is not None)

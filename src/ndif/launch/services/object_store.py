@@ -1,32 +1,31 @@
-"""An S3 server: what answers at `NDIF_OBJECT_STORE_URL`, and a MinIO of our own on this machine."""
+"""The S3 server at `NDIF_OBJECT_STORE_URL`, or a MinIO that this machine runs there."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from ndif.config import Settings
-from ndif.gateway.origin import is_loopback
-from ndif.gateway.serving import for_url
-from ndif.services.missing import library, program
-from ndif.services.service import Program, Service, ServiceError, folder
-from ndif.session.folder import Session
-from ndif.variables import name_of
+from ndif.config.reference import name_of
+from ndif.config.settings import Settings
+from ndif.launch.run_folder import RunFolder
+from ndif.launch.services.requirements import require_package, require_program
+from ndif.launch.services.service import Program, Service, ServiceError
+from ndif.net import for_url, is_loopback
 
 NAME = "object-store"
 _VARIABLE = name_of("object_store_url")
-_LOOK_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 def object_store(options: Settings, *, may_start: bool) -> Service | None:
-    """What is to be started so that there is an object store; None where one answers, or none is wanted.
+    """Return the object store to start; None if one answers already or none is configured.
 
     Raises:
-        ServiceError: if there is none and there can be none.
+        ServiceError: If none answers and this process cannot start one.
     """
     url = options.object_store_url
     if not url:
         return None
-    library("obstore", _VARIABLE)
+    require_package("obstore", _VARIABLE)
     if _answers(url):
         return None
     parts = urlsplit(url)
@@ -40,12 +39,12 @@ def object_store(options: Settings, *, may_start: bool) -> Service | None:
             f"Nothing answers at {url} ({_VARIABLE}). `ndif start object-store` starts a MinIO there, and "
             "so does `ndif start`."
         )
-    binary = program("minio", port=port)
+    binary = require_program("minio", port=port)
     listens = f"{for_url('127.0.0.1' if host == 'localhost' else host)}:{port}"
 
-    async def make(session: Session) -> Program:
+    async def make(run_folder: RunFolder) -> Program:
         return Program(
-            [binary, "server", "--address", listens, str(folder(session, NAME))],
+            [binary, "server", "--address", listens, str(run_folder.service_data(NAME))],
             {
                 "MINIO_ROOT_USER": options.object_store_access_key,
                 "MINIO_ROOT_PASSWORD": options.object_store_secret_key.get_secret_value(),
@@ -56,7 +55,7 @@ def object_store(options: Settings, *, may_start: bool) -> Service | None:
         )
 
     return Service(
-        NAME, url, host, port, make, lambda _: _answers(url), comes_up_within_s=60, ends_within_s=20
+        NAME, url, host, port, make, lambda _: _answers(url), start_timeout_s=60, stop_grace_s=20
     )
 
 
@@ -64,8 +63,8 @@ def _answers(url: str) -> bool:
     import httpx
 
     try:
-        # Whatever it says to one without keys: it is there.
-        httpx.get(url, timeout=_LOOK_S, verify=False, trust_env=False)  # noqa: S501
+        # Any answer will do, also a refusal for want of keys.
+        httpx.get(url, timeout=_TIMEOUT_S, verify=False, trust_env=False)  # noqa: S501
     except httpx.HTTPError:
         return False
     return True

@@ -1,17 +1,20 @@
-"""Which services a start needs, which of them it starts, and what is in the way."""
+"""The services that a start needs, which of them it starts, and the state of those that run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
-from ndif.config import Settings
-from ndif.services.broker import broker
-from ndif.services.object_store import object_store
-from ndif.services.ray_node import ray_head, ray_worker
-from ndif.services.roles import Role
-from ndif.services.service import Service, ServiceError
-from ndif.variables import name_of, without_secrets
+from ndif.config.reference import name_of, without_secrets
+from ndif.config.settings import Settings
+from ndif.launch.run_folder import RunFolders
+from ndif.launch.services import STANDALONE, Role
+from ndif.launch.services.object_store import object_store
+from ndif.launch.services.ray import ray_head, ray_worker
+from ndif.launch.services.redis import broker
+from ndif.launch.services.service import Service, ServiceError, accepts_connections
 
 _BROKER = name_of("broker_url")
 _STORE = name_of("object_store_url")
@@ -25,23 +28,24 @@ _EXAMPLES = {
 
 
 @dataclass(frozen=True)
-class Needed:
-    """What a start needs of services."""
+class ServicePlan:
+    """Services that a start needs."""
 
     to_start: tuple[Service, ...]
-    """In the order in which they are started."""
+    """Services that this process starts, in this order."""
     problems: tuple[str, ...]
+    """Reasons why the services cannot be used or started."""
 
 
-def needed(options: Settings, role: Role) -> Needed:
-    """Look at every service that `role` needs."""
+def plan_services(options: Settings, role: Role) -> ServicePlan:
+    """Check every service that `role` needs, and decide which of them to start."""
     problems = list(_contradictions(options, role))
     found: list[Service] = []
     may_start = role == "all"
 
-    def find(look: Callable[[], Service | None]) -> None:
+    def find(check: Callable[[], Service | None]) -> None:
         try:
-            service = look()
+            service = check()
         except ServiceError as error:
             problems.append(str(error))
         else:
@@ -57,12 +61,12 @@ def needed(options: Settings, role: Role) -> Needed:
         if options.ray_address:
             find(lambda: ray_worker(options))
     else:
-        find(lambda: _alone(options, role))
-    return Needed(tuple(found), tuple(problems))
+        find(lambda: _standalone(options, role))
+    return ServicePlan(tuple(found), tuple(problems))
 
 
 def addresses(options: Settings) -> dict[str, str]:
-    """Where the services are, as the variables have it, without secrets."""
+    """Return the address of each configured service, without secrets."""
     found = {
         "broker": without_secrets(options.broker_url),
         "object-store": options.object_store_url,
@@ -71,12 +75,14 @@ def addresses(options: Settings) -> dict[str, str]:
     return {name: address for name, address in found.items() if address}
 
 
-def _alone(options: Settings, role: Role) -> Service:
-    """The one that is to be started, and must not be there yet."""
+def _standalone(options: Settings, role: Role) -> Service:
+    """Return the one service to start; raise a ServiceError if it is not configured or runs already."""
     variable, example = _EXAMPLES[role]
     address = addresses(options).get(role)
     if address is None:
-        raise ServiceError(f"{variable} says where: set it, as {variable}={example}.")
+        raise ServiceError(
+            f"{variable} gives its address: set it, for example {variable}={example}."
+        )
     make = {"broker": broker, "object-store": object_store, "ray": ray_head}[role]
     service = make(options, may_start=True)
     if service is None:
@@ -87,8 +93,8 @@ def _alone(options: Settings, role: Role) -> Service:
 def _contradictions(options: Settings, role: Role) -> Iterator[str]:
     if role in ("all", "api") and options.api_workers > 1 and not options.broker_url:
         yield (
-            f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes are one "
-            "server through a broker."
+            f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes share "
+            "their state through a broker."
         )
     if role in ("broker", "object-store"):
         return
@@ -106,6 +112,36 @@ def _contradictions(options: Settings, role: Role) -> Iterator[str]:
     ]
     if missing:
         yield (
-            f"Replicas on a Ray cluster's nodes need {' and '.join(missing)}: by them requests come and "
-            "results go."
+            f"Replicas on a Ray cluster need {' and '.join(missing)}: they receive requests and deliver "
+            "results that way."
         )
+
+
+_DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443, "ray": 10001, "": 6379}
+
+
+def service_status(run_folders: RunFolders) -> dict[str, dict[str, Any]]:
+    """Return for each service its address, who started it, and whether it answers."""
+    found: dict[str, dict[str, Any]] = {}
+    running = run_folders.running()
+    if running is not None:
+        for name, service in running[1].services.items():
+            owner = "of this session" if service["ours"] else "not of this session"
+            found[name] = {"address": service["address"], "whose": owner}
+    for name in STANDALONE:
+        alone = run_folders.of_service(name).running()
+        if alone is not None:
+            owner = f"started alone (process {alone[1].pid})"
+            found[name] = {"address": alone[1].url, "whose": owner}
+    return {
+        name: {**service, "answers": _answers(service["address"])}
+        for name, service in found.items()
+    }
+
+
+def _answers(address: str) -> bool | None:
+    """Return True if something listens there; None if only the service's own clients can tell."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    if not parts.hostname or address == "auto":
+        return None
+    return accepts_connections(parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme, 0))

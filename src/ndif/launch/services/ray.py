@@ -1,4 +1,4 @@
-"""Ray: the cluster at `NDIF_RAY_ADDRESS`, a head of our own on this machine, and a node that joins one."""
+"""The Ray cluster at `NDIF_RAY_ADDRESS`: a head that this machine runs there, or a node that joins it."""
 
 from __future__ import annotations
 
@@ -9,86 +9,93 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ndif.cluster.ray_nodes import HEAD, declaration
-from ndif.config import Settings
-from ndif.gateway.origin import is_loopback
-from ndif.host import machine
-from ndif.services.missing import library
-from ndif.services.room import lack_of_room
-from ndif.services.service import Program, Service, ServiceError, is_here, is_taken
-from ndif.session.folder import Session
-from ndif.variables import name_of
+from ndif.config.reference import name_of
+from ndif.config.settings import Settings
+from ndif.host.environment import machine_name
+from ndif.launch.run_folder import RunFolder
+from ndif.launch.services.requirements import disk_space_problem, require_package
+from ndif.launch.services.service import (
+    Program,
+    Service,
+    ServiceError,
+    accepts_connections,
+    is_local,
+)
+from ndif.net import is_loopback
 
 NAME = "ray"
 _VARIABLE = name_of("ray_address")
 _FOLDER = name_of("ray_temp_dir")
 _PORT = 6379
 _CLIENT = "ray"
-_STARTED = "Ray runtime started."
-_OBJECTS = 128 << 20
-"""Nothing of ours goes through Ray's object store: this is near the least that Ray takes."""
-_LONGEST_SOCKET = 107
-_A_SOCKET = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1"
-# `ray start --block` looks once a second, and gives what it has started some seconds to end.
-_ENDS_WITHIN_S = 25
+_READY_LINE = "Ray runtime started."
+_OBJECT_STORE_BYTES = 128 << 20
+"""Size of Ray's object store, near Ray's minimum: nothing of this server goes through it."""
+_MAX_SOCKET_PATH = 107
+_SOCKET_PATH = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1"
+# `ray start --block` polls once a second and gives its children some seconds to stop.
+_STOP_GRACE_S = 25
 
 
 def ray_head(options: Settings, *, may_start: bool) -> Service | None:
-    """What is to be started so that there is a cluster; None where there is one, or none is wanted.
+    """Return the head of a cluster to start; None if one answers already or none is configured.
 
     Raises:
-        ServiceError: if there is none and there can be none.
+        ServiceError: If none answers and this process cannot start one.
     """
     address = options.ray_address
     if not address:
         return None
-    library("ray", _VARIABLE)
+    require_package("ray", _VARIABLE)
     if address == "auto":
-        return None  # what it means is for Ray to find
+        return None  # Ray itself finds the cluster
     scheme, host, port = _parts(address)
-    if is_taken(host, port):
+    if accepts_connections(host, port):
         return None
-    if scheme == _CLIENT or not is_here(host):
+    if scheme == _CLIENT or not is_local(host):
         raise ServiceError(
-            f"Nothing answers at {address} ({_VARIABLE}). Start the cluster's head there, or name another."
+            f"Nothing answers at {address} ({_VARIABLE}). Start the cluster's head there, or name "
+            "another."
         )
     if not may_start:
         raise ServiceError(
             f"Nothing answers at {address} ({_VARIABLE}). `ndif start ray` starts a head there, and so "
             "does `ndif start`."
         )
-    _see_room(options)
+    _check_folder(options)
 
-    async def make(_: Session) -> Program:
-        what = ("--head", f"--port={port}", "--include-dashboard=false")
-        return await _node(options, _ip(host), HEAD, what)
+    async def make(_: RunFolder) -> Program:
+        from ndif.cluster.ray.cluster import HEAD
+
+        arguments = ("--head", f"--port={port}", "--include-dashboard=false")
+        return await _node(options, _ip(host), HEAD, arguments)
 
     return _service(address, host, port, make)
 
 
 def ray_worker(options: Settings) -> Service:
-    """A node that joins the cluster.
+    """Return a node that joins the cluster.
 
     Raises:
-        ServiceError: if there is none that it could join.
+        ServiceError: If there is no cluster to join.
     """
-    library("ray", _VARIABLE)
+    require_package("ray", _VARIABLE)
     address = options.ray_address
     if address == "auto" or "://" in address:
         raise ServiceError(
-            f"A worker joins a cluster at the address of its head: {_VARIABLE} is to be HOST:PORT "
-            f"(ray start's --port, {_PORT} by default), not {address}."
+            f"A worker joins a cluster at the address of its head: set {_VARIABLE} to HOST:PORT (the "
+            f"--port of `ray start`, {_PORT} by default), not to {address}."
         )
     _, host, port = _parts(address)
-    if not is_taken(host, port):
+    if not accepts_connections(host, port):
         raise ServiceError(
             f"Nothing answers at {address} ({_VARIABLE}). Start the head there (`ndif start`, or "
-            "`ndif start ray`), and see that no firewall is between."
+            "`ndif start ray`), and check that no firewall is in between."
         )
-    _see_room(options)
+    _check_folder(options)
 
-    async def make(_: Session) -> Program:
-        # Which of its addresses others reach is for Ray to find, where that is not this machine alone.
+    async def make(_: RunFolder) -> Program:
+        # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
         own = _ip(host) if is_loopback(host) else None
         return await _node(options, own, {}, (f"--address={_ip(host)}:{port}",))
 
@@ -96,7 +103,7 @@ def ray_worker(options: Settings) -> Service:
 
 
 def _service(
-    address: str, host: str, port: int, make: Callable[[Session], Awaitable[Program]]
+    address: str, host: str, port: int, make: Callable[[RunFolder], Awaitable[Program]]
 ) -> Service:
     return Service(
         NAME,
@@ -105,40 +112,41 @@ def _service(
         port,
         make,
         _has_started,
-        comes_up_within_s=90,
-        ends_within_s=_ENDS_WITHIN_S,
+        start_timeout_s=90,
+        stop_grace_s=_STOP_GRACE_S,
     )
 
 
 async def _node(
-    options: Settings, ip: str | None, beside: Mapping[str, int], what: Sequence[str]
+    options: Settings, ip: str | None, extra: Mapping[str, int], arguments: Sequence[str]
 ) -> Program:
-    from ndif.cluster.fleet import look
+    from ndif.cluster.fleet import inspect_machine
+    from ndif.cluster.ray.cluster import declaration
     from ndif.host.gpus import Driver
 
     driver = Driver()
-    looked = await look(options, driver)
+    looked = await inspect_machine(options, driver)
     await driver.close()
-    resources = {**declaration(looked.node.resources), **beside}
+    resources = {**declaration(looked.node.resources), **extra}
     return Program(
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
             "--disable-usage-stats",
-            f"--node-name={machine.name()}",
+            f"--node-name={machine_name()}",
             *((f"--node-ip-address={ip}",) if ip else ()),
-            # Ray places nothing of ours by these, and would start a process for each CPU.
-            *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECTS}"),
+            # Replicas need resources of their own; for each of these CPUs, Ray would start a process.
+            *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
             *("--include-log-monitor=false", f"--temp-dir={_folder(options)}"),
             f"--resources={json.dumps(resources)}",
-            *what,
+            *arguments,
         ],
         {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
     )
 
 
-def _has_started(session: Session) -> bool:
+def _has_started(session: RunFolder) -> bool:
     try:
-        return _STARTED in session.log(NAME).read_text(errors="replace")
+        return _READY_LINE in session.log(NAME).read_text(errors="replace")
     except OSError:
         return False
 
@@ -151,7 +159,7 @@ def _parts(address: str) -> tuple[str, str, int]:
         port = 0
     if not parts.hostname or not port or parts.scheme not in ("", _CLIENT):
         raise ServiceError(
-            f"{address} is no address of a Ray cluster ({_VARIABLE}): it is HOST:PORT."
+            f"{address} is no address of a Ray cluster: set {_VARIABLE} to HOST:PORT."
         )
     return parts.scheme, parts.hostname, port
 
@@ -164,14 +172,15 @@ def _folder(options: Settings) -> Path:
     return options.ray_temp_dir.expanduser().absolute()
 
 
-def _see_room(options: Settings) -> None:
+def _check_folder(options: Settings) -> None:
     folder = _folder(options)
-    problem = lack_of_room(folder, "What Ray writes", _FOLDER)
+    problem = disk_space_problem(folder, "Ray's files", _FOLDER)
     if problem is not None:
         raise ServiceError(problem)
-    length = len(os.fsencode(folder)) + len(_A_SOCKET)
-    if length > _LONGEST_SOCKET:
+    length = len(os.fsencode(folder)) + len(_SOCKET_PATH)
+    if length > _MAX_SOCKET_PATH:
         raise ServiceError(
-            f"{folder} is {length - _LONGEST_SOCKET} bytes too long for the sockets that Ray has below it "
-            f"({_LONGEST_SOCKET} altogether). Choose another folder with the variable {_FOLDER}."
+            f"{folder} is {length - _MAX_SOCKET_PATH} bytes too long: a socket of Ray below it would "
+            f"have a path of more than {_MAX_SOCKET_PATH} bytes. Choose another folder with the "
+            f"variable {_FOLDER}."
         )

@@ -1,7 +1,9 @@
-"""Runs a service's program: `python -m ndif.services.guard LIFELINE GRACE_S PROGRAM ARGUMENT...`.
+"""Parent of a service's program: `python -m ndif.launch.services.reaper PARENT_PIPE GRACE_S PROGRAM...`.
 
-The program knows no lifeline; this process does, and ends the program and all that it has started when it
-is told to, or whoever started it is gone.
+Redis, MinIO and Ray know nothing of the pipe by which the processes of a server learn that their owner
+stops them or is gone, and the signal that the kernel sends on a parent's death reaches only a direct child:
+Ray starts a dozen further processes. This process therefore reads the pipe for the program, stops the
+program with SIGTERM and, after GRACE_S seconds, SIGKILL, and then stops whatever the program leaves behind.
 """
 
 from __future__ import annotations
@@ -18,26 +20,26 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.05
-_LEAVE_S = 3.0
-"""How long what the program leaves behind may take to end."""
+_ORPHAN_GRACE_S = 3.0
+"""Seconds that processes which the program left behind have after SIGTERM, and again after SIGKILL."""
 
 _libc = ctypes.CDLL(None)
 
 
 def main() -> int:
-    """Run it, and return its exit status once nothing of it is left."""
-    lifeline, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
-    # Those whose parent ends become children of this process, which can tell and end them.
+    """Run the program, and return its exit status once it and all its descendants have ended."""
+    parent_pipe, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    # Descendants whose parent ends become children of this process, which can then find and stop them.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    waking, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes)
+    signals, signal_writer = os.pipe()
+    os.set_blocking(signal_writer, False)
+    signal.set_wakeup_fd(signal_writer)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     try:
         program = subprocess.Popen(  # noqa: S603 - an operator's own program
             command,
-            # Of a guard that is killed nothing is left either. There are no threads that a fork could harm.
+            # The program also ends if this process is killed. No thread exists that a fork could harm.
             preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
             start_new_session=True,
         )
@@ -45,20 +47,20 @@ def main() -> int:
         print(f"{command[0]} cannot be run: {error.strerror}", file=sys.stderr)
         return 127
     while program.poll() is None:
-        heard, _, _ = select.select([lifeline, waking], [], [])
-        if lifeline in heard or _told_to_end(waking):
-            _end(program, grace_s)
+        readable, _, _ = select.select([parent_pipe, signals], [], [])
+        if parent_pipe in readable or _is_stop_signal(signals):
+            _stop(program, grace_s)
         else:
             _reap(program.pid)
-    _end_what_is_left()
+    _stop_orphans()
     return program.returncode
 
 
-def _told_to_end(waking: int) -> bool:
-    return any(number != signal.SIGCHLD for number in os.read(waking, 1024))
+def _is_stop_signal(signals: int) -> bool:
+    return any(number != signal.SIGCHLD for number in os.read(signals, 1024))
 
 
-def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:
+def _stop(program: subprocess.Popen[bytes], grace_s: float) -> None:
     program.terminate()
     try:
         program.wait(grace_s)
@@ -67,35 +69,35 @@ def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:
         program.wait()
 
 
-def _end_what_is_left() -> None:
+def _stop_orphans() -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _LEAVE_S
-        told: set[int] = set()
-        while left := _children():
-            for pid in set(left) - told:
+        deadline = time.monotonic() + _ORPHAN_GRACE_S
+        signalled: set[int] = set()
+        while orphans := _children():
+            for pid in set(orphans) - signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-            told.update(left)
+            signalled.update(orphans)
             if time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
             _reap()
 
 
-def _reap(but: int = 0) -> None:
-    """Take note of those that have ended; of `but`, the program, that is for `subprocess` to do."""
+def _reap(program: int = 0) -> None:
+    """Collect the status of ended children, except the program, whose status `subprocess` collects."""
     for pid in _children():
-        if pid != but:
+        if pid != program:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
 
 def _children() -> list[int]:
-    ours = str(os.getpid())
+    own = str(os.getpid())
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if entry.read_text().rpartition(")")[2].split()[1] == ours:
+            if entry.read_text().rpartition(")")[2].split()[1] == own:
                 found.append(int(entry.parent.name))
     return found
 

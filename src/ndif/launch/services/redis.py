@@ -1,22 +1,22 @@
-"""Redis or Valkey: what answers at `NDIF_BROKER_URL`, and one of our own on this machine."""
+"""The Redis or Valkey at `NDIF_BROKER_URL`, or one that this machine runs there."""
 
 from __future__ import annotations
 
 import os
 from urllib.parse import unquote, urlsplit
 
-from ndif.config import Settings
-from ndif.gateway.origin import is_loopback
-from ndif.services.missing import library, program
-from ndif.services.service import Program, Service, ServiceError, folder, is_taken
-from ndif.session.folder import Session
-from ndif.variables import name_of, without_secrets
+from ndif.config.reference import name_of, without_secrets
+from ndif.config.settings import OLDEST_REDIS, Settings
+from ndif.launch.run_folder import RunFolder
+from ndif.launch.services.requirements import require_package, require_program
+from ndif.launch.services.service import Program, Service, ServiceError, accepts_connections
+from ndif.net import is_loopback
+from ndif.stores.redis import is_too_old
 
 NAME = "broker"
 _VARIABLE = name_of("broker_url")
 _PORT = 6379
-_OLDEST = (6, 2)
-_LOOK_S = 2.0
+_TIMEOUT_S = 2.0
 _CONFIGURATION = """\
 bind {host}
 port {port}
@@ -29,19 +29,19 @@ daemonize no
 
 
 def broker(options: Settings, *, may_start: bool) -> Service | None:
-    """What is to be started so that there is a broker; None where one answers, or none is wanted.
+    """Return the broker to start; None if one answers already or none is configured.
 
     Raises:
-        ServiceError: if there is none and there can be none, or what answers cannot be used.
+        ServiceError: If none answers and this process cannot start one, or what answers cannot be used.
     """
     url = options.broker_url
     if not url:
         return None
-    library("redis", _VARIABLE)
+    require_package("redis", _VARIABLE)
     parts = urlsplit(url)
     host, port = parts.hostname or "localhost", parts.port or _PORT
     shown = without_secrets(url)
-    if parts.scheme == "unix" or is_taken(host, port):
+    if parts.scheme == "unix" or accepts_connections(host, port):
         _check(url, shown)
         return None
     if parts.scheme != "redis" or not is_loopback(host):
@@ -53,14 +53,14 @@ def broker(options: Settings, *, may_start: bool) -> Service | None:
             f"Nothing answers at {shown} ({_VARIABLE}). `ndif start broker` starts one there, and so does "
             "`ndif start`."
         )
-    binary = program("redis-server", "valkey-server", port=port)
+    binary = require_program("redis-server", "valkey-server", port=port)
     if parts.username:
         raise ServiceError(
-            f"A broker that is started here has no users; leave the name out of {_VARIABLE}."
+            f"A broker that ndif starts has no users: leave the user's name out of {_VARIABLE}."
         )
 
-    async def make(session: Session) -> Program:
-        data = folder(session, NAME)
+    async def make(run_folder: RunFolder) -> Program:
+        data = run_folder.service_data(NAME)
         file = data / "redis.conf"
         text = _CONFIGURATION.format(host=_ip(host), port=port, folder=data)
         if parts.password:
@@ -77,13 +77,13 @@ def broker(options: Settings, *, may_start: bool) -> Service | None:
         port,
         make,
         lambda _: _answers(url),
-        comes_up_within_s=60,
-        ends_within_s=20,
+        start_timeout_s=60,
+        stop_grace_s=20,
     )
 
 
 def _check(url: str, shown: str) -> None:
-    """See that what answers is a Redis that can be used."""
+    """Raise a ServiceError unless a suitable Redis answers."""
     from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
     try:
@@ -91,23 +91,23 @@ def _check(url: str, shown: str) -> None:
             found = client.info()
     except (AuthenticationError, AuthorizationError) as error:
         raise ServiceError(
-            f"The broker at {shown} does not let us in ({error}): {_VARIABLE} is "
+            f"The broker at {shown} refuses the connection ({error}). Set {_VARIABLE} to "
             "redis://USER:PASSWORD@HOST:PORT/0."
         ) from error
     except (RedisError, OSError, ValueError) as error:
         raise ServiceError(
-            f"What answers at {shown} ({_VARIABLE}) is no Redis that can be used: {error}."
+            f"The server at {shown} ({_VARIABLE}) is no Redis that can be used: {error}."
         ) from error
     version = str(found["redis_version"])
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+    if is_too_old(version):
         raise ServiceError(
-            f"The broker at {shown} is Redis {version}; {'.'.join(map(str, _OLDEST))} or newer is needed."
+            f"The broker at {shown} is Redis {version}; {OLDEST_REDIS} or newer is needed."
         )
     policy = found.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ServiceError(
-            f"The broker at {shown} forgets requests when its memory is full (maxmemory-policy {policy}): "
-            "run `redis-cli config set maxmemory-policy noeviction` there, and have it in its "
+            f"The broker at {shown} drops requests when its memory is full (maxmemory-policy {policy}): "
+            "run `redis-cli config set maxmemory-policy noeviction` there, and add it to its "
             "configuration."
         )
 
@@ -125,11 +125,11 @@ def _answers(url: str) -> bool:
 def _connect(url: str):  # type: ignore[no-untyped-def]
     from redis import Redis
 
-    return Redis.from_url(url, socket_timeout=_LOOK_S, socket_connect_timeout=_LOOK_S)
+    return Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
 
 
 def _ip(host: str) -> str:
-    # `localhost` may be two addresses, of which clients take either.
+    # `localhost` may be two addresses, and a client uses either.
     return host if host.replace(".", "").isdigit() or ":" in host else "127.0.0.1 -::1"
 
 

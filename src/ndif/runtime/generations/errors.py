@@ -1,4 +1,4 @@
-"""What can be wrong with a payload, said to the one who sent it."""
+"""Errors of a request that its sender reads, and the translation of unpickling errors into them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,35 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ndif.runtime.generations.port import BlockError, PayloadError
 from ndif.runtime.tracebacks import explain
 
 
+class PayloadError(Exception):
+    """The payload cannot be turned into a trace; the message tells its sender why."""
+
+
+class BlockError(Exception):
+    """The user's block raised. `traceback` is the text that its author reads."""
+
+    def __init__(self, traceback: str) -> None:
+        super().__init__(traceback)
+        self.traceback = traceback
+
+
 @contextmanager
-def unpacking(generation: str) -> Iterator[None]:
-    """Turn whatever unpickling raises into a `PayloadError` with a sentence."""
+def unpickling_errors(generation: str) -> Iterator[None]:
+    """Translate the errors of unpickling a payload while the context lasts.
+
+    Raises:
+        PayloadError: if the payload cannot be read or is refused.
+        BlockError: if the source code in the payload has a syntax error.
+    """
     try:
         yield
     except PayloadError:
         raise
     except SyntaxError as error:
-        # The user's own code, at a line of theirs.
+        # The error is in the user's own code and names a line of it.
         raise BlockError(explain(error, None, "")) from error
     except pickle.UnpicklingError as error:
         if type(error).__name__ == "ForbiddenError":
@@ -36,7 +52,7 @@ def unpacking(generation: str) -> Iterator[None]:
 
 
 def _unreadable(error: Exception, generation: str) -> PayloadError:
-    # nnsight 0.8 has a class for it, its forebears a sentence.
+    # nnsight 0.8 raises a class of its own for an unknown id; 0.6 and 0.7 raise a plain sentence.
     missing = str(error).removeprefix("Unknown persistent id: ")
     if type(error).__name__ == "UnknownPersistentIdError" or missing != str(error):
         return PayloadError(

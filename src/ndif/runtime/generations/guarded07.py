@@ -1,4 +1,4 @@
-"""Where nnsight 0.6 and 0.7 read, compile and run a user's code, for a policy to stand there."""
+"""Put a `CodePolicy` where nnsight 0.6 and 0.7 read, compile and run a user's code."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from nnsight.intervention import envoy, serialization
 from nnsight.intervention.backends import base
 from nnsight.intervention.tracing.base import Tracer
 
-from ndif.runtime.generations.port import PayloadError, Policy
+from ndif.runtime.generations.errors import PayloadError
+from ndif.runtime.generations.port import CodePolicy
 
 _SERIALIZATION = "nnsight.intervention.serialization"
 _FILENAME, _NAMES = 2, 9
-"""Where `make_function` has the file of a function, and its first names."""
+"""Positions of the file name and the names among the arguments of `make_function`."""
 
 _Unpickler = serialization.CustomCloudUnpickler
 _setstate = serialization._source_function_setstate
 _interleave = envoy.Envoy.interleave
 
 
-def guarding(policy: Policy) -> AbstractContextManager[None]:
-    """While it lasts, blocks and what they call are a user's code."""
+def guarding(policy: CodePolicy) -> AbstractContextManager[None]:
+    """Apply `policy` to blocks and the functions that they call while the context lasts."""
 
     def make_function(*arguments: Any) -> Any:
         given = list(arguments)
@@ -33,7 +34,7 @@ def guarding(policy: Policy) -> AbstractContextManager[None]:
         try:
             function = serialization.make_function(*given)
         except ValueError as error:
-            # The reason is a line of the user's, which the sentence around it does not show.
+            # The cause names a line of the user's code; the error around it does not.
             raise error.__cause__ or error from None
         return policy.adopt(function, names)
 
@@ -73,7 +74,7 @@ _FRAME = "get_non_nnsight_frame"
 
 
 def _users_frame() -> FrameType | None:
-    """nnsight's `get_non_nnsight_frame`, which takes a guard's frame for the user's."""
+    """Replace `get_non_nnsight_frame`: skip frames of this package, which nnsight takes for the user's."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -87,11 +88,11 @@ def _modules_with(name: str) -> list[ModuleType]:
     return [module for module in modules if name in vars(module)]
 
 
-def check(policy: Policy, request: Any) -> None:
-    """See that a request is a tracer and a function that came with it as source.
+def check(policy: CodePolicy, request: Any) -> None:
+    """Check that a request holds a tracer and a function that came with it as source.
 
     Raises:
-        PayloadError: if it is anything else.
+        PayloadError: if it holds anything else.
     """
     function, tracer = request.interventions, request.tracer
     if not (isinstance(tracer, Tracer) and isinstance(function, FunctionType)):

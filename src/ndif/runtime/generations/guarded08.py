@@ -1,4 +1,4 @@
-"""Where nnsight 0.8 reads, compiles and runs a user's code, for a policy to stand there."""
+"""Put a `CodePolicy` where nnsight 0.8 reads, compiles and runs a user's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from nnsight.intervention import tracer as interleaving
 from nnsight.schema import request
 from nnsight.tracing import tracer as tracing
 
-from ndif.runtime.generations.port import PayloadError, Policy
+from ndif.runtime.generations.errors import PayloadError
+from ndif.runtime.generations.port import CodePolicy
 
 _COMPILING = (tracing, interleaving, interleaver, iterator, serialization, request)
 
@@ -25,8 +26,8 @@ _load_function = serialization._load_function
 _interleave = envoy.Envoy.interleave
 
 
-def guarding(policy: Policy) -> AbstractContextManager[None]:
-    """While it lasts, blocks and what they call are a user's code."""
+def guarding(policy: CodePolicy) -> AbstractContextManager[None]:
+    """Apply `policy` to blocks and the functions that they call while the context lasts."""
 
     def compile_block(_: Any, module: Any, frame: Any) -> Any:
         code = policy.compile(module, frame.f_code.co_filename, "exec")
@@ -48,10 +49,10 @@ def guarding(policy: Policy) -> AbstractContextManager[None]:
 
 @functools.cache
 def _methods() -> dict[tuple[tuple[str, ...], str], Any]:
-    """nnsight's own methods that can be traced, by the end of their file and their name.
+    """Return nnsight's own traceable methods by the end of their file's path and their name.
 
-    A client cannot refer to one, since a wrapper has its name, and sends its source. It is our own that
-    runs.
+    A wrapper has the method's name, so a client cannot refer to the method and sends its source. The
+    server runs its own method instead.
     """
     found = {}
     for module in [module for name, module in sys.modules.items() if name.startswith("nnsight.")]:
@@ -65,9 +66,9 @@ def _methods() -> dict[tuple[tuple[str, ...], str], Any]:
 
 
 class Unpickler:
-    """nnsight's unpickler under a policy; what comes out of it is looked at before it is used."""
+    """nnsight's unpickler under a policy, which checks an unpickled request before it is used."""
 
-    def __init__(self, policy: Policy, file: Any, persistent: dict[str, Any]) -> None:
+    def __init__(self, policy: CodePolicy, file: Any, persistent: dict[str, Any]) -> None:
         ours: list[Any] = []
 
         def load_function(source: str, name: str, *others: Any) -> Any:
@@ -91,10 +92,10 @@ class Unpickler:
         )(file, persistent)
 
     def load(self) -> Any:
-        """A tracer, and the source of its block with its names.
+        """Return a tracer, and the source of its block with its names and variables.
 
         Raises:
-            PayloadError: if it is anything else.
+            PayloadError: if the payload holds anything else.
         """
         tracer, (source, names, variables) = self._ordinary.load()
         if not isinstance(tracer, tracing.Tracer) or not isinstance(source, str):

@@ -1,4 +1,4 @@
-"""What a runner asks of an nnsight generation."""
+"""The port to an nnsight generation: the interface through which a model process loads and runs a model."""
 
 from __future__ import annotations
 
@@ -11,54 +11,47 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ndif.runtime.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from ndif.runtime.weights import Placement
-
-
-class PayloadError(Exception):
-    """The payload cannot be turned into a trace; the message tells its sender why."""
-
-
-class BlockError(Exception):
-    """The user's block raised. `traceback` is the text its author should read."""
-
-    def __init__(self, traceback: str) -> None:
-        super().__init__(traceback)
-        self.traceback = traceback
+    from ndif.runtime.weights.weights import Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """How a hybrid job talks with its client while it runs."""
+class ClientStream:
+    """The two directions in which a hybrid job exchanges data with its client while it runs."""
 
     send: Callable[[bytes], None]
     receive: Callable[[], bytes]
 
 
 Rebuilders = Mapping[tuple[str, str], Any]
-"""What stands for a function or class of a pickle, by module and name."""
+"""Replacements for functions and classes that a pickle names, by module and name."""
 
 
-class Policy(Protocol):
-    """What the code and the payload of a request may do. `ndif.sandbox.protector` has one."""
+class CodePolicy(Protocol):
+    """The rules for a request's code and payload; `ndif.sandbox.protector.Protector` implements them."""
 
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
-        """Take note of what of the server's a payload may refer to; the same objects."""
+        """Register the server's objects that a payload may refer to, and return them."""
         ...
 
     def unpickler(self, ordinary: Any, rebuilders: Rebuilders) -> Any:
-        """What is to be used for the unpickler class `ordinary`."""
+        """Return the class to use in place of the unpickler class `ordinary`."""
         ...
 
-    def foreseeing(self) -> AbstractContextManager[None]:
-        """While it lasts, payloads are the server's own, and like those that will come to its forks."""
+    def caching_prefix(self) -> AbstractContextManager[None]:
+        """Treat payloads as the server's own while the context lasts, and cache how they begin.
+
+        Payloads that later reach forks of this process begin in the same way.
+        """
         ...
 
     def guarding(
         self, modules: Sequence[ModuleType], replaced: Sequence[tuple[Any, str, Any]] = ()
     ) -> AbstractContextManager[None]:
-        """While it lasts, what these modules compile and run is a user's code.
+        """Treat everything that `modules` compile and run as a user's code while the context lasts.
 
-        `replaced` are further attributes that are others meanwhile: owner, name, value.
+        Args:
+            modules: Modules of nnsight.
+            replaced: Further attributes to replace meanwhile: owner, name, value.
         """
         ...
 
@@ -66,32 +59,32 @@ class Policy(Protocol):
         """Compile a user's code.
 
         Raises:
-            SyntaxError: if it is not Python, or more than a request may run.
+            SyntaxError: if the source is not Python, or uses more than a request may.
         """
         ...
 
     def adopt(self, function: Any, names: Mapping[str, Any]) -> Any:
-        """A function of a user's, with globals of its own in which `names` are."""
+        """Return a user's function with globals of its own that contain `names`."""
         ...
 
     def fill(self, function: Any, names: Mapping[str, Any]) -> None:
-        """Put more names into the globals of an adopted function."""
+        """Add `names` to the globals of an adopted function."""
         ...
 
     def runs(self, function: Any) -> bool:
-        """Whether a function was adopted."""
+        """Return True if `function` was adopted."""
         ...
 
     def scope(self, names: Mapping[str, Any]) -> dict[str, Any]:
-        """The names that a payload may give to its code."""
+        """Return those of `names` that a payload may give to its code."""
         ...
 
     def filename(self, name: str) -> str:
-        """The file name that a user's code is known by here."""
+        """Return the file name under which a user's code is known on this server."""
         ...
 
     def check_call(self, name: str) -> None:
-        """See that a method of the model may be called by its name.
+        """Check that a request may call the model's method `name`.
 
         Raises:
             AttributeError: if not.
@@ -100,7 +93,7 @@ class Policy(Protocol):
 
 
 class Generation(Protocol):
-    """One loaded model, spoken to through one nnsight generation."""
+    """One model, loaded and run by one nnsight generation."""
 
     model: Any
     """The nnsight wrapper."""
@@ -110,35 +103,47 @@ class Generation(Protocol):
         ...
 
     def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
-        """Have the model as `load` does, but without weights, which are put in later.
+        """Build the model as `load` does, but on the meta device; `install` adds the weights later.
 
-        They will be where `placement` says, and the model counts as one that is there.
+        Args:
+            spec: The model.
+            placement: The devices that the weights will be on, and that the model reports as its own.
         """
         ...
 
     def move(self, placement: Placement) -> None:
-        """Have a model that `load_meta` built count as being at `placement` instead."""
+        """Change the placement that a model from `load_meta` reports."""
+        ...
+
+    def warmup_payload(self, prompt: str) -> bytes:
+        """Return a payload, not compressed, that runs `prompt` and saves the first part of the output."""
         ...
 
     def run(
         self,
         payload: bytes,
         env: Mapping[str, Any],
-        conversation: Conversation,
-        policy: Policy | None = None,
+        stream: ClientStream,
+        policy: CodePolicy | None = None,
     ) -> dict[str, Any]:
-        """Run a decompressed payload under `policy`, or as it is; its saved values by name.
+        """Run a decompressed payload and return its saved values by name.
+
+        Args:
+            payload: The request's body.
+            env: The adapter and attention implementation that the request asks for.
+            stream: The hybrid job's exchange with its client.
+            policy: The rules for untrusted code; None for trusted code.
 
         Raises:
-            PayloadError: if it is not a payload of this generation.
+            PayloadError: if the payload is not a trace of this generation.
             BlockError: if the user's code raised.
         """
         ...
 
     def export(self, saves: dict[str, Any]) -> dict[str, Any]:
-        """The saved values as this generation's client wants to find them."""
+        """Return the saved values in the form that this generation's client expects."""
         ...
 
     def forget(self) -> None:
-        """Drop what the last run left in caches that the next must not see."""
+        """Remove the last run's entries from caches that the next run must not see."""
         ...

@@ -1,4 +1,4 @@
-"""nnsight 0.8: a payload is a tracer, and the source of its block with what the block refers to."""
+"""nnsight 0.8: a payload is a tracer, the source of its block, and the values that the block refers to."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from nnsight.modeling.transformers import TransformersModel
 from nnsight.schema.request import RequestModel
 from nnsight.tracing import globals as tracing_globals
 from nnsight.tracing import tracer as tracing
+from nnsight.tracing.backend import Backend
 
+from ndif.runtime.generations.errors import BlockError, PayloadError, unpickling_errors
 from ndif.runtime.generations.guarded08 import Unpickler, guarding
-from ndif.runtime.generations.loading import load_arguments
-from ndif.runtime.generations.port import BlockError, Conversation, PayloadError, Policy
-from ndif.runtime.generations.unpacking import unpacking
+from ndif.runtime.generations.port import ClientStream, CodePolicy
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain
-from ndif.runtime.weights import Placement
+from ndif.runtime.weights.weights import Placement, load_arguments
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
-# What it warns of, a device beside a device map, is what it takes to have the model there.
+# The filtered warning is about a device beside a device map; a pipeline needs both to stay on the device.
 logging.getLogger("transformers.pipelines").addFilter(lambda record: "device_map" not in record.msg)
 
 
 class Nnsight08:
-    """The adapter of this generation."""
+    """Load and run models with nnsight 0.8."""
 
     def __init__(self) -> None:
         self.model: Any = None
         self._objects: dict[str, Any] | None = None
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
-        """The weights, and whether each takes gradients, before the first adapter."""
+        """Each weight with its `requires_grad` before the first adapter was put on the model."""
         self._env: dict[str, Any] = {}
         self._attention: str | None = None
-        """The implementation that the model was loaded with: what a request gets that names none."""
+        """The implementation that the model was loaded with: the default for a request that names none."""
 
     def load(self, spec: ModelSpec) -> None:
         """See `Generation.load`."""
         arguments = load_arguments(spec)
         if arguments.get("device_map", "auto") != "auto":
-            # Told of the map alone, the pipeline moves the model to the first GPU.
+            # Given the map alone, the pipeline moves the model to the first GPU.
             arguments["device"] = arguments["device_map"]
         elif spec.device == "cpu":
-            # Told of no device, it takes the first GPU where CUDA has started.
+            # Given no device, the pipeline takes the first GPU where CUDA has started.
             arguments["device"] = "cpu"
         self.model = TransformersModel(
             spec.checkpoint, revision=spec.revision, task=spec.task, dispatch=True, **arguments
@@ -60,8 +60,8 @@ class Nnsight08:
 
     def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
         """See `Generation.load_meta`."""
-        # Not nnsight's own way to do without weights: that one leaves out what comes with them, such as
-        # the generation settings and the evaluation mode, and takes the tokenizer of another revision.
+        # nnsight's own way to build a model without weights leaves out the generation settings and the
+        # evaluation mode, and takes the tokenizer of another revision.
         self.load(replace(spec, device="meta"))
         self.move(placement)
 
@@ -74,10 +74,10 @@ class Nnsight08:
         self,
         payload: bytes,
         env: Mapping[str, Any],
-        conversation: Conversation,
-        policy: Policy | None = None,
+        stream: ClientStream,
+        policy: CodePolicy | None = None,
     ) -> dict[str, Any]:
-        """See `Generation.run`. This generation holds no conversation."""
+        """See `Generation.run`. This generation has no hybrid jobs and does not use `stream`."""
         self._apply({"attn_implementation": self._attention, **env})
         if policy is None:
             return self._run(payload, self._persistent_objects(), CustomCloudUnpickler)
@@ -86,7 +86,7 @@ class Nnsight08:
             return self._run(payload, objects, functools.partial(Unpickler, policy))
 
     def _run(self, payload: bytes, objects: dict[str, Any], unpickler: Any) -> dict[str, Any]:
-        with unpacking("0.8"):
+        with unpickling_errors("0.8"):
             tracer = RequestModel.deserialize(payload, objects, unpickler=unpickler)
             code, frame = tracer.info.code, tracer.info.frame
         tracing.inc()
@@ -99,7 +99,7 @@ class Nnsight08:
                 if id(value) in saved and not name.startswith("__nnsight_")
             }
         except BaseException as error:
-            # A block's own traceback is set aside before the model's frames pile up on it.
+            # nnsight stores a block's own traceback before the model's frames are added to the error's.
             tb = getattr(error, "__intervention_tb__", error.__traceback__)
             raise BlockError(explain(error, tb, _INTERNAL)) from error
         finally:
@@ -119,9 +119,13 @@ class Nnsight08:
         linecache.clearcache()
         self.model.interleaver.cancel()
 
+    def warmup_payload(self, prompt: str) -> bytes:
+        """See `Generation.warmup_payload`."""
+        return _payload_of_first_output(self.model, prompt)
+
     def _apply(self, env: dict[str, Any]) -> None:
-        """Give the model the adapter and attention implementation of this request alone."""
-        # A client names what it has none of, or leaves it out.
+        """Set the model to the adapter and attention implementation of this request alone."""
+        # A client sends None for a key that it does not use, or leaves the key out.
         env = {name: value for name, value in env.items() if value is not None}
         if env == self._env:
             return
@@ -140,7 +144,7 @@ class Nnsight08:
             self._objects = None
         self._env = env
         if "peft" not in env:
-            # An adapter freezes what it is put on, and leaves it so.
+            # An adapter freezes the model's weights; they stay frozen when it is removed.
             for parameter, trains in self._trained or ():
                 parameter.requires_grad_(trains)
 
@@ -148,3 +152,20 @@ class Nnsight08:
         if self._objects is None:
             self._objects = self.model._remoteable_persistent_objects()
         return self._objects
+
+
+class _KeepPayload(Backend):  # type: ignore[misc]
+    """A backend that keeps the payload that a client would send."""
+
+    payload: bytes
+
+    def __call__(self, tracer: Any) -> None:
+        """See `Backend`."""
+        self.payload = RequestModel.serialize(tracer, compress=False)
+
+
+def _payload_of_first_output(model: Any, prompt: str) -> bytes:
+    backend = _KeepPayload()
+    with model.trace(prompt, backend=backend):
+        first = model.output[0].save()  # noqa: F841 - the result of the trace
+    return backend.payload

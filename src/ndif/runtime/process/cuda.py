@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, by torch: the only module of the model plane that uses `torch.cuda`."""
+"""The driver of NVIDIA's GPUs, through torch: the only module of the model plane that uses `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from ndif.runtime.driver import DeviceError, Event
+from ndif.runtime.process.driver import DeviceError, Event, Handle
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights import Handle
-from ndif.sandbox.confinement import DriverFiles, folders_of_libraries
+from ndif.sandbox.confinement.confinement import DriverFiles, library_folders
 
 _MOST_DEVICES = 255
 _POLL_S = 0.001
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables with the settings of torch's allocator, the one that goes first first."""
+"""Variables with the settings of torch's allocator, in order of precedence."""
 _NODES = "/dev/nvidia"
-_CARD = re.compile(rf"{_NODES}(\d+)")
+_GPU_NODE = re.compile(rf"{_NODES}(\d+)")
 _UVM_TOOLS = "/dev/nvidia-uvm-tools"
-"""Opened by drivers from 570 on as they start, and closed again."""
+"""A device file that drivers from 570 on open as they start, and close again."""
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _COUNTER = b"/torch_"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch keeps its counters, by name
@@ -44,10 +43,10 @@ class Cuda:
         """Indices of the selected devices among those that this process was started with."""
         self._pools: list[Any] = []
         self._checked: dict[int, torch.Tensor] = {}
-        """A word of each device, which a check needs no memory for once it is there."""
+        """A small tensor on each device, so that later checks allocate no memory."""
 
-    def wanted(self, spec: ModelSpec) -> bool:
-        """See `Driver.wanted`. No device can be seen from here on where none is wanted."""
+    def uses_devices(self, spec: ModelSpec) -> bool:
+        """See `Driver.uses_devices`. If the model uses none, this process sees no device from here on."""
         named = spec.device is not None and spec.device.startswith("cuda")
         anywhere = spec.device in (None, "auto")
         count = _count_devices() if named or anywhere else 0
@@ -57,7 +56,7 @@ class Cuda:
                 f"The model is to be on {where}, but torch {torch.__version__} finds no CUDA device here"
             )
         if count == 0:
-            # A pipeline moves a model to the first GPU that there is, whatever it was told.
+            # A pipeline moves a model to the first visible GPU, whatever device it is given.
             os.environ[_VISIBLE] = ""
             return False
         chosen = chosen_devices(spec)
@@ -66,22 +65,22 @@ class Cuda:
                 f"The model is to be on GPU {max(chosen)}, but torch finds {count} CUDA devices here, "
                 "counted from 0"
             )
-        self._see(chosen or [*range(count)])
+        self._restrict_to(chosen or [*range(count)])
         return True
 
     def select(self, spec: ModelSpec) -> ModelSpec:
         """See `Driver.select`."""
         chosen = chosen_devices(spec) or self._selected or []
-        self._see(chosen)
+        self._restrict_to(chosen)
         given = spec.max_memory or {}
         memory = {number: given[index] for number, index in enumerate(chosen) if index in given}
         named = spec.device is not None and spec.device.startswith("cuda")
         return replace(spec, device="cuda:0" if named else "auto", max_memory=memory or None)
 
-    def _see(self, chosen: list[int]) -> None:
+    def _restrict_to(self, chosen: list[int]) -> None:
         self._selected = chosen
         os.environ[_VISIBLE] = visible_devices(self._visible, chosen)
-        # Whoever asks torch gets this number, and torch starts nothing to find it.
+        # With the number cached, torch does not start CUDA to count devices.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         torch.cuda._cached_device_count = len(chosen)
 
@@ -92,16 +91,16 @@ class Cuda:
             return device
         return f"cuda:{self._selected[int(index or 0)]}"
 
-    def reached(self) -> str | None:
-        """See `Driver.reached`."""
+    def find_early_start(self) -> str | None:
+        """See `Driver.find_early_start`."""
         if not torch.cuda.is_initialized() and not _open_nodes():
             return None
         named = sorted(_packages_of_cuda())
-        who = f": {', '.join(named)} may have, as it was imported" if named else ""
-        return f"something started CUDA where it must not be, for forks to have it{who}"
+        cause = f" (imported packages that may do so: {', '.join(named)})" if named else ""
+        return f"CUDA was started in the process that forks runners, and does not survive a fork{cause}"
 
     def prepare_owner(self) -> None:
-        """See `Driver.prepare_owner`. Segments that can be extended need ptrace's rights to be mapped."""
+        """See `Driver.prepare_owner`. Mapping expandable segments would need ptrace rights."""
         settings = allocator_settings(os.environ)
         if settings is not None:
             _set_allocator(settings)
@@ -118,21 +117,21 @@ class Cuda:
     def export(self, tensors: Iterable[torch.Tensor]) -> list[Handle]:
         """See `Driver.export`.
 
-        Each tensor once, not once a runner: each time, torch puts another layer around the memory, and
-        frees it only with the memory. The counter in a handle says when that may be, which is never, so
-        all runners can do with the same handles, and one that is killed leaves nothing behind.
+        Each tensor is exported once, not once a runner: each export puts another layer around the memory,
+        which torch frees only with the memory. The counter in a handle says when torch may free it, which
+        is never here, so all runners share the same handles and a killed runner leaves nothing behind.
         """
         self.synchronize()
         return [without_event(reduce_tensor(tensor)) for tensor in tensors]
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
-        """See `Driver.files`. Devices are those that this process has open, but for others' cards."""
-        # All that this process sees, with weights or without: a runner sees them, too.
+        """See `Driver.files`. The devices are those that this process has open, without other GPUs."""
+        # A runner sees all devices that this process sees, with weights or without.
         identities = [_identity(index) for index in range(torch.cuda.device_count())]
-        minors = card_minors(_information(), identities)
+        minors = gpu_minors(_information(), identities)
         devices = {_UVM_TOOLS, *_open_nodes()}
         return DriverFiles(
-            libraries=tuple(sorted({str(folder) for folder in folders_of_libraries()})),
+            libraries=tuple(sorted({str(folder) for folder in library_folders()})),
             devices=tuple(sorted(node for node in devices if _is_ours(node, minors))),
             shared_memory=tuple(sorted(_counters(handles))),
         )
@@ -141,7 +140,7 @@ class Cuda:
     def private_memory(self) -> Iterator[None]:
         """See `Driver.private_memory`.
 
-        CUDA exports whole blocks of its allocator, with whatever else lies in them.
+        CUDA exports whole blocks of the allocator, with all tensors that lie in them.
         """
         if not self._pools:
             for index in range(torch.cuda.device_count()):
@@ -176,7 +175,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def _device_errors(self, index: int) -> Iterator[None]:
-        """Turn what torch raises of a device into a `DeviceError` of one line, with the node's number."""
+        """Translate torch's errors into a `DeviceError` of one line with the node's device number."""
         try:
             yield
         except RuntimeError as error:
@@ -219,34 +218,34 @@ class Cuda:
 
 
 def is_available() -> bool:
-    """Return True if CUDA works here; to find out starts its driver in this process."""
+    """Return True if CUDA works here; the call starts CUDA in this process."""
     return torch.cuda.is_available()
 
 
 def chosen_devices(spec: ModelSpec) -> list[int]:
-    """Return the indices of the devices that `spec` names; none where it leaves the choice."""
+    """Return the indices of the devices that `spec` names; none where it leaves the choice to torch."""
     if spec.device is not None and spec.device.startswith("cuda"):
         return [int(spec.device.partition(":")[2] or 0)]
     return sorted(spec.max_memory or ())
 
 
 def visible_devices(visible: str | None, chosen: Iterable[int]) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES with which `chosen` of the `visible` devices are seen."""
+    """Return the value of CUDA_VISIBLE_DEVICES that shows only `chosen` of the `visible` devices."""
     names = None if visible is None else [name.strip() for name in visible.split(",")]
     return ",".join(str(index) if names is None else names[index] for index in chosen)
 
 
 def allocator_settings(environment: Mapping[str, str]) -> str | None:
-    """Return torch's allocator settings without expandable segments; None where there are none."""
+    """Return torch's allocator settings without expandable segments; None if they have none."""
     settings = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
     without = re.sub(r"(expandable_segments\s*:\s*)(True|true|1)", r"\1False", settings)
     return None if without == settings else without
 
 
 def without_event(handle: Handle) -> Handle:
-    """Return a handle that is opened without waiting for the event that torch puts into the first 1,000.
+    """Return a handle that opens without the event that torch puts into the first 1,000 handles.
 
-    To open an event takes the driver files in /dev/shm that another process made.
+    Opening an event needs files of the driver in /dev/shm that another process made.
 
     Raises:
         TypeError: if this version of torch makes handles of another kind.
@@ -258,14 +257,14 @@ def without_event(handle: Handle) -> Handle:
     return function, bound.args
 
 
-def card_minors(
+def gpu_minors(
     information: Mapping[str, str], identities: Iterable[tuple[str, str]]
 ) -> frozenset[int] | None:
-    """Return the numbers of the device files of some GPUs; None if one of them is not known.
+    """Return the numbers of the device files of some GPUs; None if one of them is unknown.
 
     Args:
-        information: By PCI address, the text that NVIDIA's driver has of a GPU (/proc/driver/nvidia/gpus).
-        identities: PCI address and UUID of each GPU; empty text for one that is not known.
+        information: The driver's text about each GPU (/proc/driver/nvidia/gpus) by PCI address.
+        identities: PCI address and UUID of each GPU; an empty text for an unknown one.
     """
     found = set()
     for address, uuid in identities:
@@ -280,8 +279,8 @@ def card_minors(
 
 
 def _is_ours(node: str, minors: frozenset[int] | None) -> bool:
-    card = _CARD.fullmatch(node)
-    return card is None or minors is None or int(card[1]) in minors
+    gpu = _GPU_NODE.fullmatch(node)
+    return gpu is None or minors is None or int(gpu[1]) in minors
 
 
 def _information() -> dict[str, str]:
@@ -289,7 +288,7 @@ def _information() -> dict[str, str]:
 
 
 def _identity(index: int) -> tuple[str, str]:
-    """Return the PCI address and UUID of a device, as far as this version of torch tells them."""
+    """Return the PCI address and UUID of a device; an empty text for one that this torch lacks."""
     properties = torch.cuda.get_device_properties(index)
     parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
     address = "{:04x}:{:02x}:{:02x}.0".format(*parts) if min(parts) >= 0 else ""
@@ -297,7 +296,7 @@ def _identity(index: int) -> tuple[str, str]:
 
 
 def _counters(handles: Iterable[Handle]) -> set[str]:
-    """Return the files in which torch counts who uses a tensor of another process."""
+    """Return the files in which torch counts the processes that use an exported tensor."""
     return {
         str(_SHARED_MEMORY / argument.decode().removeprefix("/"))
         for _, arguments in handles
@@ -316,7 +315,7 @@ def _open_nodes() -> set[str]:
 
 
 def _packages_of_cuda() -> set[str]:
-    """Return the packages, beside torch and NVIDIA's, of which a library for CUDA is loaded."""
+    """Return the packages, except torch and NVIDIA's, that have loaded a library for CUDA."""
     found = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path("/", line.partition("/")[2])
@@ -347,8 +346,8 @@ def _set_allocator(settings: str) -> None:
 def _count_devices() -> int:
     """Count CUDA devices.
 
-    Another process counts: torch would start CUDA for it, unless NVML can tell, which knows nothing of
-    the parts of a divided GPU and is missing in some containers.
+    A child process counts them, because torch starts CUDA to count. NVML could tell without a start, but it
+    does not count the instances of a divided GPU and is missing in some containers.
     """
     if not torch.backends.cuda.is_built():
         return 0

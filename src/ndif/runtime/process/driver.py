@@ -1,38 +1,43 @@
-"""The port to the driver of GPUs: every use of one by a model process goes through a `Driver`.
+"""The port to the driver of GPUs: every use of a GPU by a model process goes through a `Driver`.
 
-`ndif.runtime.cuda` has the form for NVIDIA's; the tests have one for machines without GPUs.
+`ndif.runtime.process.cuda` implements the port for NVIDIA's; the tests implement it without GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.tracebacks import SaidError
-from ndif.runtime.weights import Handle
-from ndif.sandbox.confinement import DriverFiles
+from ndif.runtime.tracebacks import UserFacingError
+from ndif.sandbox.confinement.confinement import DriverFiles
+
+Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+"""A function and its arguments that rebuild a tensor in another process."""
+
+_OVERHEAD_BYTES = 256 << 20
+"""Bytes that torch takes beside a model of any size: cached blocks, workspaces, a checksum's key."""
 
 
-class DeviceError(SaidError):
-    """A GPU that does not answer, or whose state in this process is lost: "CUDA error on GPU 2: …"."""
+class DeviceError(UserFacingError):
+    """A GPU does not answer, or its state in this process is lost: "CUDA error on GPU 2: …"."""
 
 
 class Event(Protocol):
     """A point in a device's work."""
 
     def synchronize(self) -> None:
-        """Wait until the device has come to that point."""
+        """Wait until the device has reached that point."""
         ...
 
 
 class Driver(Protocol):
-    """Devices as a model process uses them: in its zygote not at all, in its owner and its runners."""
+    """The devices of a model process; its weight owner and its runners start them, its zygote never."""
 
-    def wanted(self, spec: ModelSpec) -> bool:
+    def uses_devices(self, spec: ModelSpec) -> bool:
         """Return True if the weights belong on devices, which this process then never starts.
 
         Raises:
@@ -44,33 +49,33 @@ class Driver(Protocol):
         """Restrict this process and its forks to the devices of `spec`, numbered from 0.
 
         Returns:
-            The same model, its devices by their new numbers.
+            The same model, with its devices by their new numbers.
         """
         ...
 
     def node_device(self, device: str) -> str:
-        """Return the name that the node has for a selected device: `select`, undone."""
+        """Return the node's name of a selected device: the inverse of `select`."""
         ...
 
-    def reached(self) -> str | None:
-        """Return a sentence on what of the driver is in this process already; None if nothing is."""
+    def find_early_start(self) -> str | None:
+        """Return a sentence if something has started the driver in this process already, else None."""
         ...
 
     def prepare_owner(self) -> None:
-        """Set the allocator up for memory that other processes map; before `start`."""
+        """Set the allocator up for memory that other processes map; called before `start`."""
         ...
 
     def start(self, device: str, shares: Mapping[int, int]) -> None:
-        """Start the driver in this process and put on `device` what is put on none by name.
+        """Start the driver in this process and make `device` the default.
 
         Args:
             device: A torch device.
-            shares: Bytes that this process may allocate, by device; no limit for others.
+            shares: Bytes that this process may allocate, by device; the others have no limit.
         """
         ...
 
     def export(self, tensors: Iterable[torch.Tensor]) -> list[Handle]:
-        """Share tensors, whose contents are complete when this returns, with other processes."""
+        """Share tensors with other processes; the tensors' contents are complete when this returns."""
         ...
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
@@ -78,14 +83,14 @@ class Driver(Protocol):
         ...
 
     def private_memory(self) -> AbstractContextManager[None]:
-        """Allocate apart from the memory that is exported, while the context lasts."""
+        """Allocate apart from exported memory while the context lasts."""
         ...
 
     def check(self, deadline_s: float) -> None:
         """Give every device a little work and wait for it.
 
         Raises:
-            DeviceError: if one cannot, or does not within the deadline.
+            DeviceError: if a device fails, or does not finish within the deadline.
         """
         ...
 
@@ -98,15 +103,15 @@ class Driver(Protocol):
         ...
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Return a buffer of so many bytes that devices copy to and from directly."""
+        """Return a buffer of `size` bytes that devices copy to and from directly."""
         ...
 
     def mark(self, device: torch.device) -> Event:
-        """Return the end of the work that a device has been given until now."""
+        """Return the end of the work that a device has been given so far."""
         ...
 
     def release_memory(self) -> None:
-        """Give back memory that the allocator keeps for later."""
+        """Return memory that the allocator caches to the device."""
         ...
 
     def random_states(self) -> list[torch.Tensor]:
@@ -118,18 +123,38 @@ class Driver(Protocol):
         ...
 
     def reset_peak(self) -> None:
-        """Begin to measure allocated memory anew."""
+        """Begin to measure the peak of allocated memory anew."""
         ...
 
     def peak_bytes(self) -> int:
-        """Return the most that was allocated on any one device since `reset_peak`."""
+        """Return the peak of allocated memory on any one device since `reset_peak`."""
         ...
 
 
 def bytes_by_device(tensors: Mapping[str, Any]) -> dict[int, int]:
-    """Return the bytes of different tensors by the index of their device."""
+    """Return the bytes of distinct tensors by the index of their device."""
     found: dict[int, int] = {}
     for tensor in {id(tensor): tensor for tensor in tensors.values()}.values():
         index = tensor.device.index or 0
         found[index] = found.get(index, 0) + tensor.nbytes
     return found
+
+
+def owner_shares(max_memory: Mapping[int, int] | None) -> dict[int, int]:
+    """Return the bytes of each device that the weight owner may allocate."""
+    return {device: size + _OVERHEAD_BYTES for device, size in (max_memory or {}).items()}
+
+
+def runner_shares(
+    max_memory: Mapping[int, int] | None, weights: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the bytes of each device that a runner may allocate: those that the weights leave.
+
+    Args:
+        max_memory: Bytes of each device that the model was given.
+        weights: Bytes of each device that its weights take; runners map them and allocate nothing for them.
+    """
+    return {
+        device: max(0, size - weights.get(device, 0)) + _OVERHEAD_BYTES
+        for device, size in (max_memory or {}).items()
+    }

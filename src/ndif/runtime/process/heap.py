@@ -1,22 +1,22 @@
-"""The C library's heap before it is forked: without holes, in huge pages, with room at its top.
+"""Preparation of the C library's heap for forks: holes filled, huge pages, free space at its top.
 
-Imports and the loading of a model leave 20,000 holes in it. A fork that runs a request would spread what
-it allocates over them, and copy a page for each: 9,700 with SmolLM2, where 3,800 are written to. And
-what lies close together is found faster, by forks and by this process.
+Imports and the loading of a model leave 20,000 holes in the heap. A fork that runs a request would spread
+its allocations over them and copy a page for each: 9,700 pages with SmolLM2, where it writes to 3,800.
+Memory that lies close together is also faster to access, for forks and for this process.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-from ndif.runtime.huge import COLLAPSE, SIZE, advise
-from ndif.runtime.mappings import mappings
+from ndif.runtime.process.mappings import mappings
+from ndif.runtime.weights.huge_pages import COLLAPSE, SIZE, advise
 
 _LARGEST, _SMALLEST = 64 << 10, 32
-"""Sizes of what the holes are filled with. A hole that is larger takes several."""
+"""Sizes in bytes of the allocations that fill holes. A larger hole takes several."""
 
-_ROOM = 32 << 20
-"""What a request's own memory fits in, more or less; what nobody writes to takes none."""
+_FREE_TOP = 32 << 20
+"""Bytes at the heap's top that hold most requests' memory; pages that nobody writes to take none."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3). The values are the largest that the library itself would come to."""
@@ -35,9 +35,9 @@ class _Mallinfo(ctypes.Structure):
 
 
 def settle() -> None:
-    """Arrange this process's heap for the forks to come. Nothing of it moves.
+    """Prepare this process's heap for later forks. No allocation moves.
 
-    Where the C library is not glibc 2.33 or later, all is left as it is.
+    Without glibc 2.33 or later the heap stays as it is.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
@@ -48,12 +48,12 @@ def settle() -> None:
     libc.sbrk.restype = ctypes.c_size_t
     libc.malloc_trim(0)
     _fill_holes(libc)
-    top = _leave_room(libc)
+    top = _extend(libc)
     _use_huge_pages(top)
 
 
 def _top(libc: ctypes.CDLL) -> int:
-    """Where the heap's free end begins."""
+    """Return the address at which the heap's free end begins."""
     top: int = libc.sbrk(0) - libc.mallinfo2().keepcost
     return top
 
@@ -69,16 +69,16 @@ def _fill_holes(libc: ctypes.CDLL) -> None:
         size = size * 3 // 4
 
 
-def _leave_room(libc: ctypes.CDLL) -> int:
-    """Extend the heap, and where its free end begins."""
-    libc.mallopt(_MMAP_THRESHOLD, _ROOM)
-    libc.mallopt(_TRIM_THRESHOLD, 2 * _ROOM)
-    libc.free(libc.malloc(_ROOM - SIZE))
+def _extend(libc: ctypes.CDLL) -> int:
+    """Extend the heap and return the address at which its free end begins."""
+    libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
+    libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
+    libc.free(libc.malloc(_FREE_TOP - SIZE))
     return _top(libc)
 
 
 def _use_huge_pages(top: int) -> None:
-    """For what is there one by one, now; for the rest when it is first written to."""
+    """Ask for huge pages: at once for memory in use, at the first write for the rest."""
     for mapping in mappings():
         if mapping.access == "rw-p" and mapping.path == "[heap]":
             advise(mapping.start, min(top, mapping.end), COLLAPSE)

@@ -1,4 +1,4 @@
-"""What is mapped into a process, and which of its pages are its own (proc_pid_maps(5), pagemap)."""
+"""The memory mappings of a process, and the pages that belong to it alone (proc_pid_maps(5), pagemap)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_PRESENT, _OF_A_FILE, _EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
-"""Bits of /proc/PID/pagemap (kernel documentation, admin-guide/mm/pagemap)."""
+PRESENT, SWAPPED, OF_A_FILE, EXCLUSIVE = 1 << 63, 1 << 62, 1 << 61, 1 << 56
+"""Bits of an entry of /proc/PID/pagemap (kernel documentation, admin-guide/mm/pagemap)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,18 @@ class Mapping:
     end: int
     access: str
     offset: int
-    """Where in the file it begins."""
+    """Bytes of the file before the mapping's start."""
     inode: int
     path: str
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the bytes of the mapping."""
         return self.end - self.start
 
 
 def mappings() -> Iterator[Mapping]:
-    """This process's mappings."""
+    """Yield this process's mappings."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, offset, _, inode, *path = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))
@@ -39,43 +39,43 @@ def mappings() -> Iterator[Mapping]:
 
 
 def exclusive(pid: int) -> array.array[int]:
-    """What `pid`, a fork of this process, no longer shares with it: addresses and lengths.
+    """Return the memory that `pid`, a fork of this process, no longer shares with it.
 
-    Only of the mappings that both have.
+    Returns:
+        Addresses and lengths, within the mappings that both processes have.
     """
     ranges = array.array("Q")
     for mapping in mappings():
         if mapping.access.startswith("rw") and not mapping.path.startswith("[v"):
-            _collect(
-                ranges, pid, mapping, _PRESENT | _OF_A_FILE | _EXCLUSIVE, _PRESENT | _EXCLUSIVE
-            )
+            _collect(ranges, pid, mapping, PRESENT | OF_A_FILE | EXCLUSIVE, PRESENT | EXCLUSIVE)
     return ranges
 
 
 def found(pid: int) -> array.array[int]:
-    """What `pid`, a fork of this process, has read of files that both map: addresses and lengths."""
+    """Return the pages of files that `pid`, a fork of this process, has read: addresses and lengths."""
     ranges = array.array("Q")
     for mapping in mappings():
         if mapping.inode and mapping.access.startswith("r"):
-            _collect(ranges, pid, mapping, _PRESENT | _OF_A_FILE, _PRESENT | _OF_A_FILE)
+            _collect(ranges, pid, mapping, PRESENT | OF_A_FILE, PRESENT | OF_A_FILE)
     return ranges
 
 
 def written(mapping: Mapping) -> array.array[int]:
-    """What this process wrote to of a private mapping of a file: addresses and lengths."""
+    """Return the pages of a private file mapping that this process wrote to: addresses and lengths."""
     ranges = array.array("Q")
-    _collect(ranges, "self", mapping, _PRESENT | _OF_A_FILE, _PRESENT)
+    _collect(ranges, "self", mapping, PRESENT | OF_A_FILE, PRESENT)
     return ranges
 
 
 def _collect(
-    ranges: array.array[int], pid: int | str, mapping: Mapping, mask: int, wanted: int
+    ranges: array.array[int], pid: int | str, mapping: Mapping, mask: int, expected: int
 ) -> None:
+    """Add the pages of `mapping` whose entries have the `expected` bits within `mask`."""
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
         pagemap.seek(mapping.start // mmap.PAGESIZE * 8)
         entries = array.array("Q", pagemap.read(mapping.size // mmap.PAGESIZE * 8))
     for number, entry in enumerate(entries):
-        if entry & mask != wanted:
+        if entry & mask != expected:
             continue
         address = mapping.start + number * mmap.PAGESIZE
         if ranges and ranges[-2] + ranges[-1] == address:

@@ -1,4 +1,4 @@
-"""Python's shared namespaces: the contents of modules, classes and the containers in them, and changes."""
+"""Changes to Python's shared namespaces: modules, classes, and the containers in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import encodings
 import gc
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 _VERSION = 24
-"""Offset of a dictionary's version (PEP 509): one that nothing was put into since has the same.
+"""Offset of a dictionary's version (PEP 509), which changes whenever the dictionary does.
 
-CPython before 3.14 has one; `_versioned` finds out.
+CPython before 3.14 has versions; `_has_versions` tests for them.
 """
 
 _Container = list[Any] | set[Any] | collections.deque[Any]
@@ -34,8 +34,7 @@ _CACHES = {
     ("sys", "path_importer_cache"),
     ("abc", "__annotations__"),
 }
-"""Modules' attributes that hold nothing but what can be found again."""
-
+"""Attributes of modules that cache what can be computed again."""
 
 _ABSENT = object()
 
@@ -43,27 +42,38 @@ _ABSENT = object()
 class Namespaces:
     """A shallow copy of every module, class and module-level instance, and of each container in them.
 
-    Two looks at it cost what was changed in between, and not what there is: a dictionary says by its
-    version that nothing was put into it. Taken in a zygote, so that all of its forks share the copies.
+    Finds and restores changes. The cost grows with the number of changes and not with the size of the
+    namespaces, because a dictionary's version shows that it is unchanged. The zygote creates it, so that
+    all forks share the copies.
     """
 
     def __init__(self) -> None:
-        """Note what is there now."""
+        """Copy the present contents."""
         self._dicts: list[dict[Any, Any]] = []
         self._copies: list[dict[Any, Any]] = []
         self._owners: list[Any] = []
-        """Of each dictionary, the class whose members it holds, or the name of whatever else has it."""
+        """For each dictionary the class whose members it holds, or the name of its other owner."""
         self._containers: list[tuple[_Container, list[Any], str]] = []
         self._known: set[int] = set()
         self._modules = dict(sys.modules)
+        # The collector finds nothing of what a fork server imported and froze, which a request can change.
+        gc.unfreeze()
         self._add_all()
         for found, name in _of_codecs():
             self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
-        self._functions = _Functions(_functions())
-        self._versions = _Versions(self._dicts) if _versioned() else None
+        self._note_functions(_functions())
+        self._versions = self._note_versions()
+
+    def _note_functions(self, functions: list[types.FunctionType]) -> None:
+        """Record the code, defaults and attributes of every function, as far as they can be replaced."""
+        self._functions = functions
+        self._function_parts = _Words(functions, _function_offsets())
+
+    def _note_versions(self) -> _Words | None:
+        return _Words(self._dicts, [_VERSION]) if _has_versions() else None
 
     def _add_all(self) -> None:
-        """Add every module and class that is not there yet, and what is in it."""
+        """Add every module and class that is not copied yet, with its contents."""
         first = len(self._dicts)
         for name, module in self._modules.items():
             if isinstance(module, types.ModuleType):
@@ -90,7 +100,7 @@ class Namespaces:
         for name, value in members.items():
             if (prefix, name) in _CACHES:
                 continue
-            kind = type(value)  # what an object says of its class may be another
+            kind = type(value)  # an object's `__class__` may name another class
             if issubclass(kind, dict):
                 self._add(value, f"{prefix}.{name}")
             elif kind in _CONTAINERS:
@@ -99,7 +109,7 @@ class Namespaces:
                 self._add(attributes, f"{prefix}.{name}")
 
     def adopt(self, changes: Iterable[Change]) -> None:
-        """Take what differs for what is to be."""
+        """Copy changed contents in place of the earlier copies."""
         for change in changes:
             if change.at is None:
                 continue
@@ -110,30 +120,29 @@ class Namespaces:
                 self._containers[change.at] = (container, list(container), name)
 
     def inherit(self) -> None:
-        """Adopt what a fork itself changes, and what it has loaded since.
+        """Adopt the changes that a fork makes itself, and the modules that it has loaded since.
 
-        Locks are made anew, and a thread has another number; where the weights are on a GPU, much is loaded
-        only once its driver has started.
+        Locks are created anew and a thread has another id. Where the weights are on a GPU, many modules are
+        loaded only once its driver has started.
         """
         self.adopt(self.changes())
         if len(sys.modules) != len(self._modules):
             self._modules = dict(sys.modules)
             self._add_all()
-            self._functions = _Functions([*self._functions.all, *_functions()])
-            if self._versions:
-                self._versions = _Versions(self._dicts)
-        self._functions.note()
+            self._note_functions([*self._functions, *_functions()])
+            self._versions = self._note_versions()
+        self._function_parts.note()
         self.settle()
 
     def changes(self) -> list[Change]:
-        """Return what differs now."""
+        """Return the namespaces and containers that have changed."""
         return [*self._changed_dicts(), *self._changed_containers()]
 
     def _changed_dicts(self) -> list[Change]:
         found: list[Change] = []
         for at in self._versions.changed() if self._versions else range(len(self._dicts)):
             now, before = self._dicts[at], self._copies[at]
-            if now is sys.modules or (dict.__len__(now) == len(before) and _same(now, before)):
+            if now is sys.modules or has_same_members(now, before):
                 continue
             found.append(Change(_named(self._owners[at]), at, now, before, self._owners[at]))
         return found
@@ -146,15 +155,15 @@ class Namespaces:
         return found
 
     def modules(self) -> list[str]:
-        """Return the names of modules that have come, gone or been replaced."""
+        """Return the names of modules that were loaded, removed or replaced."""
         now = sys.modules
-        if len(now) == len(self._modules) and _same(now, self._modules):
+        if has_same_members(now, self._modules):
             return []
         names = {**self._modules, **now}
         return [name for name in names if now.get(name) is not self._modules.get(name)]
 
     def has(self, name: str) -> bool:
-        """Return True for a module that there was."""
+        """Return True if the module `name` was loaded when the copies were made."""
         return name in self._modules
 
     def restore_module(self, name: str) -> None:
@@ -165,21 +174,22 @@ class Namespaces:
             del sys.modules[name]
 
     def adopt_module(self, name: str) -> None:
-        """Take a module that has come for one that is to be there."""
+        """Treat a module that was loaded since as one that belongs here."""
         self._modules[name] = sys.modules[name]
 
     def patched(self) -> str | None:
-        """Return the name of a function that runs other code, or has other defaults or attributes."""
-        return self._functions.patched()
+        """Return the name of a function whose code, defaults or attributes were replaced, else None."""
+        changed = self._function_parts.changed()
+        return str(self._functions[changed[0]].__qualname__) if changed else None
 
     def settle(self) -> None:
-        """Take the dictionaries' versions for those of what is to be, once all is as it was."""
+        """Record the dictionaries' versions once all changes are restored or adopted."""
         if self._versions:
             self._versions.note()
 
 
 class Change:
-    """One namespace or container that differs."""
+    """One namespace or container that has changed."""
 
     def __init__(
         self, name: str, at: int | None, members: dict[Any, Any] | None, before: Any, owner: Any
@@ -191,7 +201,7 @@ class Change:
         self._owner = owner
 
     def keys(self) -> list[Any]:
-        """Return what of a namespace differs, by name."""
+        """Return the names whose values differ in a namespace."""
         now, before = self.members or {}, self._before if self.members is not None else {}
         return [
             key
@@ -203,7 +213,7 @@ class Change:
         """Restore the namespace or container.
 
         Raises:
-            TypeError: if it cannot be, as in a class of the interpreter's own.
+            TypeError: if it cannot be restored, such as a built-in class.
         """
         if self.members is None:
             container = self._owner
@@ -228,45 +238,41 @@ class Change:
         return f"{self.name} ({names})" if names else self.name
 
 
-class _Functions:
-    """The code, defaults and attributes of every function there is, as far as they can be replaced."""
+def _functions() -> list[types.FunctionType]:
+    """Return every function that the garbage collector tracks; frozen ones are not among them."""
+    return [each for each in gc.get_objects() if type(each) is types.FunctionType]
 
-    def __init__(self, functions: list[types.FunctionType]) -> None:
-        self.all = functions
-        offsets = _offsets()
-        addresses = np.fromiter(map(id, functions), np.uint64, len(functions))
+
+class _Words:
+    """The words at some offsets in the memory of many objects, read at once.
+
+    The array spans all memory between the objects; only the objects' own words may be read.
+    """
+
+    def __init__(self, objects: Sequence[Any], offsets: Sequence[int]) -> None:
+        addresses = np.fromiter(map(id, objects), np.uint64, len(objects))
         start = int(addresses.min())
         size = int(addresses.max()) - start + max(offsets, default=0) + 8
-        self._memory = _words(start, size)
+        memory = memoryview((ctypes.c_char * size).from_address(start)).cast("B")
+        self._memory: npt.NDArray[np.uint64] = np.frombuffer(memory, np.uint64)
         first = ((addresses - np.uint64(start)) // np.uint64(8)).astype(np.intp)
         self._at = [first + offset // 8 for offset in offsets]
         self.note()
 
     def note(self) -> None:
-        """Take how they are now for how they are to be."""
+        """Record the present values."""
         self._noted = [self._memory[at] for at in self._at]
 
-    def patched(self) -> str | None:
+    def changed(self) -> list[int]:
+        """Return the indices of the objects of which a word has changed."""
+        found: list[int] = []
         for at, noted in zip(self._at, self._noted, strict=True):
-            changed = np.flatnonzero(self._memory[at] != noted)
-            if len(changed):
-                return str(self.all[int(changed[0])].__qualname__)
-        return None
+            found += np.flatnonzero(self._memory[at] != noted).tolist()
+        return found
 
 
-def _functions() -> list[types.FunctionType]:
-    """Return every function that the collector knows, which those that are frozen are not among."""
-    return [each for each in gc.get_objects() if type(each) is types.FunctionType]
-
-
-def _words(start: int, size: int) -> npt.NDArray[np.uint64]:
-    """Return this process's memory as an array, of which only what is known to be there may be read."""
-    memory = memoryview((ctypes.c_char * size).from_address(start)).cast("B")
-    return np.frombuffer(memory, np.uint64)
-
-
-def _offsets() -> list[int]:
-    """Return where in a function's memory its code, defaults and attributes are referred to."""
+def _function_offsets() -> list[int]:
+    """Return the offsets in a function's memory of its code, defaults and attributes."""
 
     def probe(_: int = 1, *, __: int = 2) -> None: ...
 
@@ -277,29 +283,8 @@ def _offsets() -> list[int]:
     return [8 * words.index(id(part)) for part in parts if id(part) in words]
 
 
-class _Versions:
-    """The versions of many dictionaries, read at once from where the interpreter keeps them."""
-
-    def __init__(self, dicts: list[dict[Any, Any]]) -> None:
-        addresses = np.fromiter((id(each) + _VERSION for each in dicts), np.uint64, len(dicts))
-        start = int(addresses.min())
-        size = int(addresses.max()) - start + 8
-        self._memory = _words(start, size)
-        self._at = ((addresses - np.uint64(start)) // np.uint64(8)).astype(np.intp)
-        self._noted = self._memory[self._at]
-
-    def changed(self) -> list[int]:
-        """Return the indices of those into which something was put."""
-        found: list[int] = np.flatnonzero(self._memory[self._at] != self._noted).tolist()
-        return found
-
-    def note(self) -> None:
-        """Take the versions of now for those of what is to be."""
-        self._noted = self._memory[self._at]
-
-
-def _versioned() -> bool:
-    """Return True if this interpreter's dictionaries tell by a version that they were changed."""
+def _has_versions() -> bool:
+    """Return True if this interpreter's dictionaries have a version that changes with every change."""
 
     def version() -> int:
         return ctypes.c_uint64.from_address(id(probe) + _VERSION).value
@@ -322,10 +307,13 @@ def _versioned() -> bool:
     return len(set(seen)) == len(seen)
 
 
-def _same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    # The methods of `dict` itself: a subclass may have others, which import or compute.
-    return all(map(is_, dict.keys(now), before)) and all(
-        map(is_, dict.values(now), before.values())
+def has_same_members(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Return True if both have the same objects as keys and values, in the same order."""
+    # A subclass of `dict` may have methods of its own, which import or compute.
+    return (
+        dict.__len__(now) == len(before)
+        and all(map(is_, dict.keys(now), before))
+        and all(map(is_, dict.values(now), before.values()))
     )
 
 
@@ -334,7 +322,7 @@ def _has_same(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
 
 
 def _classes() -> list[type]:
-    """Return every class there is."""
+    """Return every class of this process."""
     cls: type
     found: dict[type, None] = {object: None}
     waiting: list[type] = [object]
@@ -347,7 +335,7 @@ def _classes() -> list[type]:
 
 
 def _members(cls: type) -> dict[Any, Any]:
-    """Return the dictionary behind a class's proxy of it."""
+    """Return the dictionary behind a class's read-only `__dict__`."""
     (members,) = gc.get_referents(vars(cls))
     found: dict[Any, Any] = members
     return found
@@ -358,7 +346,7 @@ def _named(owner: Any) -> str:
 
 
 def _attributes(value: Any) -> dict[Any, Any] | None:
-    """Return the attributes of an instance that has them in a dictionary."""
+    """Return an instance's attributes; None if it has no dictionary of them."""
     if issubclass(type(value), _NOT_INSTANCES):
         return None
     try:
@@ -369,7 +357,7 @@ def _attributes(value: Any) -> dict[Any, Any] | None:
 
 
 def _of_codecs() -> Iterator[tuple[Any, str]]:
-    """The interpreter's registries of codecs, which nothing but a search for who refers to them gives."""
+    """Yield the interpreter's registries of codecs, which only a search for referrers finds."""
     for found in gc.get_referrers(encodings.search_function):
         if type(found) is list and found[0] is encodings.search_function:
             yield found, "the codecs' search functions"

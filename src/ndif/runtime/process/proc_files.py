@@ -1,33 +1,37 @@
-"""Descriptors of /proc by which a confined process sees itself, where it can no longer open any."""
+"""Measurements of a process's own memory and threads through /proc.
+
+A confined process can open no file of /proc. It reads descriptors that were opened before.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ndif.sandbox.privileges import without_capabilities
+from ndif.runtime.process.mappings import EXCLUSIVE, OF_A_FILE, PRESENT, SWAPPED
+from ndif.sandbox.confinement.limits import without_capabilities
 
-_PRESENT, _SWAPPED, _OF_A_FILE, _EXCLUSIVE = 1 << 63, 1 << 62, 1 << 61, 1 << 56
-"""Bits of /proc/PID/pagemap (kernel documentation, admin-guide/mm/pagemap)."""
-
-_AT_ONCE = 1 << 18
-"""Pages that are asked for in one call: the answer takes 2 MB."""
+_PAGES_PER_READ = 1 << 18
+"""Pages whose entries one call reads: 2 MB."""
 
 _RESET_PEAK = b"5"
 _RESIDENT, _SHARED, _DATA = 1, 2, 5
 """Fields of /proc/PID/statm, in pages."""
+_KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ProcFiles:
     """Files of this process's /proc, opened before it is confined and without privileges.
 
-    Opened by a process with CAP_SYS_ADMIN, the page map would tell where in the machine's memory pages lie.
+    A page map that a process with CAP_SYS_ADMIN opened would tell where pages lie in physical memory.
     """
 
     pagemap: int
@@ -37,7 +41,7 @@ class ProcFiles:
 
     @classmethod
     def open(cls) -> ProcFiles:
-        """Open them.
+        """Open the files.
 
         Raises:
             OSError: if this machine has no such files.
@@ -51,29 +55,27 @@ class ProcFiles:
             )
 
     def own_pages(self, start: int, end: int) -> npt.NDArray[np.bool_]:
-        """Tell of each page between two page boundaries whether it is this process's alone.
+        """Return for each page between two page boundaries whether it belongs to this process alone.
 
-        Such a page is of no file, and no other process has it, too. Of a page that was swapped out nobody
-        can say: it counts as one.
+        Such a page belongs to no file and to no other process. The page map does not say whether a
+        swapped-out page is shared: it counts as this process's own.
         """
         parts = [
-            self._own_pages(at, min(_AT_ONCE, (end - at) // mmap.PAGESIZE))
-            for at in range(start, end, _AT_ONCE * mmap.PAGESIZE)
+            self._own_pages(at, min(_PAGES_PER_READ, (end - at) // mmap.PAGESIZE))
+            for at in range(start, end, _PAGES_PER_READ * mmap.PAGESIZE)
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.bool_)
 
     def _own_pages(self, start: int, count: int) -> npt.NDArray[np.bool_]:
         offset = start // mmap.PAGESIZE * 8
         entries = np.frombuffer(os.pread(self.pagemap, count * 8, offset), np.uint64)
-        here = (entries & np.uint64(_PRESENT)) != 0
-        exclusive = (entries & np.uint64(_EXCLUSIVE)) != 0
-        of_a_file = (entries & np.uint64(_OF_A_FILE)) != 0
-        swapped = (entries & np.uint64(_SWAPPED)) != 0
-        own: npt.NDArray[np.bool_] = (here & exclusive & ~of_a_file) | swapped
+        mask, expected = np.uint64(PRESENT | EXCLUSIVE | OF_A_FILE), np.uint64(PRESENT | EXCLUSIVE)
+        swapped = (entries & np.uint64(SWAPPED)) != 0
+        own: npt.NDArray[np.bool_] = ((entries & mask) == expected) | swapped
         return own
 
     def reset_peak(self) -> None:
-        """Begin to measure this process's peak anew (`memory.peak_bytes`)."""
+        """Begin to measure this process's peak of resident memory anew (see `peak_bytes`)."""
         os.write(self.clear_refs, _RESET_PEAK)
 
     def data_bytes(self) -> int:
@@ -89,9 +91,20 @@ class ProcFiles:
         return [int(field) for field in os.pread(self.statm, 200, 0).split()]
 
     def threads(self) -> int:
-        """Return the number of this process's threads, whoever started them."""
+        """Return the number of this process's threads, with those of native libraries."""
         os.lseek(self.tasks, 0, os.SEEK_SET)
         return sum(name.isdigit() for name in os.listdir(self.tasks))  # noqa: PTH208
+
+
+def reset_peak() -> None:
+    """Begin to measure the peak of resident memory anew, in a process that may open /proc."""
+    Path("/proc/self/clear_refs").write_bytes(_RESET_PEAK)
+
+
+def peak_bytes() -> int:
+    """Return the peak of this process's resident memory since the last reset."""
+    # A confined process cannot read the peak from /proc.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
 
 
 def content(start: int, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Settings of a process that a job may change: Python's, torch's, numpy's; read, and put back."""
+"""Process-wide settings of Python, torch and numpy that a request may change, and how to restore them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import decimal
+import functools
 import gc
 import locale
 import logging
@@ -24,53 +25,63 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
-    from ndif.runtime.driver import Driver
+    from ndif.runtime.process.driver import Driver
 
 
-class Setting(NamedTuple):
-    """One thing that can be read and, unless `put` is None, put back."""
+class ProcessSetting(NamedTuple):
+    """One setting, which can be read and, unless `restore` is None, restored."""
 
     name: str
-    get: Callable[[], Any]
-    put: Callable[[Any], Any] | None
+    read: Callable[[], Any]
+    restore: Callable[[Any], Any] | None = None
+
+    def is_unchanged(self, before: Any) -> bool:
+        """Return True if the setting has the value `before`; False if it can no longer be read."""
+        try:
+            return bool(self.read() == before)
+        except Exception:
+            return False
 
 
-def settings(driver: Driver | None) -> list[Setting]:
-    """Return all of them that this Python, torch and numpy have."""
+def settings(driver: Driver | None) -> list[ProcessSetting]:
+    """Return all settings that this Python, torch and numpy have."""
     return [*_of_python(), *_of_the_process(), *_of_torch(driver), *_of_numpy()]
 
 
-def _of_python() -> Iterator[Setting]:
-    yield Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
-    yield Setting("switch interval", sys.getswitchinterval, sys.setswitchinterval)
-    yield Setting("trace function", sys.gettrace, sys.settrace)
-    yield Setting("profile function", sys.getprofile, sys.setprofile)
-    yield Setting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags)
-    yield Setting(
+def _of_python() -> Iterator[ProcessSetting]:
+    yield ProcessSetting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
+    yield ProcessSetting("switch interval", sys.getswitchinterval, sys.setswitchinterval)
+    yield ProcessSetting("trace function", sys.gettrace, sys.settrace)
+    yield ProcessSetting("profile function", sys.getprofile, sys.setprofile)
+    yield ProcessSetting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags)
+    yield ProcessSetting(
         "asyncgen hooks", sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)
     )
-    yield Setting(
+    yield ProcessSetting(
         "coroutine tracking",
         sys.get_coroutine_origin_tracking_depth,
         sys.set_coroutine_origin_tracking_depth,
     )
     if hasattr(sys, "get_int_max_str_digits"):
-        yield Setting("digits of a number", sys.get_int_max_str_digits, sys.set_int_max_str_digits)
+        yield ProcessSetting(
+            "digits of a number", sys.get_int_max_str_digits, sys.set_int_max_str_digits
+        )
     if sys.version_info >= (3, 12):
-        tools = range(6)
-        yield Setting("monitoring", lambda: [sys.monitoring.get_tool(tool) for tool in tools], None)
-    yield Setting(
+        yield ProcessSetting(
+            "monitoring", lambda: [sys.monitoring.get_tool(tool) for tool in range(6)]
+        )
+    yield ProcessSetting(
         "garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()
     )
-    yield Setting("gc threshold", gc.get_threshold, lambda limits: gc.set_threshold(*limits))
-    yield Setting("gc debug flags", gc.get_debug, gc.set_debug)
-    yield Setting("decimal context", lambda: repr(decimal.getcontext()), None)
-    yield Setting("exit functions", atexit._ncallbacks, None)
-    yield Setting("memory tracing", tracemalloc.is_tracing, lambda _: tracemalloc.stop())
-    yield Setting("event loop", lambda: id(asyncio._get_running_loop()), None)
-    yield Setting("locale", lambda: locale.setlocale(locale.LC_ALL), _set_locale)
-    yield Setting("warnings", lambda: list(warnings.filters), _set_warnings)
-    yield Setting("loggers", _loggers, _set_loggers)
+    yield ProcessSetting("gc threshold", gc.get_threshold, lambda limits: gc.set_threshold(*limits))
+    yield ProcessSetting("gc debug flags", gc.get_debug, gc.set_debug)
+    yield ProcessSetting("decimal context", lambda: repr(decimal.getcontext()))
+    yield ProcessSetting("exit functions", atexit._ncallbacks)
+    yield ProcessSetting("memory tracing", tracemalloc.is_tracing, lambda _: tracemalloc.stop())
+    yield ProcessSetting("event loop", lambda: id(asyncio._get_running_loop()))
+    yield ProcessSetting("locale", lambda: locale.setlocale(locale.LC_ALL), _set_locale)
+    yield ProcessSetting("warnings", lambda: list(warnings.filters), _set_warnings)
+    yield ProcessSetting("loggers", _loggers, _set_loggers)
 
 
 def _set_locale(name: str) -> None:
@@ -83,7 +94,7 @@ def _set_warnings(filters: list[Any]) -> None:
 
 
 def _loggers() -> dict[str, Any]:
-    """Return each logger's settings by its name, and that of the root under ""."""
+    """Return the settings of each logger by name, and those of the root under ""."""
     found: dict[str, Any] = {"": _logger(logging.root), "disabled": logging.root.manager.disable}
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger):
@@ -96,7 +107,7 @@ def _logger(logger: logging.Logger) -> tuple[Any, ...]:
         logger.level,
         logger.propagate,
         logger.disabled,
-        tuple((each, each.level, each.formatter) for each in logger.handlers),
+        tuple((handler, handler.level, handler.formatter) for handler in logger.handlers),
         tuple(logger.filters),
     )
 
@@ -119,17 +130,24 @@ def _set_loggers(before: Mapping[str, Any]) -> None:
 _NEW_LOGGER = (logging.NOTSET, True, False, (), ())
 
 
-def _of_the_process() -> Iterator[Setting]:
-    yield Setting("working directory", _folder, os.chdir)
-    yield Setting("umask", _umask, os.umask)
-    yield Setting("environment", lambda: dict(os.environ), _set_environment)
-    yield Setting("signal handlers", _handlers, _set_handlers)
-    yield Setting(
+def _of_the_process() -> Iterator[ProcessSetting]:
+    yield ProcessSetting("working directory", _folder, os.chdir)
+    yield ProcessSetting("umask", _umask, os.umask)
+    yield ProcessSetting("environment", lambda: dict(os.environ), _set_environment)
+    yield ProcessSetting("signal handlers", _handlers, _set_handlers)
+    yield ProcessSetting(
         "blocked signals",
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
     )
-    yield Setting("limits", _limits, _set_limits)
+    for name in dir(resource):
+        if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE":
+            limit = getattr(resource, name)
+            yield ProcessSetting(
+                f"limit {name}",
+                functools.partial(resource.getrlimit, limit),
+                functools.partial(resource.setrlimit, limit),
+            )
 
 
 def _folder() -> str | None:
@@ -161,72 +179,86 @@ def _set_handlers(before: Mapping[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-_LIMITS = [
-    getattr(resource, name)
-    for name in dir(resource)
-    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
-]
-
-
-def _limits() -> list[tuple[int, int]]:
-    return [resource.getrlimit(limit) for limit in _LIMITS]
-
-
-def _set_limits(before: list[tuple[int, int]]) -> None:
-    for limit, (soft, hard) in zip(_LIMITS, before, strict=True):
-        if resource.getrlimit(limit) != (soft, hard):
-            resource.setrlimit(limit, (soft, hard))
-
-
-def _of_torch(driver: Driver | None) -> Iterator[Setting]:
-    yield Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Setting("inference mode", torch.is_inference_mode_enabled, None)
-    yield Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Setting(
-        "function modes",
-        lambda: [id(each) for each in _get_current_function_mode_stack()],
-        None,
+def _of_torch(driver: Driver | None) -> Iterator[ProcessSetting]:
+    yield ProcessSetting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield ProcessSetting("inference mode", torch.is_inference_mode_enabled)
+    yield ProcessSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield ProcessSetting(
+        "function modes", lambda: [id(each) for each in _get_current_function_mode_stack()]
     )
-    yield Setting(
-        "dispatch modes",
-        lambda: [id(each) for each in _get_current_dispatch_mode_stack()],
-        None,
+    yield ProcessSetting(
+        "dispatch modes", lambda: [id(each) for each in _get_current_dispatch_mode_stack()]
     )
-    yield Setting("functorch", lambda: torch._C._functorch.peek_interpreter_stack(), None)
-    yield Setting(
+    yield ProcessSetting("functorch", torch._C._functorch.peek_interpreter_stack)
+    yield ProcessSetting(
         "deterministic algorithms",
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
     )
-    yield Setting(
-        "filling of new memory",
-        lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        lambda on: setattr(torch.utils.deterministic, "fill_uninitialized_memory", on),
-    )
-    yield Setting("autocast", _autocast, _set_autocast)
-    yield Setting("anomaly mode", _anomaly, lambda on: torch.set_anomaly_enabled(*on))
-    yield Setting("threads of torch", torch.get_num_threads, torch.set_num_threads)
-    yield Setting(
+    yield _attribute(torch.utils.deterministic, "fill_uninitialized_memory")
+    yield ProcessSetting("autocast", _autocast, _set_autocast)
+    yield ProcessSetting("anomaly mode", _anomaly, lambda on: torch.set_anomaly_enabled(*on))
+    yield ProcessSetting("threads of torch", torch.get_num_threads, torch.set_num_threads)
+    yield ProcessSetting(
         "precision of float32",
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     )
-    yield Setting("warnings of torch", torch.is_warn_always_enabled, torch.set_warn_always)
-    yield Setting("denormal numbers", _flushes_denormal, torch.set_flush_denormal)
-    yield Setting(
+    yield ProcessSetting("warnings of torch", torch.is_warn_always_enabled, torch.set_warn_always)
+    yield ProcessSetting("denormal numbers", _flushes_denormal, torch.set_flush_denormal)
+    yield ProcessSetting(
         "threads of autograd",
         torch._C._is_multithreading_enabled,
         torch._C._set_multithreading_enabled,
     )
-    yield Setting(
+    yield ProcessSetting(
         "saved tensors' hooks",
         torch._C._autograd._saved_tensors_hooks_is_enabled,  # type: ignore[attr-defined]
-        None,
     )
-    yield Setting("backends", _backends, _set_backends)
-    yield Setting(
+    yield from _of_backends()
+    yield ProcessSetting(
         "random numbers of torch", lambda: _TorchRandom(driver), lambda before: before.restore()
     )
+
+
+def _attribute(owner: Any, name: str) -> ProcessSetting:
+    """Return the setting that is an attribute; None stands for a version of torch that lacks it."""
+    return ProcessSetting(
+        name,
+        functools.partial(getattr, owner, name, None),
+        functools.partial(setattr, owner, name),
+    )
+
+
+_FLAGS: list[tuple[Any, tuple[str, ...]]] = [
+    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    (
+        torch.backends.cuda.matmul,
+        (
+            "allow_tf32",
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+        ),
+    ),
+    (torch.backends.mkldnn, ("deterministic", "allow_tf32")),
+]
+
+_ATTENTION_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+
+
+def _of_backends() -> Iterator[ProcessSetting]:
+    for owner, names in _FLAGS:
+        for name in names:
+            yield _attribute(owner, name)
+    for kernel in _ATTENTION_KERNELS:
+        yield ProcessSetting(
+            f"attention kernel {kernel}",
+            getattr(torch.backends.cuda, f"{kernel}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kernel}_sdp"),
+        )
+    mha = torch.backends.mha
+    yield ProcessSetting("attention fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled)
+    yield ProcessSetting("mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled)
 
 
 _DEVICES = ("cpu", "cuda")
@@ -254,44 +286,8 @@ def _flushes_denormal() -> bool:
     return bool(torch.tensor([1e-310], dtype=torch.float64).mul(1.0).item() == 0)
 
 
-_FLAGS = [
-    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
-    (
-        torch.backends.cuda.matmul,
-        (
-            "allow_tf32",
-            "allow_fp16_reduced_precision_reduction",
-            "allow_bf16_reduced_precision_reduction",
-        ),
-    ),
-    (torch.backends.mkldnn, ("deterministic", "allow_tf32")),
-]
-
-_SDP = ("flash", "mem_efficient", "math", "cudnn")
-
-
-def _backends() -> list[Any]:
-    found = [getattr(owner, name, None) for owner, names in _FLAGS for name in names]
-    found += [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _SDP]
-    found += [torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()]
-    return found
-
-
-def _set_backends(before: list[Any]) -> None:
-    values = iter(before)
-    for owner, names in _FLAGS:
-        for name in names:
-            value = next(values)
-            if getattr(owner, name, None) != value:
-                setattr(owner, name, value)
-    for name in _SDP:
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(next(values))
-    torch.backends.mha.set_fastpath_enabled(next(values))
-    torch._C._set_mkldnn_enabled(next(values))
-
-
 class _TorchRandom:
-    """The state of torch's generators, on every device that is in use."""
+    """The state of torch's random generators on every device in use."""
 
     def __init__(self, driver: Driver | None) -> None:
         self._driver = driver
@@ -307,23 +303,23 @@ class _TorchRandom:
     __hash__ = None  # type: ignore[assignment]
 
     def restore(self) -> None:
-        """Restore the states of the generators."""
+        """Set the generators to this state."""
         cpu, *devices = self._states
         torch.set_rng_state(cpu)
         if self._driver is not None:
             self._driver.set_random_states(devices)
 
 
-def _of_numpy() -> Iterator[Setting]:
-    yield Setting("errors of numpy", np.geterr, lambda before: np.seterr(**before))
-    yield Setting("error function of numpy", np.geterrcall, np.seterrcall)
-    yield Setting("buffers of numpy", np.getbufsize, np.setbufsize)
-    yield Setting(
+def _of_numpy() -> Iterator[ProcessSetting]:
+    yield ProcessSetting("errors of numpy", np.geterr, lambda before: np.seterr(**before))
+    yield ProcessSetting("error function of numpy", np.geterrcall, np.seterrcall)
+    yield ProcessSetting("buffers of numpy", np.getbufsize, np.setbufsize)
+    yield ProcessSetting(
         "printing of numpy",
         np.get_printoptions,
         lambda before: np.set_printoptions(**_printing(before)),
     )
-    yield Setting("random numbers of numpy", _numpy_random, _set_numpy_random)
+    yield ProcessSetting("random numbers of numpy", _numpy_random, _set_numpy_random)
 
 
 def _printing(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,7 +338,7 @@ def _set_numpy_random(before: tuple[Any, ...]) -> None:
 
 
 def stop_timers() -> None:
-    """End what would send this process a signal, where it may ask for that at all."""
+    """Stop the timers that send this process signals, if the confinement permits timers at all."""
     with contextlib.suppress(OSError):
         signal.alarm(0)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):

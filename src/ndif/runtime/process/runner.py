@@ -1,4 +1,4 @@
-"""A runner: a fork of the zygote that runs one request, or one after the other until its host hangs up."""
+"""A runner: a fork of the zygote that runs one request, or one request after another."""
 
 from __future__ import annotations
 
@@ -18,55 +18,53 @@ from typing import TYPE_CHECKING, Any
 import torch
 import zstandard
 
-from ndif.runtime import memory
-from ndif.runtime.driver import DeviceError, Driver
 from ndif.runtime.frames import MAX_TEXT, Channel
-from ndif.runtime.generations import BlockError, Conversation, Generation, PayloadError
-from ndif.runtime.generations.port import Policy
-from ndif.runtime.reset import SpentError
+from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError
+from ndif.runtime.generations.port import CodePolicy
+from ndif.runtime.process import proc_files
+from ndif.runtime.process.driver import DeviceError, Driver
+from ndif.runtime.process.model_state import ResetError
+from ndif.runtime.process.warmup_request import start_threads, warm_up
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
-from ndif.runtime.warming import start_threads, warm_up
 
 if TYPE_CHECKING:
-    from ndif.runtime.proc_files import ProcFiles
-    from ndif.runtime.reset import Reset
-    from ndif.runtime.stranger import Stranger
+    from ndif.runtime.process.isolation import Isolation
+    from ndif.runtime.process.reset import Reset
 
 _IDLE_S = 0.05
-"""How long nothing must come before the runner tidies up, so that tidying delays nobody."""
+"""Seconds without a request after which the runner collects garbage, so that it delays no request."""
 
-
-_SIGNS_OF_A_LIMIT = (
+_LIMIT_MESSAGES = (
     "MemoryError",
     "can't allocate memory",
     "Cannot allocate memory",
     "bad_alloc",
     "can't start new thread",
 )
-"""How Python, torch and the C library say that there is no more."""
+"""Messages of Python, torch and the C library when memory or threads run out."""
 
 
 class LogStream(io.TextIOBase):
-    """Standard output of a block: each whole line becomes a message to its user."""
+    """The standard output of a block: each complete line becomes a log message to its user."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._line = ""
 
     def writable(self) -> bool:
-        """Text may be written."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
-        """Collect `text`; send every line that it ends."""
+        """Collect `text` and send every line that it completes."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._send(line)
         return len(text)
 
     def finish(self) -> None:
-        """Send what no newline ended."""
+        """Send the last line, which no newline ended."""
         self._send(self._line)
         self._line = ""
 
@@ -79,12 +77,16 @@ class LogStream(io.TextIOBase):
 
 
 def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """A warning for the user, without the place on this machine that it comes from."""
+    """Print a warning for the user, without the path of the file on this server that raised it."""
     print(f"{category.__name__}: {message}", file=sys.stderr)
 
 
 class Runner:
-    """The loop that serves one channel."""
+    """Run the requests of one channel.
+
+    Owns the process's threads and reports each request's log, result, error and cost. It does not confine
+    the process or start the driver; the zygote does both before it creates the runner.
+    """
 
     def __init__(
         self,
@@ -92,50 +94,48 @@ class Runner:
         generation: Generation,
         threads: int,
         driver: Driver | None,
-        stranger: Stranger | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
         """Start this process's threads.
 
-        Args:
-            driver: The driver of the devices that the weights are on, started; None on CPUs.
-            stranger: Layers around untrusted code, entered; None for trusted code.
+        `driver` is started, and None on CPUs. `isolation` is entered, and None for trusted code.
         """
         self._channel = channel
         self._generation = generation
         self._threads = start_threads(threads)
         self._driver = driver
-        self._stranger = stranger
-        self._peak: ProcFiles | None = None
-        """Measures each of several requests of a confined process; None where there is one."""
+        self._isolation = isolation
+        self._proc_files: proc_files.ProcFiles | None = None
+        """Resets the peak of memory between requests of a confined process; None if it runs one request."""
         self._spilled = False
-        """Whether a result was written into a file of the host's."""
+        """True once a result was written into a file of the host's."""
 
     def warm_up(self) -> None:
-        """Have ready what a first pass builds in each process."""
+        """Run a forward pass, for what each process builds in its first one."""
         warm_up(self._generation.model)
 
     def serve_once(self) -> None:
-        """Run one request; the end of this process is what cleans up after it."""
-        self._greet()
+        """Run one request; the end of the process cleans up after it."""
+        self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
             header, payload, _ = self._channel.receive()
             self._run(header, bytes(payload))
 
     def serve_one_user(self, reset: Reset) -> None:
-        """Run one user's requests, and after each be as before the first, or end."""
-        self._peak = reset.proc_files
+        """Run one user's requests, and reset the process after each; return when it cannot be reset."""
+        self._proc_files = reset.proc_files
         warnings.showwarning = show_warning
         reset.begin()
-        self._greet()
+        self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
             while True:
                 header, payload, _ = self._channel.receive()
-                # What is set in a context goes with it.
+                # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
                 spilled, payload = self._spilled, bytearray()
                 try:
                     reset(spilled=spilled, header=header)
-                except SpentError as error:
+                except ResetError as error:
                     self._channel.send(
                         {"kind": "spent"}, str(error).encode(errors="replace")[:1000]
                     )
@@ -143,10 +143,10 @@ class Runner:
                 self._channel.send({"kind": "idle"})
 
     def serve(self) -> None:
-        """Run what comes until the host hangs up."""
-        self._greet()
+        """Run requests until the host closes the channel."""
+        self._report_ready()
         while True:
-            self._tidy_when_idle()
+            self._collect_garbage_when_idle()
             try:
                 header, payload, _ = self._channel.receive()
                 self._run(header, bytes(payload))
@@ -155,12 +155,12 @@ class Runner:
             del payload
             self._reset()
 
-    def _greet(self) -> None:
+    def _report_ready(self) -> None:
         warnings.showwarning = show_warning
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
-        # An earlier block may have been left in the middle of a `no_grad`.
+        # An earlier block may have ended inside a `no_grad`.
         torch.set_grad_enabled(True)
         self._channel.send({"kind": "running"})
         self._reset_peak()
@@ -180,9 +180,9 @@ class Runner:
                 )
                 with redirect_stdout(logs), redirect_stderr(logs):
                     saves = self._generation.run(
-                        content, header["env"], self._conversation(), self._policy()
+                        content, header["env"], self._client_stream(), self._policy()
                     )
-                    # Work that the block did not wait for may yet fail.
+                    # Asynchronous work of the block may still fail.
                     self._synchronize()
             finally:
                 logs.finish()
@@ -192,7 +192,7 @@ class Runner:
             )
             self._deliver(result, header, cost)
         except BlockError as error:
-            self._fail(error.traceback + self._which_limit(error.traceback), meta())
+            self._fail(error.traceback + self._limit_hint(error.traceback), meta())
         except (PayloadError, ResultTooLargeError, DeviceError) as error:
             self._fail(str(error), meta())
         except (EOFError, ConnectionError):
@@ -212,20 +212,20 @@ class Runner:
     def _reset_peak(self) -> None:
         if self._driver is not None:
             self._driver.reset_peak()
-        elif self._stranger is None:
-            memory.reset_peak()
-        elif self._peak is not None:
-            self._peak.reset_peak()
+        elif self._isolation is None:
+            proc_files.reset_peak()
+        elif self._proc_files is not None:
+            self._proc_files.reset_peak()
 
     def _peak_bytes(self) -> int:
-        """Return the most memory that this request had: on devices where the model is there."""
-        return memory.peak_bytes() if self._driver is None else self._driver.peak_bytes()
+        """Return this request's peak of memory: device memory if the model is on devices."""
+        return proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
 
-    def _policy(self) -> Policy | None:
-        return None if self._stranger is None else self._stranger.policy
+    def _policy(self) -> CodePolicy | None:
+        return None if self._isolation is None else self._isolation.policy
 
     def _deliver(self, result: Result, header: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Send the result in the frame, or into a file that the host hands over for it."""
+        """Send a small result in a frame; write a large one into a file that the host provides."""
         if result.content is not None:
             compress = header["compress_inline"]
             content = result.compressed() if compress else result.content
@@ -234,8 +234,8 @@ class Runner:
         self._spilled = True
         self._channel.send({"kind": "spill", "size": result.size})
         _, _, fds = self._channel.receive()
-        if self._stranger is not None:
-            self._stranger.confinement.permit_file()
+        if self._isolation is not None:
+            self._isolation.confinement.allow_result_file()
         try:
             if header["compress_stored"]:
                 level = STORE_LEVEL if header["nearby"] else result.worthwhile_level()
@@ -247,10 +247,10 @@ class Runner:
         self._channel.send({"kind": "spilled", "meta": meta})
 
     def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
-        """Tell the user of an error; where a device's state is lost, it is the end of this process.
+        """Report an error to the user.
 
         Raises:
-            DeviceError: then.
+            DeviceError: if a device's state in this process is lost; the process must end.
         """
         lost: DeviceError | None = None
         try:
@@ -263,39 +263,39 @@ class Runner:
                 "\nThe GPU's state in the process that ran your block is lost, and the process with it. "
                 "Later requests have another."
             )
-        said = text.encode(errors="replace")[:MAX_TEXT]
-        self._channel.send({"kind": "error", "meta": meta, "ends": lost is not None}, said)
+        body = text.encode(errors="replace")[:MAX_TEXT]
+        self._channel.send({"kind": "error", "meta": meta, "ends": lost is not None}, body)
         if lost is not None:
             raise lost
 
-    def _which_limit(self, text: str) -> str:
-        """What a limit has to do with an error that says nothing of one."""
-        if self._stranger is None or not any(sign in text for sign in _SIGNS_OF_A_LIMIT):
+    def _limit_hint(self, text: str) -> str:
+        """Return a sentence on the limits of a request if the error `text` may come from one, else ""."""
+        if self._isolation is None or not any(message in text for message in _LIMIT_MESSAGES):
             return ""
-        limits = self._stranger.confinement
+        limits = self._isolation.confinement
         return (
             f"\nA request may take {limits.memory_bytes:,} bytes of memory on this server "
             f"(NDIF_RUNNER_MEMORY_BYTES), and start {limits.max_threads} threads, whose stacks count "
             "(NDIF_RUNNER_MAX_THREADS)."
         )
 
-    def _conversation(self) -> Conversation:
+    def _client_stream(self) -> ClientStream:
         def receive() -> bytes:
             self._channel.send({"kind": "await upload"})
             _, body, _ = self._channel.receive()
             return bytes(body)
 
-        return Conversation(
+        return ClientStream(
             send=lambda data: self._channel.send({"kind": "stream"}, data), receive=receive
         )
 
     def _reset(self) -> None:
-        """Leave nothing of one request to the next."""
+        """Remove traces of the last request that the next one must not see."""
         self._generation.forget()
         for parameter in self._generation.model._module.parameters():
             parameter.grad = None
 
-    def _tidy_when_idle(self) -> None:
+    def _collect_garbage_when_idle(self) -> None:
         ready, _, _ = select.select([self._channel.socket], [], [], _IDLE_S)
         if not ready:
             gc.collect()

@@ -1,8 +1,8 @@
-"""The owner: the process that holds a model's weights on GPUs.
+"""The weight owner: the process that holds a model's weights on GPUs.
 
-CUDA does not survive a fork. So a zygote, which is there to be forked, never starts it and has the model
-without weights; the owner, forked before all else, loads them; and a runner maps them once it has started
-CUDA for itself.
+CUDA does not survive a fork. The zygote, which is forked for each runner, never starts CUDA and has the
+model without weights. The weight owner, forked before all runners, loads the weights. Each runner starts
+CUDA for itself and maps them.
 """
 
 from __future__ import annotations
@@ -20,43 +20,47 @@ from typing import Any
 
 import torch
 
-from ndif.runtime import progress
-from ndif.runtime.cached import Cached
-from ndif.runtime.driver import Driver, bytes_by_device
 from ndif.runtime.frames import Channel
-from ndif.runtime.generations import Generation, adapter
-from ndif.runtime.memory import owner_shares
-from ndif.runtime.placing import place
-from ndif.runtime.restoration import Source, from_safetensors, restore
-from ndif.runtime.seal import Seal
+from ndif.runtime.generations import Generation, create_generation
+from ndif.runtime.process.driver import Driver, bytes_by_device, owner_shares
+from ndif.runtime.process.loaded_model import describe
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
-from ndif.runtime.weights import Exported, Placement, collect, install
-from ndif.runtime.zygote import describe
-from ndif.sandbox.confinement import DriverFiles
+from ndif.runtime.weights.cached_weights import CachedWeights
+from ndif.runtime.weights.checksum import WeightChecksum
+from ndif.runtime.weights.restoration import Source, from_safetensors, restore
+from ndif.runtime.weights.weights import (
+    ExportedWeights,
+    Placement,
+    collect,
+    install,
+    place,
+    report_progress,
+)
+from ndif.sandbox.confinement.confinement import DriverFiles
 
-_DEVICE_ANSWERS_S = 10.0
-"""Seconds within which a device must do a little work, once whoever kept it busy is gone."""
+_DEVICE_TIMEOUT_S = 10.0
+"""Seconds within which a device must do a little work once the process that kept it busy is gone."""
 
 Load = Callable[[], tuple[dict[str, Any], float]]
-"""Loads the model; returns its description, and the seconds that it took."""
+"""Loads the model and returns its description and the seconds that loading took."""
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
-    """Description of a loaded model, for those that map its weights."""
+class ModelExport:
+    """A loaded model's description and handles, for the processes that map its weights."""
 
     model: dict[str, Any]
     load_s: float
     placement: Placement
-    weights: Exported
+    weights: ExportedWeights
     weight_bytes: Mapping[int, int]
     """Bytes of the weights by device."""
     files: DriverFiles
 
 
 def own(channel: Channel, spec: ModelSpec, generation: Generation, driver: Driver) -> None:
-    """Load the model, and keep its weights until the zygote is gone, or wants them in the CPU's memory."""
+    """Load the model and keep its weights until the zygote ends or moves them to the CPU's memory."""
 
     def load() -> tuple[dict[str, Any], float]:
         started = time.perf_counter()
@@ -72,19 +76,19 @@ def own_again(
     spec: ModelSpec,
     generation: Generation,
     driver: Driver,
-    cached: Cached,
+    cached: CachedWeights,
     fd: int,
-    before: Owned,
+    before: ModelExport,
     *,
     keep: bool,
 ) -> None:
-    """Load weights onto devices that an owner `before` left in the memory behind `fd`.
+    """Load cached weights from the memory behind `fd` onto devices, and keep them as `own` does.
 
-    It is another process than that one, because what CUDA itself takes of a GPU it gives back with the
-    process alone; and so does memory that was exported.
+    This is another process than the owner that filled the cache: CUDA returns its own memory on a GPU,
+    and exported memory, only when the process ends.
 
-    Args:
-        keep: Keep the memory, to restore weights from and to spare the next copy to it.
+    `before` is the export of the owner that filled the cache. `keep` keeps the cache, to restore weights
+    from and to save the next copy to it.
     """
 
     def load() -> tuple[dict[str, Any], float]:
@@ -104,15 +108,15 @@ def _own(
     generation: Generation,
     driver: Driver,
     load: Load,
-    memory: tuple[Cached, int] | None,
+    cached: tuple[CachedWeights, int] | None,
 ) -> None:
-    """Start an owner, and serve the zygote until it wants no more; a failure is told and is the end."""
+    """Start an owner and serve the zygote; report a failure to the zygote and return."""
     torch.set_num_threads(spec.threads or len(os.sched_getaffinity(0)))
-    progress.report(
+    report_progress(
         lambda done, total: channel.send({"kind": "progress", "done": done, "total": total})
     )
     try:
-        owner = Owner(channel, spec, generation, driver, load, memory)
+        owner = WeightOwner(channel, spec, generation, driver, load, cached)
         with contextlib.suppress(EOFError, ConnectionError):
             owner.serve()
     except Exception as error:
@@ -121,11 +125,11 @@ def _own(
             channel.send({"kind": "failed"}, sentence(error).encode())
 
 
-class Owner:
-    """Weights on devices, and what it takes to see that they are as they were loaded.
+class WeightOwner:
+    """Hold weights on devices, verify that they are unchanged, and restore them.
 
-    It answers the zygote's questions one after the other. Runners map the weights by the handles in
-    `Owned`, and never speak to it.
+    Serves the zygote's requests one at a time. Runners map the weights by the handles in `ModelExport` and
+    never communicate with the owner.
     """
 
     def __init__(
@@ -135,56 +139,55 @@ class Owner:
         generation: Generation,
         driver: Driver,
         load: Load,
-        memory: tuple[Cached, int] | None,
+        cached: tuple[CachedWeights, int] | None,
     ) -> None:
-        """Load the weights, share them and tell the zygote.
+        """Load the weights, export them and send the export to the zygote.
 
-        Args:
-            memory: The memory that they come from, where `load` has them from there.
+        `cached` is the cache that `load` takes the weights from, and its descriptor.
         """
         self._channel = channel
         self._spec = spec
         self._driver = driver
-        self._memory = memory
+        self._cached = cached
         driver.prepare_owner()
         driver.start("cuda:0", owner_shares(spec.max_memory))
         model, load_s = load()
         gc.collect()
         driver.release_memory()
         module = generation.model._module
-        weights = Exported.of(collect(module), driver.export)
-        # Exported memory may be other memory than was collected before.
-        self._held = collect(module)
+        weights = ExportedWeights.of(collect(module), driver.export)
+        # The export may have moved the tensors to other memory.
+        self._tensors = collect(module)
         self._folder = Path(model["folder"])
-        self._seal: Seal | None = None
+        self._checksum: WeightChecksum | None = None
         with driver.private_memory():
-            driver.check(_DEVICE_ANSWERS_S)
+            driver.check(_DEVICE_TIMEOUT_S)
             if spec.untrusted is not None:
-                self._seal = Seal.of(self._held)
-        owned = Owned(
+                self._checksum = WeightChecksum.of(self._tensors)
+        export = ModelExport(
             {**model, "device": driver.node_device(model["device"])},
             load_s,
             Placement.of(module),
             weights,
-            bytes_by_device(self._held),
-            driver.files(self._held.values(), weights.handles),
+            bytes_by_device(self._tensors),
+            driver.files(self._tensors.values(), weights.handles),
         )
-        channel.send({"kind": "owned"}, pickle.dumps(owned))
+        channel.send({"kind": "loaded"}, pickle.dumps(export))
 
     def serve(self) -> None:
-        """Answer the zygote until the weights are in the CPU's memory.
+        """Serve the zygote's requests until the weights are in the CPU's memory.
 
         Raises:
             DeviceError: if a device does not answer.
             WeightsError: if changed weights cannot be restored.
-            EOFError: if the zygote is gone.
+            EOFError: if the zygote has ended.
         """
         while True:
             header, _, _ = self._channel.receive()
             match header["kind"]:
                 case "verify":
-                    if not header["keep_memory"]:
-                        self._forget_memory()
+                    if not header["keep_cache"]:
+                        self._drop_cache()
                     self._channel.send({"kind": "verified", "restored": self._verify()})
                 case "cache":
                     self._verify()
@@ -192,28 +195,28 @@ class Owner:
                     return
 
     def _verify(self) -> int:
-        """See that the weights are as they were, and make them so; return how many were not."""
+        """Restore weights that have changed and return their number."""
         with self._driver.private_memory():
-            self._driver.check(_DEVICE_ANSWERS_S)
-        changed = self._broken(self._held)
+            self._driver.check(_DEVICE_TIMEOUT_S)
+        changed = self._find_changed(self._tensors)
         if changed:
-            restore(self._held, changed, self._sources(), self._broken)
+            restore(self._tensors, changed, self._sources(), self._find_changed)
             self._driver.synchronize()
         return len(changed)
 
-    def _broken(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of those of `tensors` that are not as they were."""
-        if self._seal is None:
+    def _find_changed(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of the tensors that have changed since they were loaded."""
+        if self._checksum is None:
             return []
         with self._driver.private_memory():
-            return self._seal.broken(tensors)
+            return self._checksum.find_changed(tensors)
 
     def _sources(self) -> list[Source]:
-        """Return where unchanged weights are found, the quickest first."""
+        """Return the sources of unchanged weights, the quickest first."""
         sources = [from_safetensors(self._folder), self._load_again]
-        if self._memory is None:
+        if self._cached is None:
             return sources
-        cached, fd = self._memory
+        cached, fd = self._cached
 
         def from_memory(names: Sequence[str]) -> dict[str, torch.Tensor]:
             tensors = cached.tensors(fd)
@@ -222,22 +225,22 @@ class Owner:
         return [from_memory, *sources]
 
     def _load_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        progress.report(lambda *_: None)
-        again = adapter(self._spec.generation)
+        report_progress(lambda *_: None)
+        again = create_generation(self._spec.generation)
         again.load(replace(self._spec, device="cpu"))
         tensors = collect(again.model._module)
         return {name: tensors[name] for name in names}
 
     def _cache(self) -> None:
-        """Put the weights into the CPU's memory, unless they are there since they came from it."""
-        if self._memory is not None and self._seal is not None:
+        """Copy the weights to the CPU's memory, unless the cache that they came from still holds them."""
+        if self._cached is not None and self._checksum is not None:
             self._channel.send({"kind": "cached"})
             return
-        cached = Cached.of(self._held)
-        fd = cached.fill(self._held, self._driver)
+        cached = CachedWeights.of(self._tensors)
+        fd = cached.fill(self._tensors, self._driver)
         self._channel.send({"kind": "cached"}, pickle.dumps(cached), [fd])
 
-    def _forget_memory(self) -> None:
-        if self._memory is not None:
-            os.close(self._memory[1])
-            self._memory = None
+    def _drop_cache(self) -> None:
+        if self._cached is not None:
+            os.close(self._cached[1])
+            self._cached = None

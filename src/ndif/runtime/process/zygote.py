@@ -1,14 +1,13 @@
 """The model process: holds the weights, forks runners, never runs user code.
 
-It has one thread for as long as it lives, so that a fork finds no pool that lost its threads, and its
-runners share the weights copy-on-write. Weights on GPUs are not here but in an owner (see `owner`).
+The process keeps to one thread, so that no fork inherits a pool without its threads. Runners share the
+weights copy-on-write. Weights on GPUs are held by another process (see `weight_owner`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import os
 import selectors
 import signal
@@ -25,11 +24,11 @@ from ndif.runtime.spec import ModelSpec, by_index
 from ndif.runtime.tracebacks import sentence
 
 if TYPE_CHECKING:
-    from ndif.runtime.custody import Custody
-    from ndif.runtime.driver import Driver
-    from ndif.runtime.forking import Pages
-    from ndif.runtime.rehearsal import Rehearsal
-    from ndif.runtime.stranger import Stranger
+    from ndif.runtime.process.driver import Driver
+    from ndif.runtime.process.forking import Pages
+    from ndif.runtime.process.isolation import Isolation
+    from ndif.runtime.process.warmup_request import WarmupRequest
+    from ndif.runtime.process.weight_owner_client import WeightOwnerClient
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,11 +42,11 @@ def main(fd: int, driver: Driver | None = None) -> None:
     """
     end_with_parent()
     control = Channel(socket.socket(fileno=fd))
-    # While the host has the model's files fetched.
+    # While the host fetches the model's files; a fork server has imported both.
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-    from ndif.runtime.cuda import Cuda
+    from ndif.runtime.process.cuda import Cuda
 
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
@@ -61,41 +60,45 @@ def main(fd: int, driver: Driver | None = None) -> None:
 
 
 def end_with_parent() -> None:
-    """Have this process not outlive the one that started it, whatever it is doing."""
+    """Make the kernel end this process when the process that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Zygote:
-    """The parent of every runner of one model."""
+    """The parent of every runner of one model.
+
+    Owns the model (or its owner process, on GPUs), forks a runner for each request of the host, and reports
+    how runners ended. Runners talk to the host themselves.
+    """
 
     def __init__(self, control: Channel, spec: ModelSpec, driver: Driver) -> None:
         import torch
 
-        from ndif.runtime.generations import adapter
+        from ndif.runtime.generations import create_generation
 
         torch.set_num_threads(1)
         self._control = control
         self._spec = spec
         self._runners: dict[int, str] = {}
-        self._custody: Custody | None = None
-        """Who has the weights, where this process has none."""
-        self._stranger: Stranger | None = None
-        self._rehearsal: Rehearsal | None = None
+        self._weight_owner: WeightOwnerClient | None = None
+        """The process that holds the weights; None where this process does."""
+        self._isolation: Isolation | None = None
+        self._warmup_request: WarmupRequest | None = None
         self._pages: Pages | None = None
-        # First, because what comes next may ask torch for its devices.
-        on_devices = driver.wanted(spec)
+        # Before anything else asks torch for its devices.
+        on_devices = driver.uses_devices(spec)
         self._driver = driver if on_devices else None
         """None on CPUs."""
-        self._generation = adapter(spec.generation)
+        self._generation = create_generation(spec.generation)
         ready = self._load_in_owner(driver) if on_devices else self._load()
         if spec.untrusted is not None:
-            from ndif.runtime.stranger import Stranger
+            from ndif.runtime.process.isolation import Isolation
 
             folder = Path(ready["model"]["folder"])
-            files = None if self._custody is None else self._custody.owned.files
-            self._stranger = Stranger.prepare(spec.untrusted, folder, files, self._rehearsal)
+            files = None if self._weight_owner is None else self._weight_owner.exported.files
+            self._isolation = Isolation.prepare(spec.untrusted, folder, files, self._warmup_request)
         self._settle()
-        control.send({"kind": "ready", "exposed": self._custody is not None, **ready})
+        control.send({"kind": "ready", "exposed": self._weight_owner is not None, **ready})
 
     @property
     def _reuses(self) -> bool:
@@ -104,35 +107,35 @@ class Zygote:
         if untrusted is None:
             return False
         return untrusted.scope == "user" or (
-            untrusted.scope == "auto" and self._custody is not None
+            untrusted.scope == "auto" and self._weight_owner is not None
         )
 
     def _settle(self) -> None:
-        """Arrange this process's memory for the forks to come, with what each of them would import."""
-        from ndif.runtime import proc_files, reset, runner  # noqa: F401
-        from ndif.runtime.forking import Pages
-        from ndif.runtime.heap import settle
-        from ndif.runtime.huge import shared
+        """Arrange this process's memory for its forks, with all that each of them would import."""
+        from ndif.runtime.process.forking import Pages
+        from ndif.runtime.process.heap import settle
+        from ndif.runtime.weights.huge_pages import shared
 
-        if self._reuses and self._stranger is not None:
-            self._stranger = self._stranger.reusable()
-        # What is here now stays: runners neither scan it nor copy its pages by counting references.
+        if self._reuses and self._isolation is not None:
+            self._isolation = self._isolation.reusable()
+        # Runners neither scan these objects nor copy their pages by counting references.
         gc.collect()
         gc.freeze()
         settle()
-        stranger, rehearsal = self._stranger, self._rehearsal
-        if stranger is not None and rehearsal is not None:
-            self._pages = Pages.used_by(lambda: rehearsal.as_a_runner(stranger.policy))
-            # All of the weights: what a request is the first to read would count as what it takes.
+        isolation, warmup_request = self._isolation, self._warmup_request
+        if isolation is not None and warmup_request is not None:
+            self._pages = Pages.used_by(lambda: warmup_request.run_as_runner(isolation.policy))
+            # All of the weights: pages that a request reads first would count as the request's memory.
             for mapping in shared():
                 self._pages.read.extend((mapping.start, mapping.size))
 
     def _load(self) -> dict[str, Any]:
-        from ndif.runtime import progress
-        from ndif.runtime.huge import share, weights_of
-        from ndif.runtime.rehearsal import Rehearsal
+        from ndif.runtime.process.loaded_model import describe
+        from ndif.runtime.process.warmup_request import WarmupRequest
+        from ndif.runtime.weights.huge_pages import share, weights_of
+        from ndif.runtime.weights.weights import report_progress
 
-        progress.report(
+        report_progress(
             lambda done, total: self._control.send(
                 {"kind": "progress", "done": done, "total": total}
             )
@@ -142,8 +145,8 @@ class Zygote:
         loaded, loaded_at = time.perf_counter(), time.time()
         model = describe(self._generation.model, self._spec)
         share(weights_of(Path(model["folder"])), self._control)
-        self._rehearsal = Rehearsal(self._generation, self._spec)
-        self._rehearsal.run()
+        self._warmup_request = WarmupRequest(self._generation, self._spec)
+        self._warmup_request.run()
         return {
             "model": model,
             "load_s": loaded - started,
@@ -151,17 +154,18 @@ class Zygote:
         }
 
     def _load_in_owner(self, driver: Driver) -> dict[str, Any]:
-        """Have another process load the weights, and build here what they will be put into."""
-        from ndif.runtime import progress
-        from ndif.runtime.custody import Custody
-        from ndif.runtime.weights import check
+        """Load the weights in another process, and build the model without them here."""
+        from ndif.runtime.process.weight_owner_client import WeightOwnerClient
+        from ndif.runtime.weights.weights import check, report_progress
 
-        self._custody = Custody(self._control, self._spec, self._generation, driver, self._be_child)
-        owned, loaded_at = self._custody.owned, time.time()
-        progress.report(lambda *_: None)
+        self._weight_owner = WeightOwnerClient(
+            self._control, self._spec, self._generation, driver, self._be_child
+        )
+        owned, loaded_at = self._weight_owner.exported, time.time()
+        report_progress(lambda *_: None)
         self._generation.load_meta(self._spec, owned.placement)
         check(self._generation.model._module, owned.weights.names)
-        if reached := driver.reached():
+        if reached := driver.find_early_start():
             raise RuntimeError(reached)
         return {"model": owned.model, "load_s": owned.load_s, "loaded_at": loaded_at}
 
@@ -175,9 +179,9 @@ class Zygote:
         with selectors.DefaultSelector() as selector:
             selector.register(self._control.socket, selectors.EVENT_READ, self._obey)
             selector.register(wake, selectors.EVENT_READ, self._reap)
-            if self._custody is not None:
-                selector.register(self._custody.channel, selectors.EVENT_READ, self._pass_on)
-            # An owner may have ended before its end would have been noticed.
+            if self._weight_owner is not None:
+                selector.register(self._weight_owner.channel, selectors.EVENT_READ, self._pass_on)
+            # An owner may have ended before the handler was there.
             self._reap()
             while True:
                 for key, _ in selector.select():
@@ -187,45 +191,45 @@ class Zygote:
                 self._follow_owner(selector)
 
     def _follow_owner(self, selector: selectors.BaseSelector) -> None:
-        """Listen to the owner there is now, if there is one."""
-        custody = self._custody
-        if custody is None:
+        """Listen to the present owner, if there is one."""
+        weight_owner = self._weight_owner
+        if weight_owner is None:
             return
         for key in list(selector.get_map().values()):
-            if key.data == self._pass_on and key.fileobj is not custody.channel:
+            if key.data == self._pass_on and key.fileobj is not weight_owner.channel:
                 selector.unregister(key.fileobj)
-        if custody.channel.fileno() >= 0 and custody.channel not in selector.get_map():
-            selector.register(custody.channel, selectors.EVENT_READ, self._pass_on)
+        if weight_owner.channel.fileno() >= 0 and weight_owner.channel not in selector.get_map():
+            selector.register(weight_owner.channel, selectors.EVENT_READ, self._pass_on)
 
     def _obey(self) -> None:
-        """Do the next thing that the host wants; end with it."""
+        """Carry out the host's next request; end with the host."""
         try:
             header, _, fds = self._control.receive()
         except (EOFError, ConnectionError):
             self._end()
-        custody = self._custody
+        weight_owner = self._weight_owner
         match header["kind"]:
             case "fork":
                 self._fork(header["runner"], fds[0], fresh=header["fresh"], reused=header["reused"])
-            case "verify" if custody is not None:
-                custody.ask_to_verify()
+            case "verify" if weight_owner is not None:
+                weight_owner.ask_to_verify()
             case "verify":
-                # Without an owner, what a runner writes to is its own copy.
+                # Without an owner, a runner writes to its own copy.
                 self._control.send({"kind": "verified", "restored": 0})
-            case "cache" if custody is not None:
-                self._move(custody.cache)
+            case "cache" if weight_owner is not None:
+                self._move(weight_owner.cache)
                 self._control.send({"kind": "cached"})
-            case "uncache" if custody is not None:
-                self._move(lambda: self._uncache(custody, by_index(header["max_memory"])))
-                self._control.send({"kind": "uncached", "model": custody.owned.model})
+            case "uncache" if weight_owner is not None:
+                self._move(lambda: self._uncache(weight_owner, by_index(header["max_memory"])))
+                self._control.send({"kind": "uncached", "model": weight_owner.exported.model})
 
     def _pass_on(self) -> None:
-        """Tell the host what the owner answers."""
-        assert self._custody is not None  # noqa: S101 - whose channel this is
+        """Pass the owner's answer on to the host."""
+        assert self._weight_owner is not None  # noqa: S101 - whose channel this is
         try:
-            header, body = self._custody.answer()
+            header, body = self._weight_owner.answer()
         except (EOFError, OSError):
-            # Its exit code says more, and comes at once.
+            # The exit code says more, and comes at once.
             self._reap()
             return
         self._control.send(header, body)
@@ -241,12 +245,14 @@ class Zygote:
             self._control.send({"kind": "failed"}, sentence(error).encode())
             self._end(1)
 
-    def _uncache(self, custody: Custody, max_memory: Mapping[int, int] | None) -> None:
-        """Have cached weights on devices."""
-        custody.uncache(max_memory)
-        if self._stranger is not None and self._spec.untrusted is not None:
-            folder, files = Path(custody.owned.model["folder"]), custody.owned.files
-            self._stranger = self._stranger.moved(self._spec.untrusted, folder, files)
+    def _uncache(
+        self, weight_owner: WeightOwnerClient, max_memory: Mapping[int, int] | None
+    ) -> None:
+        """Move cached weights to devices."""
+        weight_owner.uncache(max_memory)
+        if self._isolation is not None and self._spec.untrusted is not None:
+            folder, files = Path(weight_owner.exported.model["folder"]), weight_owner.exported.files
+            self._isolation = self._isolation.moved(self._spec.untrusted, folder, files)
         gc.collect()
         gc.freeze()
 
@@ -276,60 +282,61 @@ class Zygote:
             os._exit(status)
 
     def _run_kept(self, fd: int) -> None:
-        """Be a runner that serves on."""
-        from ndif.runtime.runner import Runner
+        """Be a runner that serves one request after the other."""
+        from ndif.runtime.process.runner import Runner
 
-        if self._custody is not None:
-            self._custody.leave_to_parent()
-            self._custody.start()
+        if self._weight_owner is not None:
+            self._weight_owner.leave_to_parent()
+            self._weight_owner.start()
         channel = Channel(socket.socket(fileno=fd))
         runner = Runner(channel, self._generation, self._spec.threads, self._driver)
         runner.warm_up()
         runner.serve()
 
     def _run_fresh(self, fd: int, *, reused: bool) -> None:
-        """Be a runner of one request, or one key's, confined before it reads a byte of it."""
-        from ndif.runtime.proc_files import ProcFiles
-        from ndif.runtime.reset import Reset
-        from ndif.runtime.runner import Runner
+        """Be a runner of one request, or one key's, confined before it reads a byte."""
+        from ndif.runtime.process.proc_files import ProcFiles
+        from ndif.runtime.process.reset import Reset
+        from ndif.runtime.process.runner import Runner
 
-        stranger, custody = self._stranger, self._custody
-        assert stranger is not None  # noqa: S101 - the host asks for one only where it said so
+        isolation, weight_owner = self._isolation, self._weight_owner
+        assert isolation is not None  # noqa: S101 - only specs with it have fresh runners
         if self._pages is not None:
             self._pages.fetch()
-        if custody is not None:
-            custody.leave_to_parent()
-        channel = Channel(socket.socket(fileno=stranger.confinement.isolate(fd)))
+        if weight_owner is not None:
+            weight_owner.leave_to_parent()
+        channel = Channel(socket.socket(fileno=isolation.confinement.detach(fd)))
         proc_files = ProcFiles.open() if reused else None
         try:
-            stranger.enter(
-                None if custody is None else lambda: self._start_driver(custody, stranger)
+            isolation.enter(
+                None
+                if weight_owner is None
+                else lambda: self._start_driver(weight_owner, isolation)
             )
         except Exception as error:
             channel.send({"kind": "failed"}, sentence(error).encode())
             raise
-        runner = Runner(channel, self._generation, self._spec.threads, self._driver, stranger)
-        # Elsewhere a pass of its own costs a runner of one request as much as it would save.
-        if self._pages is None and custody is None:
+        runner = Runner(channel, self._generation, self._spec.threads, self._driver, isolation)
+        # Elsewhere warming up costs a runner of one request as much as it would save.
+        if self._pages is None and weight_owner is None:
             runner.warm_up()
         if proc_files is None:
             runner.serve_once()
         else:
             runner.serve_one_user(
-                Reset(self._generation, channel, self._driver, stranger, proc_files)
+                Reset(self._generation, channel, self._driver, isolation, proc_files)
             )
 
-    def _start_driver(self, custody: Custody, stranger: Stranger) -> None:
+    def _start_driver(self, weight_owner: WeightOwnerClient, isolation: Isolation) -> None:
         """Start the driver and run a request, as long as this runner may open what that takes.
 
-        Where the weights are on the CPU the zygote has run one, for all its forks.
+        Where the weights are on the CPU, the zygote has run one for all its forks.
         """
-        from ndif.runtime.rehearsal import Rehearsal
-        from ndif.runtime.warming import warm_up_on_device
+        from ndif.runtime.process.warmup_request import WarmupRequest, warm_up_on_device
 
-        custody.start()
+        weight_owner.start()
         warm_up_on_device(self._generation.model)
-        stranger.rehearse(Rehearsal(self._generation, self._spec))
+        isolation.warm_up(WarmupRequest(self._generation, self._spec))
         if self._driver is not None:
             self._driver.synchronize()
 
@@ -342,8 +349,8 @@ class Zygote:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            if self._custody is not None and pid == self._custody.owner:
-                self._custody.owner = None
+            if self._weight_owner is not None and pid == self._weight_owner.owner:
+                self._weight_owner.owner = None
                 print(f"the process that held the weights ended ({code})", file=sys.stderr)
                 self._end(1)
             runner = self._runners.pop(pid, None)
@@ -351,39 +358,8 @@ class Zygote:
                 self._control.send({"kind": "exited", "runner": runner, "code": code})
 
     def _end(self, status: int = 0) -> NoReturn:
-        owner = None if self._custody is None else self._custody.owner
+        owner = None if self._weight_owner is None else self._weight_owner.owner
         for pid in [*self._runners, *([owner] if owner else [])]:
             os.kill(pid, signal.SIGKILL)
         sys.stderr.flush()
         os._exit(status)
-
-
-def describe(model: Any, spec: ModelSpec) -> dict[str, Any]:
-    """What the host may tell others about the loaded model."""
-    from transformers.utils import cached_file
-
-    config = cached_file(spec.checkpoint, "config.json", revision=spec.revision)
-    module = model._module
-    return {
-        "class": type(module).__name__,
-        "parameters": sum(p.numel() for p in module.parameters()),
-        "dtype": str(module.dtype).removeprefix("torch."),
-        "device": str(module.device),
-        "task": getattr(model, "task", None),
-        "folder": str(Path(config).parent),
-        "repo_id": canonical_name(model, spec),
-    }
-
-
-def canonical_name(model: Any, spec: ModelSpec) -> str | None:
-    """The name that clients' keys carry: a hub knows "gpt2" as "openai-community/gpt2".
-
-    None for a folder, whose name the operator gives, and where no hub answers.
-    """
-    if spec.is_folder:
-        return None
-    try:
-        name: str = json.loads(model._remoteable_model_key())["repo_id"]
-    except Exception:
-        return None
-    return name

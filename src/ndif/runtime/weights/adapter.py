@@ -1,6 +1,6 @@
-"""`python -m ndif.runtime.adapter REPO CACHE MAX_BYTES`: fetch an adapter that a stranger named.
+"""Download an adapter for an untrusted request: `python -m ndif.runtime.weights.adapter REPO CACHE BYTES`.
 
-Without credentials, and as data alone: a format that unpickles is left where it is.
+The download uses no credentials and takes only formats that are pure data: no file that is unpickled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def main(repo_id: str, cache: str, max_bytes: int) -> str:
-    """Have the adapter in the cache; why that cannot be, or nothing."""
+    """Download the adapter into the cache; return the reason if that is not possible, else ""."""
     try:
         listed = HfApi().list_repo_tree(repo_id, token=False)
         sizes = {entry.path: getattr(entry, "size", 0) for entry in listed}
@@ -32,6 +32,6 @@ def main(repo_id: str, cache: str, max_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-    why = main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    if why:
-        raise SystemExit(why)
+    reason = main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    if reason:
+        raise SystemExit(reason)

@@ -1,4 +1,4 @@
-"""Weights that wait in the CPU's memory for their next stay on a device, handed from owner to owner."""
+"""A cache of weights in the CPU's memory, which one weight owner fills and the next one loads from."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ndif.runtime.driver import Driver
-from ndif.runtime.transfer import to_memory
+from ndif.runtime.process.driver import Driver
+from ndif.runtime.weights.transfer import to_memory
 
 _ALIGNED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One tensor in the memory."""
+    """The position and form of one tensor in the cache."""
 
     offset: int
     shape: torch.Size
@@ -27,11 +27,11 @@ class _Place:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the tensor's bytes."""
         return self.shape.numel() * self.dtype.itemsize
 
     def view(self, memory: mmap.mmap) -> torch.Tensor:
-        """The tensor, without a copy."""
+        """Return the tensor in `memory`, without a copy."""
         if self.size == 0:
             return torch.empty(self.shape, dtype=self.dtype)
         raw = torch.frombuffer(memory, dtype=torch.uint8, count=self.size, offset=self.offset)
@@ -39,18 +39,18 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
-    """Where each tensor lies in a memory that two processes have a descriptor of."""
+class CachedWeights:
+    """The layout of a cache: the position of each tensor in memory that two processes have open."""
 
     size: int
     """Bytes of the memory."""
     names: Mapping[str, int]
-    """Which of the places a name has; those of one tensor share it."""
+    """The index of each name's place; names of one tensor share a place."""
     places: tuple[_Place, ...]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Cached:
-        """The layout of a memory for `tensors`."""
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> CachedWeights:
+        """Return the layout of a cache for `tensors`."""
         different = {id(tensor): tensor for tensor in tensors.values()}
         number = {key: place for place, key in enumerate(different)}
         places: list[_Place] = []
@@ -64,10 +64,10 @@ class Cached:
         return cls(max(end, 1), names, tuple(places))
 
     def fill(self, tensors: Mapping[str, torch.Tensor], driver: Driver) -> int:
-        """Return a descriptor of memory with the contents of `tensors`.
+        """Copy `tensors` to new memory and return its descriptor.
 
         Raises:
-            OSError: if there is no such memory.
+            OSError: if the memory cannot be allocated.
         """
         fd = os.memfd_create("cached weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, self.size)
@@ -79,7 +79,7 @@ class Cached:
         return fd
 
     def tensors(self, fd: int) -> dict[str, torch.Tensor]:
-        """The tensors by name, in the memory itself; they keep it when `fd` is closed."""
+        """Return the tensors by name, as views of the memory; they keep it when `fd` is closed."""
         memory = mmap.mmap(fd, self.size)
         made = [
             torch.nn.Parameter(place.view(memory), requires_grad=place.requires_grad)

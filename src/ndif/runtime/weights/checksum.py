@@ -1,7 +1,7 @@
-"""Tells whether memory that others can write to is as it was.
+"""A keyed checksum of weights in memory that other processes can write to.
 
-A keyed checksum: every 32-bit word times a random one of 64, and the upper half of their sum. Who does not
-know the key cannot write anything else with the same sum, but by chance.
+Each 32-bit word is multiplied by a random 64-bit word; the checksum is the upper half of the products'
+sum. Without the key, other contents with the same checksum can be written only by chance.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from dataclasses import dataclass
 import torch
 
 _WORDS = 1 << 21
-"""Words of 32 bits that are summed at once. With their keys and products they stay in a GPU's cache."""
+"""Words of 32 bits per sum. With their keys and products they fit in a GPU's cache."""
 _PLACES = 1 << 14
 _LOW = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
-    """Sums of tensors, and the key to them, which must not leave this process."""
+class WeightChecksum:
+    """The checksums of tensors and their key, which must not leave this process."""
 
     keys: Mapping[torch.device, torch.Tensor]
     sums: Mapping[str, int]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Seal:
-        """Return the seal of `tensors`, all of plain layouts, as they are now."""
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> WeightChecksum:
+        """Return the checksum of the present contents of `tensors`, which have plain layouts."""
         generator = torch.Generator().manual_seed(secrets.randbits(63))
         key = torch.randint(-(1 << 63), (1 << 63) - 1, (_WORDS + _PLACES,), generator=generator)
         keys = {device: key.to(device) for device in {t.device for t in tensors.values()}}
         return cls(keys, _sums(tensors, keys))
 
-    def broken(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of those of `tensors` that are not as they were."""
+    def find_changed(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of the tensors whose contents have changed."""
         return [name for name, sum_ in _sums(tensors, self.keys).items() if sum_ != self.sums[name]]
 
 
 def _sums(
     tensors: Mapping[str, torch.Tensor], keys: Mapping[torch.device, torch.Tensor]
 ) -> dict[str, int]:
-    """Return the keyed sum of each tensor's bytes; each device is waited for once."""
+    """Return the keyed sum of each tensor's bytes, with one synchronization per device."""
     sums: dict[str, int] = {}
     for device, key in keys.items():
         here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
@@ -53,10 +53,11 @@ def _sums(
 def _sums_on_device(tensors: Sequence[torch.Tensor], key: torch.Tensor) -> list[int]:
     """Return the keyed sums of tensors on the device of the key.
 
-    Words of 32 bits times keys of 64, of which sum the upper half counts: another word gives the same one
-    in about 4 billion (multilinear hashing; Lemire and Kaser, "Strongly universal string hashing is fast").
-    The lower bits would not do: of a word's highest bit an even key keeps nothing. The sums of a tensor's
-    stretches, each times a key by its place, are summed in the same way.
+    This is multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"): words of 32
+    bits times keys of 64 bits, and the upper half of the sum. A changed word gives the same sum with a
+    probability of about 1 in 4 billion. The lower half would not do: an even key drops a word's highest
+    bit. A tensor's stretches are summed one by one, and their sums, each times a key for its position, in
+    the same way.
     """
     stretches = [_stretches(tensor) for tensor in tensors]
     parts = key.new_empty(sum(map(len, stretches)))
@@ -79,9 +80,9 @@ def _indices(numbers: list[int], device: torch.device) -> torch.Tensor:
 
 
 def _stretches(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return a tensor's bytes: those that make no whole word, and the words in stretches."""
+    """Return a tensor's bytes: the last ones, which make no whole word, and the words in stretches."""
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
     whole = flat.numel() // 4 * 4
-    # A storage may begin where no word does.
+    # A tensor's address may not be a multiple of a word's size.
     aligned = flat[:whole] if flat.data_ptr() % 4 == 0 else flat[:whole].clone()
     return flat[whole:], *aligned.view(torch.int32).split(_WORDS)

@@ -1,9 +1,9 @@
-"""`python -m ndif.runtime.fetch SPEC`: have a repository's files here, for a process without secrets.
+"""Download a repository for a process without secrets: `python -m ndif.runtime.weights.fetch SPEC`.
 
-What downloads a gated model holds a token, and what runs strangers' code must not: so another process
-does it, which ends before the first of them comes. It prints JSON lines: how far it is in bytes, and last
-what only a hub knows of the model: its name there, and its task. It needs neither torch nor transformers,
-whose imports take longer than a small model's download.
+Downloading a gated model takes a token, and a process that runs untrusted code must hold none. So this
+process downloads the files and ends before the first request. It prints JSON lines: its progress in bytes,
+and last the facts that only the hub knows, the model's name there and its task. It imports neither torch
+nor transformers, whose imports take longer than a small model's download.
 """
 
 from __future__ import annotations
@@ -15,78 +15,128 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from ndif.runtime import hub
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.tracebacks import SaidError
+from ndif.runtime.tracebacks import UserFacingError, sentence
 
-_EVERY_S = 0.05
+_HUB_TIMEOUT_S = 10.0
+
+
+def model_info(spec: ModelSpec, *, sizes: bool = False) -> Any:
+    """Return the repository's `ModelInfo`, with the sizes of its files if `sizes`."""
+    return HfApi().model_info(
+        spec.checkpoint, revision=spec.revision, timeout=_HUB_TIMEOUT_S, files_metadata=sizes
+    )
+
+
+def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
+    """Explain in a sentence why a model cannot be loaded or measured."""
+    chain = list(_chain(error))
+    name = repr(spec.checkpoint)
+    at = f" at revision {spec.revision!r}" if spec.revision else ""
+
+    def is_one_of(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in chain)
+
+    if spec.is_folder and not os.path.exists(os.path.join(spec.checkpoint, "config.json")):  # noqa: PTH110, PTH118 - an operator's name, unchanged
+        return f"The folder {name} holds no config.json: it is not a checkpoint's folder."
+    if is_one_of(errors.HFValidationError):
+        return f"{name} is neither a folder on this machine nor the name of a repository."
+    if is_one_of(errors.GatedRepoError):
+        return (
+            f"{name} is gated, and this server has no token of somebody who may read it: accept its "
+            "terms on the hub, and set HF_TOKEN."
+        )
+    if is_one_of(errors.RevisionNotFoundError):
+        return f"{name} has no revision {spec.revision!r} on the hub."
+    if is_one_of(errors.RepositoryNotFoundError):
+        return f"There is no repository {name} on the hub that this server may read."
+    if is_one_of(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        return (
+            f"{name}{at} is not in this machine's cache, and the hub cannot be reached. Download it "
+            "first, or give a folder."
+        )
+    if is_one_of(errors.EntryNotFoundError):
+        return f"{name}{at} has no config.json: it is no model that transformers can load."
+    if not spec.trust_remote_code and "trust_remote_code" in str(error):
+        return (
+            f"{name} comes with code of its own. If you trust it, deploy it with trust_remote_code."
+        )
+    return sentence(error)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+_REPORT_INTERVAL_S = 0.05
 _WEIGHTS = (
     re.compile(r"model(-\d+-of-\d+)?\.safetensors"),
     re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin"),
 )
-"""The files that transformers takes the weights from: the first kind that there is."""
-_OF_NO_USE = re.compile(
+"""The files that transformers loads weights from: the first kind that a repository has."""
+_UNUSED = re.compile(
     r".*\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|onnx|onnx_data|gguf|ot|tflite|npz|mlmodel|pkl|zip|gz|tar"
     r"|png|jpe?g|gif|webp|svg|mp4|wav|pdf)|\.gitattributes"
 )
-"""Weights for others, and what no program reads."""
+"""Weights in formats for other programs, and files that no program reads."""
 _TEMPLATES = "additional_chat_templates/"
 _OWN_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 """Files that can name classes of another repository."""
 
 
-class NoSpaceError(SaidError):
-    """A model does not fit on the disk."""
+class NoSpaceError(UserFacingError):
+    """The disk has too little space for a model."""
 
 
 def main(spec: ModelSpec) -> None:
-    """Download what loading the model needs, and tell what is known of it, or why it is not to be had."""
+    """Download the model's files and print its facts, or the reason why it is not available."""
     try:
-        tell(**have(spec))
+        _report(**provide(spec))
     except Exception as error:
         traceback.print_exc()
-        tell(failed=hub.why(spec, error))
+        _report(failed=explain_unavailable(spec, error))
         raise SystemExit(1) from error
 
 
-def tell(**said: Any) -> None:
-    """One line to the host."""
-    print(json.dumps(said), flush=True)
+def _report(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
 
 
-def have(spec: ModelSpec) -> dict[str, Any]:
-    """Have its files here, and what a hub knows of it; where none answers, what is here has to do."""
+def provide(spec: ModelSpec) -> dict[str, Any]:
+    """Download the model's missing files and return its facts; without a hub the cached files must do."""
     try:
-        found = hub.ask(spec, sizes=True)
+        found = model_info(spec, sizes=True)
     except Exception:
         if not _is_here(spec, "config.json", spec.revision):
             raise
         return {"repo_id": None, "task": spec.task}
     fetch(spec, found)
-    # Before 0.8 there were no tasks.
+    # nnsight 0.6 and 0.7 know no tasks.
     task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
     return {"repo_id": found.id, "task": task}
 
 
 def fetch(spec: ModelSpec, found: Any) -> None:
-    """Download what is missing.
+    """Download the missing files of the repository `found`.
 
     Raises:
-        NoSpaceError: before the first byte, if it has no room.
+        NoSpaceError: if the disk has too little space; before the first byte.
     """
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
     _check(sum(sizes[name] for name in names if not _is_here(spec, name, found.sha)))
     folder = snapshot_download(
-        spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=Bar
+        spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=ProgressBar
     )
     if spec.trust_remote_code:
         for repository in _code_of_others(Path(folder)):
@@ -94,7 +144,7 @@ def fetch(spec: ModelSpec, found: Any) -> None:
 
 
 def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
-    """The files that loading a repository with these reads: all of them, where it has a way of its own."""
+    """Return the files that loading reads; all files of a repository without the usual weight files."""
     kinds = ([name for name in sizes if kind.fullmatch(name)] for kind in _WEIGHTS)
     weights = next(filter(None, kinds), None)
     if weights is None:
@@ -102,7 +152,7 @@ def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
     small = [
         name
         for name in sizes
-        if not _OF_NO_USE.fullmatch(name)
+        if not _UNUSED.fullmatch(name)
         and ("/" not in name or name.startswith(_TEMPLATES) or (own_code and name.endswith(".py")))
     ]
     return weights + small
@@ -111,7 +161,7 @@ def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
 def _check(missing: int) -> None:
     cache = Path(constants.HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
-    # A disk that is full in the middle stops more than this model.
+    # A disk that fills up during a download stops more than this model.
     if missing > free:
         raise NoSpaceError(
             f"{missing / 1e9:,.1f} GB of it are to be downloaded, and the disk that they would go to has "
@@ -122,41 +172,41 @@ def _check(missing: int) -> None:
 def _is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
     try:
         found = try_to_load_from_cache(spec.checkpoint, name, revision=revision)
-    except HFValidationError:  # a folder that is not here is not the name of a repository
+    except HFValidationError:  # the path of a missing folder is not the name of a repository
         return False
     return isinstance(found, str)
 
 
 def _code_of_others(folder: Path) -> set[str]:
-    """The repositories of which this one names classes: "owner/name--module.Class"."""
+    """Return the other repositories whose classes this one names: "owner/name--module.Class"."""
     found = set()
     for file in (folder / name for name in _OWN_CODE):
-        said = json.loads(file.read_text()) if file.exists() else {}
-        for named in said.get("auto_map", {}).values():
+        config = json.loads(file.read_text()) if file.exists() else {}
+        for named in config.get("auto_map", {}).values():
             classes = named if isinstance(named, list) else [named]
             found |= {one.partition("--")[0] for one in classes if one and "--" in one}
     return found
 
 
-class Bar(tqdm):  # type: ignore[misc]
-    """Counts bytes, and draws nothing."""
+class ProgressBar(tqdm):  # type: ignore[misc]
+    """A progress bar that reports bytes to the host and draws nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._told = 0.0
-        self._nowhere = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for as long as it is
-        super().__init__(*args, **{**kwargs, "file": self._nowhere, "disable": False})
+        self._reported_at = 0.0
+        self._null = open(os.devnull, "w")  # noqa: PTH123, SIM115 - open as long as the bar
+        super().__init__(*args, **{**kwargs, "file": self._null, "disable": False})
 
     def update(self, count: float | None = 1) -> bool | None:
-        """Count; tell it now and then, and when all is done."""
+        """Add to the count; report it at intervals and at the end."""
         drawn: bool | None = super().update(count)
         now = time.monotonic()
         if (
             self.unit == "B"
             and self.total
-            and (now - self._told > _EVERY_S or self.n >= self.total)
+            and (now - self._reported_at > _REPORT_INTERVAL_S or self.n >= self.total)
         ):
-            self._told = now
-            tell(done=int(self.n), total=int(self.total))
+            self._reported_at = now
+            _report(done=int(self.n), total=int(self.total))
         return drawn
 
 

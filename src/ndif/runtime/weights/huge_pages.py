@@ -1,8 +1,8 @@
-"""Weights in huge pages that every process of a model shares.
+"""Weights in huge pages that all processes of a model share.
 
-With small ones a fork pays for each: 66,000 for 270 MB, and 4 million for 16 GB, each to be found by
-every runner anew. Few file systems keep files in huge pages; memory that belongs to no file but can be
-mapped by many (memfd_create(2)) can be made so, from Linux 6.1 on.
+With small pages a fork pays for each: 66,000 for 270 MB and 4 million for 16 GB, which every runner maps
+anew. Few file systems keep files in huge pages. An anonymous file in memory (memfd_create(2)) can have
+them from Linux 6.1 on, and many processes can map it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ndif.runtime.frames import Channel
-from ndif.runtime.mappings import Mapping, mappings, written
+from ndif.runtime.process.mappings import Mapping, mappings, written
 
 SIZE = 2 << 20
-"""Bytes of a huge page. Where a machine's are larger, madvise refuses, and small ones stay."""
+"""Bytes of a huge page. Where a machine's are larger, madvise fails and the pages stay small."""
 
 COLLAPSE, _HUGEPAGE = 25, 14
-"""Advice to madvise(2): at once; and where a page is first touched."""
+"""Advice to madvise(2): make huge pages at once, or where a page is first touched."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAP_FIXED = 0x10
 _SHARED = "/memfd:weights"
-"""What the memory is called that a host makes (see `ndif.host.weights`)."""
+"""The path in /proc/PID/maps of memory that the host creates (`ndif.host.shared_weights`)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_size_t
@@ -39,7 +39,7 @@ _libc.mmap.argtypes = [
 
 
 def advise(start: int, end: int, advice: int = _HUGEPAGE) -> bool:
-    """Ask for huge pages between two addresses; whether the kernel has them, or will."""
+    """Ask for huge pages between two addresses; return True if the kernel provides them."""
     start, end = -(-start // SIZE) * SIZE, end // SIZE * SIZE
     return end > start and not _libc.madvise(
         ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice
@@ -47,7 +47,7 @@ def advise(start: int, end: int, advice: int = _HUGEPAGE) -> bool:
 
 
 def weights_of(folder: Path) -> list[Mapping]:
-    """What is mapped here of the files of a checkpoint, for tensors to lie in."""
+    """Return this process's private, writable mappings of a checkpoint's files."""
     files = {file.resolve() for file in folder.rglob("*")}
     return [
         mapping
@@ -57,9 +57,9 @@ def weights_of(folder: Path) -> list[Mapping]:
 
 
 def share(weights: Sequence[Mapping], control: Channel) -> None:
-    """Have `weights` from memory that the host hands to each process of the same ones.
+    """Map `weights` from memory that the host gives to each process with the same weights.
 
-    Nothing else may run in this process meanwhile. What it wrote to them stays its own.
+    No other thread may run meanwhile. Pages that this process wrote to keep their contents.
     """
     for mapping in weights:
         name = _name(mapping)
@@ -82,12 +82,12 @@ def share(weights: Sequence[Mapping], control: Channel) -> None:
 
 
 def shared() -> list[Mapping]:
-    """What is mapped here of such memory."""
+    """Return this process's mappings of the memory that the host gave."""
     return [mapping for mapping in mappings() if mapping.path.startswith(_SHARED)]
 
 
 def _name(mapping: Mapping) -> str | None:
-    """What two processes call the same weights; None if their file is gone."""
+    """Return a name that is the same in all processes with these weights; None if their file is gone."""
     try:
         file = Path(mapping.path).stat()
     except OSError:
@@ -99,23 +99,23 @@ def _name(mapping: Mapping) -> str | None:
 
 
 def _shift(mapping: Mapping) -> int:
-    """How far behind the memory's beginning the weights lie, for huge pages to fall together."""
+    """Return the weights' offset in the memory that aligns its huge pages with those of the mapping."""
     return mapping.start % SIZE
 
 
 def _own_pages(mapping: Mapping) -> list[tuple[int, bytes]]:
-    """What this process wrote to its weights after it mapped them."""
+    """Return the pages of the weights that this process wrote to: addresses and contents."""
     ranges = iter(written(mapping))
     return [(at, ctypes.string_at(at, size)) for at, size in zip(ranges, ranges, strict=True)]
 
 
 def _fill(mapping: Mapping, fd: int) -> bool:
-    """Put the weights into the memory, for good; False where this kernel has no huge pages for it."""
+    """Copy the weights into the memory and seal it; return False if the kernel has no huge pages for it."""
     with Path(mapping.path).open("rb", buffering=0) as file:
         os.ftruncate(fd, _shift(mapping) + mapping.size)
         _map(mapping, mmap.MAP_SHARED, fd, _shift(mapping))
         for address in range(mapping.start, mapping.end, SIZE):
-            # What is all a hole the kernel takes for something that was cut off.
+            # The kernel takes a range without any page for a truncated file.
             ctypes.memset(address, 0, 1)
         huge = advise(mapping.start, mapping.end, COLLAPSE)
         if huge:
@@ -129,15 +129,15 @@ def _fill(mapping: Mapping, fd: int) -> bool:
     if huge:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     else:
-        os.ftruncate(fd, 0)  # what came of it takes no memory
+        os.ftruncate(fd, 0)  # the unused memory is freed
     return huge
 
 
 def _map(mapping: Mapping, flags: int, fd: int, offset: int) -> None:
-    """Put a file in the place of what is mapped there.
+    """Replace a mapping by a file.
 
     Raises:
-        OSError: if it cannot be.
+        OSError: if the kernel refuses.
     """
     access = mmap.PROT_READ | mmap.PROT_WRITE
     at = _libc.mmap(mapping.start, mapping.size, access, flags | _MAP_FIXED, fd, offset)

@@ -1,4 +1,4 @@
-"""Weights as they were loaded, for those that a request has changed."""
+"""Restoration of weights that a request has changed."""
 
 from __future__ import annotations
 
@@ -9,37 +9,35 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ndif.runtime.weights import WeightsError
+from ndif.runtime.weights.weights import WeightsError
 
 Source = Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
-"""Finds weights by name; it may find fewer, and others than they were: a seal tells."""
+"""Finds weights by name. It may find fewer, or different ones: the checksum tells."""
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMED = 5
 
 
 def restore(
-    held: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
     changed: Sequence[str],
     sources: Sequence[Source],
-    broken: Callable[[Mapping[str, torch.Tensor]], list[str]],
+    find_changed: Callable[[Mapping[str, torch.Tensor]], list[str]],
 ) -> None:
-    """Write changed weights again where others have them mapped.
+    """Write changed weights again, in the memory that other processes have mapped.
 
-    Args:
-        sources: Where unchanged ones are found; the next is asked for what the ones before it lacked.
-        broken: Which of some weights are not as they were.
+    Each source is asked for the weights that the ones before it lacked; `find_changed` checks them.
 
     Raises:
-        WeightsError: if some could not be restored from any source.
+        WeightsError: if no source restores some of them.
     """
     left = list(changed)
     for source in sources:
         with torch.no_grad():
             for name, tensor in source(left).items():
-                if tensor.shape == held[name].shape:
-                    held[name].copy_(tensor)
-        left = broken({name: held[name] for name in left})
+                if tensor.shape == weights[name].shape:
+                    weights[name].copy_(tensor)
+        left = find_changed({name: weights[name] for name in left})
         if not left:
             return
     raise WeightsError(
@@ -50,8 +48,7 @@ def restore(
 def from_safetensors(folder: Path) -> Source:
     """Return a source that reads single tensors of a checkpoint's files.
 
-    Not every model has its weights there under its own names, or unchanged: some are merged or converted
-    when they are loaded.
+    Some models merge, convert or rename weights when they are loaded; the source may lack those.
     """
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -68,19 +65,19 @@ def from_safetensors(folder: Path) -> Source:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name of each stored tensor and the file that it is in."""
+    """Yield the name of each stored tensor and its file."""
     index = folder / _INDEX
     if index.is_file():
         for name, file in json.loads(index.read_text())["weight_map"].items():
             yield name, folder / file
     elif (folder / _ONE_FILE).is_file():
         with safe_open(folder / _ONE_FILE, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - no dict
+            for name in file.keys():  # noqa: SIM118 - not a dict
                 yield name, folder / _ONE_FILE
 
 
 def _spellings(name: str, stored: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the names that a tensor may be stored by: a model's prefix is there, or is not."""
+    """Yield the names under which a tensor may be stored: with or without a model's prefix."""
     yield name
     yield name.partition(".")[2]
     prefixes = {other.partition(".")[0] for other in stored}

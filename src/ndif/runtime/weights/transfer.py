@@ -1,8 +1,8 @@
-"""Copies of weights between devices and memory, by way of two pinned buffers.
+"""Copies of weights between devices and memory through two pinned buffers.
 
-A device copies to and from ordinary memory at a fraction of its link's rate, because the driver first
-copies to a small pinned buffer of its own. Here one buffer is on the link while the other is copied by
-this process's threads.
+A device copies to and from ordinary memory at a fraction of its link's rate, because the driver copies
+through a small pinned buffer of its own. Here the device transfers one buffer while this process's threads
+copy the other.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from ndif.runtime.driver import Driver, Event
+from ndif.runtime.process.driver import Driver, Event
 
 BUFFER = 64 << 20
-"""Bytes of a buffer: long enough on the link for what is done around each copy not to count."""
+"""Bytes of a buffer, so large that the overhead of each copy does not count."""
 
 
 def to_memory(
     pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Driver, buffer: int = BUFFER
 ) -> None:
-    """Fill tensors in memory from others on devices.
-
-    Args:
-        pairs: A contiguous tensor in memory, and the one that it becomes a copy of.
-    """
+    """Copy tensors to memory: `pairs` of a contiguous target and its source on a device."""
     slots = [driver.pinned(buffer) for _ in range(2)]
     stored: list[Future[None]] = []
 
@@ -47,28 +43,24 @@ def to_memory(
 def to_devices(
     pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Driver, buffer: int = BUFFER
 ) -> None:
-    """Fill tensors on devices from others in memory.
-
-    Args:
-        pairs: A contiguous tensor on a device, and the one that it becomes a copy of.
-    """
+    """Copy tensors to devices: `pairs` of a contiguous target and its source in memory."""
     slots = [driver.pinned(buffer) for _ in range(2)]
-    left: list[Event] = []
+    transferred: list[Event] = []
     for number, (target, source) in enumerate(_pieces(pairs, buffer)):
         if number >= len(slots):
-            left[number - len(slots)].synchronize()
+            transferred[number - len(slots)].synchronize()
         staged = slots[number % len(slots)][: source.numel()]
-        # By torch's threads, while the device still copies out of the other buffer.
+        # torch's threads copy into this buffer while the device still reads the other.
         staged.copy_(source)
         target.copy_(staged, non_blocking=True)
-        left.append(driver.mark(target.device))
+        transferred.append(driver.mark(target.device))
     driver.synchronize()
 
 
 def _pieces(
     pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the bytes of each pair, so many at a time."""
+    """Yield the bytes of each pair in pieces of at most `size`."""
     for target, source in pairs:
         flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in (target, source)]
         yield from zip(*(tensor.split(size) for tensor in flat), strict=True)

@@ -1,4 +1,4 @@
-"""The whole confinement of one process: what it keeps, and in which order the rest is taken."""
+"""The confinement of one process: the resources it keeps, and the order in which it gives up the others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ndif.sandbox import limits, privileges
-from ndif.sandbox.layers import layers, missing
+from ndif.sandbox.confinement import limits
+from ndif.sandbox.confinement.layers import detect_layers, missing_layers
+from ndif.sandbox.confinement.limits import drop_privileges
 
 if TYPE_CHECKING:
-    from ndif.sandbox.calls import Filter
+    from ndif.sandbox.confinement.seccomp import Filter
 
 Mode = Literal["require", "best-effort", "off"]
 
@@ -30,7 +31,8 @@ _SYSTEM = (
     "/sys/devices/system/cpu",
     "/sys/devices/system/node",
     "/dev/urandom",
-    # Public certificates: an HTTP client reads them to be made, and one is made to find it is offline.
+    # Public certificates: an HTTP client reads them at construction, and libraries construct one offline
+    # too.
     "/etc/ssl/certs",
     "/etc/pki/tls/certs",
     "/etc/pki/ca-trust/extracted",
@@ -47,38 +49,39 @@ _DRIVER = (
     *("/sys/bus/pci", "/sys/devices", "/sys/module"),
 )
 _DRIVER_STARTS = ("/proc/self", "/proc/modules", "/proc/sys/vm/mmap_min_addr")
-"""Files that a GPU's driver reads as it starts, and not after."""
+"""Files that a GPU's driver reads only while it starts."""
 _OWN_THREADS = Path("/proc/self/task")
-"""Where drivers from 570 on write the names of their threads; refused, cuInit returns 304."""
+"""Directory where drivers from version 570 on name their threads; if refused, cuInit returns 304."""
 _DRIVER_VARIABLES = ("CUDA_", "CUBLAS_", "NVIDIA_", "PYTORCH_", "TORCH_")
-"""How the names begin of variables that say which GPU is which, and how it computes."""
-_CHANNEL, _RULES = 3, 4
+"""Prefixes of environment variables that select GPUs and configure how they compute."""
+_CHANNEL_FD, _RULESET_FD = 3, 4
 _ENV_START, _ENV_END = 47, 48
-"""Fields of /proc/PID/stat, from the state on (proc_pid_stat(5))."""
+"""Indices of fields of /proc/PID/stat, counted from the state (proc_pid_stat(5))."""
 
 
 class ConfinementError(RuntimeError):
-    """This machine cannot confine a process as it must be."""
+    """This machine cannot confine a process as the mode requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
-    """Files that a process needs which drives GPUs, as another that does so has found them."""
+    """Files that a process on GPUs needs, found by a process that already uses them."""
 
     libraries: tuple[str, ...]
     """Folders of the libraries that the driver has loaded."""
     devices: tuple[str, ...]
-    """Device files of the GPUs in use, and of the driver itself."""
+    """Device files of the driver and of the GPUs in use."""
     shared_memory: tuple[str, ...]
-    """Files that the process shares with the one that holds the weights."""
+    """Files that the process shares with the owner of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The confinement of a process that runs untrusted code: made once, entered by each such process.
+    """The confinement of processes that run untrusted code: each process applies it to itself.
 
-    Owns the rules of the strict layer, which hold while untrusted code runs. On a GPU a wider layer comes
-    before it, built by each process for itself: in it the driver starts, and no byte of a request is read.
+    Owns the Landlock ruleset and the seccomp filter that hold while untrusted code runs. On a GPU, a
+    process first applies a wider ruleset, built by itself, in which the driver starts and no byte of a
+    request is read. Time, and memory on GPUs, are left to the host's resource watchdog.
     """
 
     mode: Mode
@@ -90,9 +93,9 @@ class Confinement:
     driver: DriverFiles | None
     """None on CPUs."""
     rules: int | None
-    """A descriptor of the files that may be opened; None where this machine cannot tell them apart."""
+    """Descriptor of the Landlock ruleset; None if this kernel has no Landlock."""
     calls: Filter | None
-    """The system calls that may be made; None where this machine cannot tell them apart, either."""
+    """The seccomp filter of system calls; None if this machine has no seccomp."""
 
     @classmethod
     def prepare(
@@ -108,70 +111,71 @@ class Confinement:
         """Compile the rules of a confinement; the arguments are its attributes.
 
         Raises:
-            ConfinementError: if this machine cannot confine as `mode` asks.
+            ConfinementError: If this machine cannot confine as `mode` requires.
         """
         verify(mode)
         files = tuple(readable)
         rules = calls = None
         if mode != "off":
             with _allowing_less(mode):
-                # Here, because to find libseccomp it runs another program.
-                from ndif.sandbox.calls import Filter
+                # Imported here: the import runs another program to find libseccomp.
+                from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
             with _allowing_less(mode):
-                from ndif.sandbox.files import ruleset
+                from ndif.sandbox.confinement.landlock import create_ruleset
 
-                rules = ruleset(*_strict(files, driver))
+                rules = create_ruleset(*_strict(files, driver))
         return cls(mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls)
 
-    def isolate(self, channel: int) -> int:
-        """Part this process from what it has from its parent; return where its `channel` is now.
+    def detach(self, channel: int) -> int:
+        """Drop what this process inherited from its parent, and return the new number of `channel`.
 
-        The channel, and until `enter` the rules, are its only descriptors: the standard streams lead
-        nowhere. Of its environment it keeps the driver's variables, until the driver has started.
+        Only the channel and, until `apply`, the ruleset stay open; the standard streams lead to /dev/null.
+        The environment keeps the driver's variables until the driver has started.
         """
         if self.mode == "off":
             return channel
         kept = driver_variables() if self.driver is not None else {}
         os.environ.clear()
-        _erase_environment()
+        _erase_initial_environment()
         os.environ.update(kept)
         os.setsid()
-        # As long as /proc can be opened.
-        _first_to_die()
-        _keep_only(channel, self.rules)
-        return _CHANNEL
+        # If memory runs out, the kernel kills this process before others. Set while /proc can be opened.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+        _close_other_descriptors(channel, self.rules)
+        return _CHANNEL_FD
 
-    def enter(self, start_driver: Callable[[], None] | None = None) -> None:
-        """Confine this process for good.
+    def apply(self, start_driver: Callable[[], None] | None = None) -> None:
+        """Confine this process irrevocably.
 
-        It must have one thread: what is taken from a thread is taken from those that it starts.
+        The process must have one thread: threads inherit the restrictions of the thread that starts them.
 
         Args:
-            start_driver: Start the driver of a GPU and all that needs more than untrusted code may have.
-                What the threads are left with that it starts, see docs/gpu.md.
+            start_driver: Starts the driver of a GPU, and all else that needs more access than untrusted
+            code.
+                For the threads that it starts, see docs/gpu.md.
 
         Raises:
-            ConfinementError: if this machine cannot, and must.
+            ConfinementError: If this machine cannot confine as the mode requires.
         """
         if self.mode != "off":
             with _allowing_less(self.mode):
-                limits.restrict_tasks(self.max_threads)
+                limits.limit_tasks(self.max_threads)
         if start_driver is None:
             self._limit(self.memory_bytes)
             self._drop_privileges()
         else:
-            with self._layer_for_the_driver() as close_files:
+            with self._driver_ruleset() as enforce:
                 self._drop_privileges()
-                close_files()
+                enforce()
                 start_driver()
-            # Not before: the driver sizes memory files as it starts.
+            # Limits follow the driver's start, in which the driver sizes memory files.
             self._limit(None)
         if self.mode == "off":
             return
         os.environ.clear()
-        self._keep_files(None if self.rules is None else _RULES)
+        self._enforce(None if self.rules is None else _RULESET_FD)
         if self.calls is not None:
             with _allowing_less(self.mode):
                 self.calls.load()
@@ -180,19 +184,18 @@ class Confinement:
         if self.mode != "off":
             with _allowing_less(self.mode):
                 driven = self.driver is not None
-                limits.restrict(memory_bytes, self.result_bytes, beside_a_driver=driven)
+                limits.apply_limits(memory_bytes, self.result_bytes, beside_a_driver=driven)
 
     def _drop_privileges(self) -> None:
         if self.mode != "off":
             with _allowing_less(self.mode):
-                privileges.drop()
+                drop_privileges()
 
     @contextlib.contextmanager
-    def _layer_for_the_driver(self) -> Iterator[Callable[[], None]]:
-        """Have a first layer of rules, made for this process; the context's value enters it.
+    def _driver_ruleset(self) -> Iterator[Callable[[], None]]:
+        """Make the wider ruleset in which a driver starts; the context's value enforces it.
 
-        It leaves what the driver needs to start beyond what untrusted code may have. While the context
-        lasts, the directory entry of this process's threads is there, which a rule is bound to.
+        The context keeps the directory of this process's threads open, which a rule of the set refers to.
         """
         if self.mode == "off" or self.driver is None:
             yield lambda: None
@@ -201,35 +204,35 @@ class Confinement:
         try:
             rules: int | None = None
             with _allowing_less(self.mode):
-                from ndif.sandbox.files import ruleset
+                from ndif.sandbox.confinement.landlock import create_ruleset
 
-                rules = ruleset(*_starting(self.readable, self.driver), [_OWN_THREADS])
-            yield lambda: self._keep_files(rules)
+                rules = create_ruleset(*_starting(self.readable, self.driver), [_OWN_THREADS])
+            yield lambda: self._enforce(rules)
         finally:
             os.close(threads)
 
-    def _keep_files(self, rules: int | None) -> None:
-        """Leave this process the files of `rules`, where this machine can tell files apart."""
+    def _enforce(self, rules: int | None) -> None:
+        """Restrict this process to the files of a ruleset; None if this kernel has no Landlock."""
         if rules is not None:
             with _allowing_less(self.mode):
-                from ndif.sandbox.files import restrict
+                from ndif.sandbox.confinement.landlock import restrict_self
 
-                restrict(rules)
+                restrict_self(rules)
 
-    def permit_file(self) -> None:
-        """Let this process write the file that it was handed for its result."""
+    def allow_result_file(self) -> None:
+        """Let this process write to the result file that the host passed to it."""
         if self.mode != "off":
-            limits.permit_file()
+            limits.allow_result_file()
 
 
 def driver_variables() -> dict[str, str]:
-    """Return the variables of this process that say which GPU is which, and how it computes."""
+    """Return this process's environment variables that select GPUs and configure how they compute."""
     return {name: value for name, value in os.environ.items() if name.startswith(_DRIVER_VARIABLES)}
 
 
 def _strict(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
-    """Return what untrusted code may read, and what it may also write to."""
-    reading = [*interpreter(), *map(Path, _SYSTEM), *readable]
+    """Return the paths that untrusted code may read, and those that it may also write to."""
+    reading = [*interpreter_paths(), *map(Path, _SYSTEM), *readable]
     writing = [Path(os.devnull)]
     if driver is not None:
         reading += map(Path, (*_DRIVER, *driver.libraries))
@@ -238,82 +241,77 @@ def _strict(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[
 
 
 def _starting(readable: Iterable[Path], driver: DriverFiles) -> tuple[list[Path], list[Path]]:
-    """Return what the driver of a GPU may read as it starts, and what it may also write to."""
+    """Return the paths that a starting GPU driver may read, and those that it may also write to."""
     reading, writing = _strict(readable, driver)
     return [*reading, *map(Path, _DRIVER_STARTS)], writing
 
 
 @contextlib.contextmanager
 def _allowing_less(mode: Mode) -> Iterator[None]:
-    """A step that may fail where the operator said so, and nowhere else."""
+    """Turn the failure of a step into ConfinementError if the mode is "require"; ignore it otherwise."""
     try:
         yield
     except (ImportError, OSError, RuntimeError) as error:
         if mode == "require":
-            raise ConfinementError(f"A process could not be confined: {error}") from error
+            raise ConfinementError(f"This machine could not confine a process: {error}") from error
 
 
 def verify(mode: Mode) -> None:
-    """See that this machine has what `mode` asks for.
+    """Check that this machine has the layers that `mode` requires.
 
     Raises:
-        ConfinementError: if not, naming what is missing and what to do.
+        ConfinementError: If a layer is missing; the message names it and says what to do.
     """
-    lacking = missing(layers()) if mode == "require" else []
+    lacking = missing_layers(detect_layers()) if mode == "require" else []
     if lacking:
         named = "; ".join(f"{layer.name} ({layer.detail})" for layer in lacking)
         raise ConfinementError(
             f"Untrusted code cannot be confined on this machine: it lacks {named}. `ndif doctor` shows "
-            "every layer. NDIF_SANDBOX=best-effort runs it with what there is."
+            "every layer. NDIF_SANDBOX=best-effort runs untrusted code with the layers that exist here."
         )
 
 
-def interpreter() -> list[Path]:
-    """Where Python, its packages and the libraries they load lie."""
+def interpreter_paths() -> list[Path]:
+    """Return the folders of Python, of its packages, and of the libraries that they load."""
     paths = {Path(path) for path in sys.path if path}
     paths.update(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-    # Of a virtual environment both: what it adds, and what it stands on.
+    # A virtual environment has packages of its own and the modules of its base interpreter.
     for prefix in (sys.prefix, sys.base_prefix):
         for name in ("stdlib", "platstdlib", "purelib", "platlib"):
             paths.add(Path(sysconfig.get_path(name, vars={"base": prefix, "platbase": prefix})))
-    paths.update(folders_of_libraries())
+    paths.update(library_folders())
     return sorted(path.resolve() for path in paths if path.exists())
 
 
-def folders_of_libraries() -> Iterable[Path]:
-    """Yield the folder of each library that is loaded: it may load its neighbours later."""
+def library_folders() -> Iterable[Path]:
+    """Yield the folder of each loaded library, which may load its neighbours later."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         name = line.partition("/")[2]
         if ".so" in name:
             yield Path("/", name).parent
 
 
-def of_checkpoint(folder: Path) -> list[Path]:
-    """What a model's folder holds, also where its files are links into a cache."""
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return a model's folder and its files, with links into a cache resolved."""
     return sorted({folder.resolve(), *(file.resolve() for file in folder.rglob("*"))})
 
 
-def _erase_environment() -> None:
-    """What the kernel put on the stack when this program began stays there when Python forgets it."""
+def _erase_initial_environment() -> None:
+    """Overwrite the environment on the stack, where the kernel put it when this program started."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
     ctypes.memset(start, 0, end - start)
 
 
-def _first_to_die() -> None:
-    """Memory that runs out is this process's to give back, not its neighbours'."""
-    Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def _keep_only(channel: int, rules: int | None) -> None:
-    """Two descriptors by their numbers, and standard streams that lead nowhere."""
-    # Above both places first, so that neither is written over before it is moved.
-    channel = fcntl.fcntl(channel, fcntl.F_DUPFD, _RULES + 1)
+def _close_other_descriptors(channel: int, rules: int | None) -> None:
+    """Move two descriptors to their numbers, close all others, and open /dev/null as standard streams."""
+    # First above both numbers, so that neither overwrites the other.
+    channel = fcntl.fcntl(channel, fcntl.F_DUPFD, _RULESET_FD + 1)
     if rules is not None:
-        os.dup2(fcntl.fcntl(rules, fcntl.F_DUPFD, _RULES + 1), _RULES, inheritable=False)
-    os.dup2(channel, _CHANNEL, inheritable=False)
-    os.closerange(_RULES + (rules is not None), os.sysconf("SC_OPEN_MAX"))
-    nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(fcntl.fcntl(rules, fcntl.F_DUPFD, _RULESET_FD + 1), _RULESET_FD, inheritable=False)
+    os.dup2(channel, _CHANNEL_FD, inheritable=False)
+    os.closerange(_RULESET_FD + (rules is not None), os.sysconf("SC_OPEN_MAX"))
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
+        os.dup2(null, stream)
+    os.close(null)

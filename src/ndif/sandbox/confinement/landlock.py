@@ -1,4 +1,4 @@
-"""Landlock: which files a process may still open, and whom it may still reach (landlock(7))."""
+"""Landlock: the files that a process may open, and the sockets and processes it may reach (landlock(7))."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from landlock.plumbing import (
 )
 
 _NET = 1 << 0 | 1 << 1
-"""Binding and connecting TCP: nothing is allowed, so no port is."""
+"""Binding and connecting TCP sockets: handled without any rule, so every port is refused."""
 
 _SCOPES = 1 << 0 | 1 << 1
-"""Abstract sockets of others, and signals to others."""
+"""Abstract sockets of other processes, and signals to other processes."""
 
 _NET_ABI, _SCOPE_ABI = 4, 6
 _RULE_PATH_BENEATH = 1
@@ -30,7 +30,7 @@ _WRITE = FSAccess.READ_FILE | FSAccess.WRITE_FILE
 
 
 class _Attributes(ctypes.Structure):
-    """`struct landlock_ruleset_attr` with what came after the file system."""
+    """`struct landlock_ruleset_attr` with the fields of later versions."""
 
     _fields_ = [
         ("handled_access_fs", ctypes.c_uint64),
@@ -40,7 +40,7 @@ class _Attributes(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version of Landlock that this kernel has; 0 where it has none."""
+    """Return the version of this kernel's Landlock; 0 if it has none."""
     ctypes.set_errno(0)
     try:
         return int(get_create_ruleset()(None, 0, CREATE_RULESET_VERSION))
@@ -48,20 +48,20 @@ def abi() -> int:
         return 0
 
 
-def ruleset(
+def create_ruleset(
     readable: Iterable[Path], writable: Iterable[Path], truncatable: Iterable[Path] = ()
 ) -> int:
-    """Return a descriptor of rules by which files may be opened.
+    """Return the descriptor of a ruleset that permits the given paths, and no other file access.
 
-    Nothing can be executed, made, renamed or removed anywhere. What does not exist is left out.
+    No file can be executed, created, renamed or removed. Paths that do not exist are left out.
 
     Args:
         readable: Files and folders that may be read.
-        writable: Those that may also be opened for writing.
-        truncatable: Those that may also be opened for writing from their beginning, as `fopen` does.
+        writable: Files and folders that may also be opened for writing.
+        truncatable: Files and folders that may also be truncated when opened, as by `fopen`.
 
     Raises:
-        OSError: if this kernel cannot.
+        OSError: If this kernel refuses.
     """
     version = abi()
     attributes = _Attributes(int(FSAccess.all()))
@@ -85,11 +85,11 @@ def ruleset(
     return rules
 
 
-def restrict(rules: int) -> None:
-    """Hold this thread, and those it starts, to the rules behind a descriptor, which is closed.
+def restrict_self(rules: int) -> None:
+    """Enforce a ruleset on this thread and the threads that it starts, and close the descriptor.
 
     Raises:
-        OSError: if this kernel cannot.
+        OSError: If this kernel refuses.
     """
     ctypes.set_errno(0)
     get_restrict_self()(rules, 0)

@@ -1,4 +1,4 @@
-"""Which layers of the confinement this machine has, and whether they are enough."""
+"""Detection of the layers of the confinement that this machine has."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _FS_ABI, _TRUNCATE_ABI, _NET_ABI, _DEVICE_ABI, _SCOPE_ABI = 1, 3, 4, 5, 6
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One thing that the kernel can hold back."""
+    """One mechanism of the kernel that confines a process."""
 
     name: str
     present: bool
     required: bool
-    """Whether untrusted code may not run without it."""
+    """True if untrusted code may not run without this layer."""
     detail: str
-    """What it holds, or what to do to have it."""
+    """The version or mechanism found, or how to get the layer."""
 
 
-def layers() -> list[Layer]:
-    """Every layer, as this machine has it."""
+def detect_layers() -> list[Layer]:
+    """Return every layer, with its state on this machine."""
     return [*_landlock(), _seccomp(), *_always()]
 
 
-def missing(found: list[Layer]) -> list[Layer]:
-    """What untrusted code may not run without."""
+def missing_layers(found: list[Layer]) -> list[Layer]:
+    """Return the required layers that are not present."""
     return [layer for layer in found if layer.required and not layer.present]
 
 
 def _landlock() -> list[Layer]:
     try:
-        from ndif.sandbox.files import abi
+        from ndif.sandbox.confinement.landlock import abi
 
         version = abi()
     except ImportError as error:
@@ -49,22 +49,24 @@ def _landlock() -> list[Layer]:
             f"kernel {kernel}; needs 5.13 or later"
             if _older_than_landlock(kernel)
             else (
-                f"kernel {kernel} does not run it: it must be built with CONFIG_SECURITY_LANDLOCK, and be "
-                "started with landlock in its lsm= parameter"
+                f"kernel {kernel} does not enable it: build the kernel with CONFIG_SECURITY_LANDLOCK, and "
+                "boot it with landlock in the lsm= parameter"
             )
         )
         return [Layer("Landlock: files", False, True, advice)]
 
     def since(abi: int, name: str, kernel_needed: str, otherwise: str) -> Layer:
         there = version >= abi
-        detail = f"ABI {version}" if there else f"kernel {kernel_needed}; here {otherwise} holds it"
+        detail = (
+            f"ABI {version}" if there else f"needs kernel {kernel_needed}; covered by {otherwise}"
+        )
         return Layer(f"Landlock: {name}", there, False, detail)
 
     return [
         Layer("Landlock: files", True, True, f"ABI {version}, kernel {kernel}"),
         since(_TRUNCATE_ABI, "truncation", "6.2", "seccomp"),
         since(_NET_ABI, "TCP", "6.7", "seccomp"),
-        since(_DEVICE_ABI, "device ioctls", "6.10", "nothing (matters on GPUs)"),
+        since(_DEVICE_ABI, "device ioctls", "6.10", "no other layer (matters on GPUs)"),
         since(_SCOPE_ABI, "signals and abstract sockets", "6.12", "seccomp"),
     ]
 
@@ -76,7 +78,7 @@ def _older_than_landlock(kernel: str) -> bool:
 
 def _seccomp() -> Layer:
     try:
-        from ndif.sandbox.calls import available
+        from ndif.sandbox.confinement.seccomp import available
     except (ImportError, RuntimeError, OSError):
         return Layer(
             "seccomp: system calls",
@@ -94,15 +96,16 @@ def _always() -> list[Layer]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     counted = os.getuid() != 0
     threads = (
-        "the kernel counts, and the watcher"
+        "setrlimit, and the resource watchdog"
         if counted
-        else "the watcher counts (root has no limit)"
+        else "the resource watchdog (the kernel sets root no limit)"
     )
     unlimited = resource.RLIM_INFINITY in (soft, hard)
+    threads += "" if unlimited else f"; limit of this user: {soft}"
     return [
         Layer("no new privileges, no capabilities", True, True, "prctl, capset"),
-        Layer("limits: memory, files, core", True, True, "setrlimit, and the watcher"),
-        Layer("limits: threads", True, False, threads + ("" if unlimited else f"; yours: {soft}")),
+        Layer("limits: memory, files, core", True, True, "setrlimit, and the resource watchdog"),
+        Layer("limits: threads", True, False, threads),
         _ptrace(),
     ]
 
@@ -115,6 +118,6 @@ def _ptrace() -> Layer:
             raise
         scope = "0"
     detail = (
-        f"yama ptrace_scope {scope}" if scope != "0" else "no Yama; seccomp and Landlock hold it"
+        f"yama ptrace_scope {scope}" if scope != "0" else "no Yama; covered by seccomp and Landlock"
     )
     return Layer("other processes' memory, beyond Landlock", scope != "0", False, detail)

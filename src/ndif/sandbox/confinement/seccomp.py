@@ -1,6 +1,6 @@
 """seccomp: the system calls that a confined process may make (seccomp(2), by libseccomp).
 
-An allow-list: what a later kernel adds is refused until somebody has looked at it. What is not here fails
+The filter is an allow-list, so calls of later kernels are refused until they are reviewed. Other calls fail
 with EPERM. Calls of another architecture's table (32-bit, x32) end the process.
 """
 
@@ -35,16 +35,16 @@ _CLONE_VM, _CLONE_THREAD = 0x100, 0x10000
 _THREAD = _CLONE_VM | _CLONE_THREAD
 
 _PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA = 15, 16, 0x53564D41
-_IS_TERMINAL = 0x5401  # TCGETS: what every open of a text file asks
+_IS_TERMINAL = 0x5401  # TCGETS: Python asks it when it opens a text file
 _NO_BLOCKING, _NOT_INHERITED = 0x5421, 0x5451  # FIONBIO, FIOCLEX
 
 _NVIDIA_KINDS = (0, ord("F"))
-"""The second byte of what nvidia-uvm, and nvidiactl and the cards, are asked by."""
+"""The second byte of the ioctls of nvidia-uvm, and of those of nvidiactl and the GPUs."""
 
 _ALL_THREADS_API = 2
-"""The level of libseccomp from which the kernel can filter every thread at once."""
+"""The API level of libseccomp from which the kernel can filter all threads at once."""
 
-_OF_DESCRIPTORS = (
+_FCNTL_COMMANDS = (
     fcntl.F_DUPFD,
     fcntl.F_DUPFD_CLOEXEC,
     fcntl.F_GETFD,
@@ -52,11 +52,11 @@ _OF_DESCRIPTORS = (
     fcntl.F_GETFL,
     fcntl.F_SETFL,
 )
-"""No owners: a descriptor can be made to send its owner any signal."""
+"""fcntl commands without F_SETOWN: a descriptor can send any signal to its owner."""
 
 
 _OWN_PID = 0x7EADBEEF
-"""Stands in the rules for the process that loads them; no process has a number as high."""
+"""A placeholder in the rules for the process that loads them; no process has a number as high."""
 
 _INSTRUCTION = struct.Struct("=HBBI")
 _PR_SET_NO_NEW_PRIVS = 38
@@ -67,7 +67,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def available() -> bool:
-    """Whether this kernel and libseccomp can filter."""
+    """Return True if this kernel and libseccomp can filter system calls."""
     try:
         return bool(seccomp.get_api() >= _ALL_THREADS_API)
     except OSError:
@@ -76,19 +76,19 @@ def available() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The rules as the kernel takes them: compiled once, loaded by each process in no time."""
+    """A BPF program for the kernel: compiled once, loaded by each process."""
 
     program: bytes
 
     @classmethod
     def compile(cls, *, devices: bool) -> Filter:
-        """Leave a process, with all its threads, the calls that a trace needs.
+        """Compile a filter that leaves a process, with all its threads, the calls that a trace needs.
 
-        `devices`: whether it drives a GPU, which is done by ioctl; which device files it may open is
-        another layer's (see `files`).
+        Args:
+            devices: Allow the ioctls by which a GPU is driven; Landlock restricts the device files.
 
         Raises:
-            OSError: if this machine's libseccomp cannot.
+            OSError: If this machine's libseccomp refuses.
         """
         rules = _rules(devices=devices)
         with os.fdopen(os.memfd_create("filter"), "w+b") as file:
@@ -97,10 +97,10 @@ class Filter:
             return cls(file.read())
 
     def load(self) -> None:
-        """Confine this process for good.
+        """Apply the filter to this process irrevocably.
 
         Raises:
-            OSError: if this kernel cannot.
+            OSError: If this kernel refuses.
         """
         code = bytearray(self.program)
         for at in range(0, len(code), _INSTRUCTION.size):
@@ -127,7 +127,7 @@ def _rules(*, devices: bool) -> seccomp.SyscallFilter:
     for name in _ALLOWED:
         _allow(rules, name)
     own = seccomp.Arg(0, seccomp.EQ, _OWN_PID)
-    # A thread, never a process. What clone3 is asked for no filter can read: glibc falls back to clone.
+    # Threads, not processes. A filter cannot read the arguments of clone3, so glibc falls back to clone.
     _allow(rules, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _THREAD, _THREAD))
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
     _allow(rules, "kill", own)
@@ -135,9 +135,9 @@ def _rules(*, devices: bool) -> seccomp.SyscallFilter:
     _allow(rules, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))
     for option in (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA):
         _allow(rules, "prctl", seccomp.Arg(0, seccomp.EQ, option))
-    for command in _OF_DESCRIPTORS:
+    for command in _FCNTL_COMMANDS:
         _allow(rules, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
-    # The channel to the host is open; nothing else can be connected, bound or sent to by address.
+    # The channel to the host is open already; no socket can be connected, bound, or sent to by address.
     _allow(rules, "recvfrom")
     _allow(rules, "recvmsg")
     _allow(rules, "sendto", seccomp.Arg(4, seccomp.EQ, 0))
@@ -155,6 +155,6 @@ def _allow(rules: seccomp.SyscallFilter, name: str, *conditions: seccomp.Arg) ->
     try:
         rules.add_rule(seccomp.ALLOW, name, *conditions)
     except OSError as error:
-        # A name that this machine's architecture, or its libseccomp, has no number for.
+        # This architecture, or this version of libseccomp, has no such call.
         if error.errno not in (errno.EDOM, errno.EINVAL, errno.EFAULT):
             raise

@@ -1,16 +1,16 @@
-"""The Protector: what a block's own Python may reach.
+"""The Protector: the language policy for users' code.
 
-It turns the source of a user's code into code that asks a guard before it touches an attribute whose object
-may lead further, gives it builtins and modules of a whitelist, and reads payloads that hold nothing else.
-nnsight's, torch's and transformers' own code is not touched and runs as always: a guard is part of the
+The Protector compiles a user's source to code that calls a guard before each access to an attribute that
+may lead out of the block, gives that code the builtins and modules of a whitelist, and unpickles payloads
+that hold nothing else. The code of nnsight, torch and transformers runs unchanged: a guard is part of the
 user's code, not of the process.
 
-The kernel is the boundary; this is the layer above it, and gives errors that a user understands. What it
-does not claim: to stop tricks with native memory inside torch or numpy (an index that a kernel of theirs
-does not check), to bound time or memory, to see through every function of a whitelisted library that takes
-a text for code or for an attribute's name (those that are known are denied, or see `libraries`), or to
-keep a user from changing the weights of a disposable process through a torch function that was handed a
-module.
+The kernel's confinement is the boundary. The Protector is a second layer above it, with errors that a user
+understands. The Protector does not claim to stop tricks with native memory inside torch or numpy (an index
+that one of their kernels does not check), to bound time or memory, to see through every function of a
+whitelisted library that takes a string for code or for an attribute's name (the known ones are denied, or
+replaced in `libraries`), or to keep a user from changing the weights of a disposable process through a
+torch function that takes a module.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from typing import Any
 from ndif.sandbox.protector import unpickling
 from ndif.sandbox.protector.builtins import Builtins, SafeBuiltins
 from ndif.sandbox.protector.definitions import Definitions
-from ndif.sandbox.protector.foresight import foreseen
-from ndif.sandbox.protector.guards import Guards
+from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule
 from ndif.sandbox.protector.objects import ProtectedObjects
-from ndif.sandbox.protector.passages import Passage
+from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixUnpickler, cache_prefix
 from ndif.sandbox.protector.transformer import compile_guarded
-from ndif.sandbox.protector.unpickling import Finder, ForbiddenError, SafeUnpickler
+from ndif.sandbox.protector.unpickling import ForbiddenError, GlobalResolver, SafeUnpickler
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
 
 __all__ = [
@@ -49,22 +48,30 @@ __all__ = [
 ]
 
 _EAGER = ("torch", "torch.nn", "torch.nn.functional", "numpy", "math", "collections", "typing")
-"""Modules that a block is likely to use: their wrappers are made before it comes."""
+"""Modules that a block is likely to use; their wrappers are made before the first block arrives."""
 
 
 class Protector:
-    """The policy for the code of one user at a time; see the module."""
+    """The policy for the code of one user at a time.
+
+    Owns the whitelist and the tables that are made of it. Asks `AccessGuards` about attributes, `Modules`
+    about imports, `ProtectedObjects` about the model, and `Definitions` for functions and classes that
+    travel in a payload. Files, sockets, processes and limits are left to the kernel's confinement.
+    """
 
     def __init__(self, extra: Path | None = None) -> None:
-        """`extra` is the operator's whitelist, in the form of whitelist.yaml.
+        """Read the whitelist.
+
+        Args:
+            extra: The operator's additions, in the form of whitelist.yaml.
 
         Raises:
-            ValueError: if it cannot be used.
+            ValueError: If a file cannot be read or does not have that form.
         """
         self._whitelist = Whitelist.read(extra)
-        self._modules = Modules(self._whitelist, {})
+        self._modules = Modules(self._whitelist)
         self._protected = ProtectedObjects(self._whitelist.model, self._whitelist.nnsight)
-        self._guards = Guards(self._whitelist, self._modules, self._protected)
+        self._guards = AccessGuards(self._whitelist, self._modules, self._protected)
         builtins = Builtins(self._guards, self._modules.importer, self._compiled)
         self._modules.builtins = builtins.module()
         for path, value in builtins.replacements().items():
@@ -72,14 +79,14 @@ class Protector:
             self._modules.replace(getattr(sys.modules[module], name), value)
         self._definitions = Definitions(self._guards, builtins.classes)
         self._table = self._guards.table()
-        self._foreseeing = False
-        self._foreseen: list[Passage] = []
+        self._caches_prefix = False
+        self._prefix_cache: list[CachedPrefix] = []
         for name in _EAGER:
             self._modules.get(name)
 
     @property
     def builtins(self) -> dict[str, Any]:
-        """What `__builtins__` is for a user's code."""
+        """The value of `__builtins__` in a user's code."""
         return self._guards.builtins
 
     # --- code ---------------------------------------------------------------------------------------
@@ -95,39 +102,39 @@ class Protector:
         *_: Any,
         **__: Any,
     ) -> CodeType:
-        """`compile` for a user's code.
+        """Compile a user's code; in place of the builtin `compile`.
 
         Raises:
-            SyntaxError: if it is not Python, or more than a block may be.
+            SyntaxError: If `source` is not Python, or uses syntax that a block may not use.
         """
         return self._compiled(source, filename, mode)
 
     def execute(self, code: CodeType, scope: dict[str, Any], local: Any = None) -> None:
-        """`exec` for code that `compile` made."""
-        # Of a scope that is a subclass of dict, Python too sets it past the class.
+        """Execute code that `compile` made; in place of the builtin `exec`."""
+        # Python itself bypasses the class of a scope that is a subclass of dict.
         dict.__setitem__(scope, "__builtins__", self._guards.builtins)
         exec(code, scope, scope if local is None else local)  # noqa: S102 - it is guarded
 
     def adopt(self, function: Any, names: Mapping[str, Any]) -> Any:
-        """See `Definitions.adopt`."""
+        """Give a function its own globals; see `Definitions.adopt`."""
         return self._definitions.adopt(function, names)
 
     def fill(self, function: Any, names: Mapping[str, Any]) -> None:
-        """See `Definitions.fill`."""
+        """Add globals to a function that was adopted; see `Definitions.fill`."""
         self._definitions.fill(function, names)
 
     def scope(self, names: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Definitions.scope`."""
+        """Return the names of a payload that code may have; see `Definitions.scope`."""
         return self._definitions.scope(names)
 
     def runs(self, function: Any) -> bool:
-        """Whether a function is the user's own, sent as source."""
+        """Return True if a function is the user's own and was sent as source."""
         return self._definitions.made_here(function)
 
     def filename(self, name: object) -> str:
-        """The file of a user's code, by a name that no file of this server's libraries has.
+        """Return a file name for a user's code that no file of the server's libraries has.
 
-        Its lines become known under that name; those of a library must not be taken for the user's.
+        Tracebacks show the user's lines under that name, and must not show a library's lines as the user's.
         """
         text = str(name)
         if os.path.normpath(text).startswith(_libraries()):
@@ -135,10 +142,10 @@ class Protector:
         return text
 
     def check_call(self, name: str) -> None:
-        """See that a method of the model may be called by this name.
+        """Check that a request may call a method of the model.
 
         Raises:
-            AttributeError: if not.
+            AttributeError: If the method is private or denied.
         """
         own = name == "__call__" or name.startswith("__nnsight_")
         if not own and (name.startswith("_") or self._protected.denies(name)):
@@ -147,7 +154,7 @@ class Protector:
     # --- payloads ---------------------------------------------------------------------------------
 
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
-        """Protect what of the server's a payload may refer to; the same objects."""
+        """Protect the server's objects that a payload may refer to, and return them."""
         self._protected.hold(persistent)
         self._modules.users.clear()
         return dict(persistent)
@@ -155,43 +162,45 @@ class Protector:
     def unpickler(
         self, ordinary: type, rebuilders: Mapping[tuple[str, str], Any]
     ) -> Callable[[Any, Mapping[str, Any] | None], Any]:
-        """What stands for the class `ordinary`: called with a file and the persistent objects.
+        """Return a replacement of an unpickler class, called with a file and persistent objects.
 
-        `rebuilders` stand for functions of an nnsight generation, by module and name.
+        Args:
+            ordinary: The class that is replaced.
+            rebuilders: Replacements of functions of an nnsight generation, by module and name.
         """
-        finder = Finder(
+        resolver = GlobalResolver(
             self._whitelist,
             self._modules,
             self._guards,
             {**self._definitions.rebuilders(), **self._rebuilders(), **rebuilders},
         )
 
-        def made(file: Any, persistent: Mapping[str, Any] | None = None) -> SafeUnpickler:
-            if not self._foreseeing:
-                return SafeUnpickler(file, finder, persistent or {}, self._foreseen)
-            passage = foreseen(file.getvalue(), finder, persistent or {})
-            self._foreseen = [] if passage is None else [passage]
-            return SafeUnpickler(file, finder, persistent or {})
+        def make(file: Any, persistent: Mapping[str, Any] | None = None) -> SafeUnpickler:
+            if not self._caches_prefix:
+                return PrefixUnpickler(file, resolver, persistent or {}, self._prefix_cache)
+            prefix = cache_prefix(file.getvalue(), resolver, persistent or {})
+            self._prefix_cache = [] if prefix is None else [prefix]
+            return SafeUnpickler(file, resolver, persistent or {})
 
-        return made
+        return make
 
     @contextmanager
-    def foreseeing(self) -> Iterator[None]:
-        """While it lasts, payloads are the server's own, and like those that will come to its forks.
+    def caching_prefix(self) -> Iterator[None]:
+        """Cache what the payloads in this context have in common with those that forks will receive.
 
-        What such have in common is read now, for one payload of each fork.
+        The payloads in this context are the server's own. Each fork uses the cache for one payload.
         """
-        self._foreseeing = True
+        self._caches_prefix = True
         try:
             yield
         finally:
-            self._foreseeing = False
+            self._caches_prefix = False
 
     def _rebuilders(self) -> dict[tuple[str, str], Any]:
         cloud = "cloudpickle.cloudpickle"
         return {
             ("torch.storage", "_load_from_bytes"): unpickling.load_tensors,
-            ("torch._tensor", "_rebuild_from_type_v2"): unpickling.rebuild_from_type(self._guards),
+            ("torch._tensor", "_rebuild_from_type_v2"): unpickling.rebuild_from_type(),
             ("copyreg", "_reconstructor"): unpickling.reconstruct,
             ("copyreg", "__newobj__"): unpickling.new_object,
             ("_codecs", "encode"): unpickling.encode,
@@ -210,9 +219,11 @@ class Protector:
     def guarding(
         self, modules: Sequence[ModuleType], replaced: Sequence[tuple[Any, str, Any]] = ()
     ) -> Iterator[None]:
-        """While it lasts, `compile` and `exec` of these modules of nnsight are those of a user's code.
+        """Replace `compile` and `exec` of these modules of nnsight by those for a user's code.
 
-        `replaced` are further attributes, with what they are meanwhile.
+        Args:
+            modules: Modules that compile and run blocks.
+            replaced: Further attributes to replace: owner, name and value.
         """
         changes = [
             (module, name, value)
@@ -238,9 +249,9 @@ _ABSENT = object()
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """The folders that this server's modules are from.
+    """Return the folders of the server's libraries.
 
-    Not the modules' own files: to ask each of them would copy a page of memory for each in every runner.
+    The files of loaded modules are not asked: that would copy a page of memory for each in every runner.
     """
     named = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
     return tuple({f"{os.path.normpath(folder)}/" for folder in (*named, *sys.path) if folder})

@@ -1,4 +1,4 @@
-"""The builtins of a block: those that compute, and guarded forms of those that reach further."""
+"""The builtins of a block: harmless ones, and guarded forms of those that access attributes or run code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
-from ndif.sandbox.protector.guards import Guards
+from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import ProtectedModule
 from ndif.sandbox.protector.transformer import UNBOUND
 
@@ -80,7 +80,7 @@ _PLAIN = [
     "__debug__",
 ]
 
-_MISSING = [
+_UNAVAILABLE = [
     "open",
     "input",
     "breakpoint",
@@ -96,7 +96,7 @@ _Compile = Callable[[str, str, str], CodeType]
 
 
 class SafeBuiltins(ProtectedModule):
-    """`builtins`, as an import of it gives them."""
+    """The module that `import builtins` gives a block."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"builtins.{name} is not available on this server")
@@ -106,20 +106,26 @@ class SafeBuiltins(ProtectedModule):
 
 
 class Code:
-    """What `compile` gives in a block; `exec` and `eval` take it. It shows nothing of the code."""
+    """An opaque handle of compiled code: `compile` returns one to a block; `exec` and `eval` take one."""
 
     __slots__ = ("__weakref__",)
 
 
 class Builtins:
-    """Makes the dictionary that a user's code has as its builtins."""
+    """Fills the dictionary that a user's code has as its builtins.
 
-    def __init__(self, guards: Guards, importer: Callable[..., Any], compiled: _Compile) -> None:
+    Owns the code that blocks compiled. Asks `AccessGuards` about attributes and the classes that are the
+    user's; importing is left to `Modules`.
+    """
+
+    def __init__(
+        self, guards: AccessGuards, importer: Callable[..., Any], compiled: _Compile
+    ) -> None:
         self._guards = guards
         self._compiled = compiled
         self._codes: dict[int, tuple[Code, CodeType]] = {}
         self.classes = _classes(guards)
-        """Stands for `type`."""
+        """The replacement of `type`."""
         table = guards.builtins
         table.update((name, getattr(builtins, name)) for name in _PLAIN if hasattr(builtins, name))
         table.update(
@@ -127,7 +133,7 @@ class Builtins:
             for name, value in vars(builtins).items()
             if isinstance(value, type) and issubclass(value, BaseException)
         )
-        table.update((name, _missing(name)) for name in _MISSING)
+        table.update((name, _unavailable(name)) for name in _UNAVAILABLE)
         table.update(
             {
                 "__import__": importer,
@@ -148,17 +154,17 @@ class Builtins:
         )
 
     def module(self) -> SafeBuiltins:
-        """The same as a module."""
+        """Return the public builtins as a module."""
         module = SafeBuiltins("builtins")
         object.__getattribute__(module, "__dict__").update(
             (name, value)
             for name, value in self._guards.builtins.items()
-            if not name.startswith("_") and name not in _MISSING
+            if not name.startswith("_") and name not in _UNAVAILABLE
         )
         return module
 
     def replacements(self) -> dict[str, Any]:
-        """What a block gets from whitelisted modules in place of what reaches further."""
+        """Return guarded forms of functions of whitelisted modules, by their dotted names."""
         return {
             "operator.attrgetter": self._guards.texts.attrgetter,
             "operator.methodcaller": self._guards.texts.methodcaller,
@@ -204,13 +210,13 @@ class Builtins:
         dont_inherit: bool = False,
         optimize: int = -1,
     ) -> Code:
-        """The builtin; flags do not change what a guard sees, and are not heeded."""
+        """Compile a block's text; `flags` do not change what guards see, and are ignored."""
         if isinstance(source, bytes):
             source = source.decode()
         if not isinstance(source, str):
-            raise TypeError("compile() takes a text on this server")
+            raise TypeError("compile() takes source text on this server, not a syntax tree")
         code = Code()
-        # Nobody reads a file to show a line of what has a name like this.
+        # Tracebacks read no file for a name in angle brackets.
         self._codes[id(code)] = code, self._compiled(source, f"<{str(filename).strip('<>')}>", mode)
         return code
 
@@ -220,7 +226,9 @@ class Builtins:
         if isinstance(source, bytes):
             source = source.decode()
         if not isinstance(source, str):
-            raise TypeError(f"{mode}() takes a text, or what compile() gave")
+            raise TypeError(
+                f"{mode}() takes source text, or the result of compile(), on this server"
+            )
         return self._compiled(source.lstrip(" \t") if mode == "eval" else source, "<string>", mode)
 
     def _exec(self, source: Any, globals: Any = None, locals: Any = None) -> None:  # noqa: A002
@@ -250,12 +258,14 @@ class Builtins:
         return cls
 
     def _wraps(self, wrapped: Any) -> Callable[[Any], Any]:
-        """`functools.wraps`, which copies no other attributes than those that it should."""
+        """Replace `functools.wraps`: it copies only the default attributes."""
         return lambda wrapper: self._update_wrapper(wrapper, wrapped)
 
     def _update_wrapper(self, wrapper: Any, wrapped: Any) -> Any:
         if not isinstance(wrapper, FunctionType | type | functools.partial):
-            raise TypeError("functools.wraps wraps functions on this server")
+            raise TypeError(
+                "functools.wraps takes functions, classes and functools.partial on this server"
+            )
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
             with contextlib.suppress(AttributeError):
                 self._guards.set(wrapper, name, self._guards.read(wrapped, name))
@@ -267,45 +277,45 @@ class Builtins:
         return wrapper
 
     def _dataclass(self, cls: Any = None, /, **options: Any) -> Any:
-        """`dataclasses.dataclass`, which writes code with the names of the fields."""
+        """Replace `dataclasses.dataclass`, which generates code from the names of the fields."""
         if cls is None:
             return lambda each: self._dataclass(each, **options)
         if not self._guards.owns(cls):
-            raise TypeError("dataclass() takes a class of your own on this server")
+            raise TypeError("dataclass() takes a class that your own code defines on this server")
         for each in cls.__mro__:
             for name in _field_names(each):
                 if type(name) is not str or not name.isidentifier():
-                    raise TypeError(f"a field of a dataclass cannot be called {name!r}")
+                    raise TypeError(f"the field name {name!r} of a dataclass is no identifier")
         made = dataclasses.dataclass(cls, **options)
         self._guards.own(made)
         return made
 
 
 def _field_names(cls: type) -> list[Any]:
-    """What the fields of a class are called, by whatever tells."""
+    """Return the names of a class's fields, from every attribute that `dataclass` reads them from."""
     own = type.__dict__["__dict__"].__get__(cls)
     found: list[Any] = []
     for kind in ("__annotations__", "__dataclass_fields__"):
         named = own.get(kind, {})
         if type(named) is dict:
             found += named
-            # The code that `dataclass` writes takes a field's own word for its name.
+            # The code that `dataclass` generates uses the `name` of the field itself.
             found += [each.name for each in named.values() if isinstance(each, dataclasses.Field)]
         elif issubclass(type(named), dict):
-            raise TypeError("the fields of a dataclass are in a plain dict on this server")
+            raise TypeError(f"{kind} of a dataclass must be a plain dict on this server")
     return found
 
 
-def _missing(name: str) -> Callable[..., NoReturn]:
-    def missing(*_: Any, **__: Any) -> NoReturn:
+def _unavailable(name: str) -> Callable[..., NoReturn]:
+    def unavailable(*_: Any, **__: Any) -> NoReturn:
         raise NameError(f"{name}() is not available on this server")
 
-    missing.__name__ = missing.__qualname__ = name
-    return missing
+    unavailable.__name__ = unavailable.__qualname__ = name
+    return unavailable
 
 
-def _classes(guards: Guards) -> type:
-    """`type` of a block: it tells the class of an object, and makes classes without forbidden names."""
+def _classes(guards: AccessGuards) -> type:
+    """Return a block's `type`: it returns an object's class, and makes classes without denied names."""
 
     class Meta(type):
         def __call__(cls, *arguments: Any, **options: Any) -> Any:
@@ -315,15 +325,16 @@ def _classes(guards: Guards) -> type:
                 found = type(arguments[0])
                 return stand_in if found is type or found is Meta else found
             name, bases, namespace = arguments
-            forbidden = UNBOUND.intersection(namespace) - {"__annotations__"}
-            if forbidden or "__annotations__" in namespace:
-                refused = sorted(forbidden | {"__annotations__"} & set(namespace))[0]
-                raise TypeError(f"the name {refused!r} cannot be bound on this server")
+            # Copied first: a subclass of dict may list other names than those that it holds.
+            content = dict(namespace)
+            forbidden = UNBOUND.intersection(content)
+            if forbidden:
+                raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
             made = abc.ABCMeta if any(isinstance(base, abc.ABCMeta) for base in bases) else type
             for base in bases:
                 if type(base) not in (type, made):
                     made = type(base)
-            cls_made = made(name, bases, dict(namespace), **options)
+            cls_made = made(name, bases, content, **options)
             guards.own(cls_made)
             return cls_made
 

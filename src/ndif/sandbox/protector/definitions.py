@@ -1,13 +1,13 @@
-"""Functions and classes that a payload brings along, made so that they are guarded.
+"""Functions and classes that travel in a payload, rebuilt with guards.
 
-nnsight sends the source of a function. Where it cannot find it, cloudpickle sends bytecode, which no guard
-can stand in and which can crash the interpreter: it is not run. A function that came so is there, says so
-when it is called, and is left out where Python makes it again (the methods that `@dataclass` writes).
+nnsight sends the source of a function. Where it finds none, cloudpickle sends bytecode, which cannot be
+guarded and can crash the interpreter, so the server never runs it. A function sent as bytecode is replaced
+by a `RefusedFunction`, which raises an error when called. Methods that `@dataclass` generates are generated
+again.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import enum
 import weakref
@@ -22,11 +22,11 @@ from types import (
 )
 from typing import Any, NoReturn, TypeVar
 
-from ndif.sandbox.protector.guards import Guards
+from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.transformer import UNBOUND
 from ndif.sandbox.protector.unpickling import ForbiddenError, bound
 
-_REMADE = frozenset(
+_GENERATED = frozenset(
     [
         "__init__",
         "__repr__",
@@ -47,59 +47,63 @@ _REMADE = frozenset(
         "__annotate_func__",
     ]
 )
-"""What `@dataclass` writes into a class."""
+"""Attributes that `@dataclass` generates."""
 
 
-class Bytecode:
-    """Code that came as bytecode: its name."""
+class RefusedCode:
+    """The name of code that was sent as bytecode."""
 
     def __init__(self, *arguments: Any) -> None:
         texts = [each for each in arguments if isinstance(each, str)]
         self.name = next((each for each in texts[1:2]), "?")
 
 
-class BytecodeFunction:
-    """A function whose code came as bytecode."""
+class RefusedFunction:
+    """A function that was sent as bytecode, and that cannot be called."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        """Say what is wrong."""
+        """Raise TypeError: this server runs no bytecode."""
         raise TypeError(
             f"the function {self.__name__!r} was sent as bytecode, because its source could not be found, "
-            "and this server runs no bytecode. Define it in a file or a notebook cell"
+            "and this server runs no bytecode. Define the function in a file or a notebook cell"
         )
 
 
 _TYPES: dict[str, Any] = {
-    "CodeType": Bytecode,
+    "CodeType": RefusedCode,
     "MethodType": bound,
     "SimpleNamespace": SimpleNamespace,
     "GenericAlias": GenericAlias,
     "MappingProxyType": MappingProxyType,
 }
-"""Of the module `types`, by name."""
+"""Replacements of the types of module `types`, by name."""
 
 
 class _Missing:
-    """Stands for the class of `dataclasses.MISSING`, of which there is one object."""
+    """Replaces the class of `dataclasses.MISSING`, which has one instance."""
 
     def __new__(cls) -> Any:
         return dataclasses.MISSING
 
 
 class Definitions:
-    """Rebuilds what cloudpickle and nnsight took apart."""
+    """Rebuilds functions and classes that cloudpickle and nnsight serialized.
 
-    def __init__(self, guards: Guards, classes: type) -> None:
+    Owns the functions that were made and the classes by cloudpickle's identity. Tells `AccessGuards` which
+    classes are the user's. Compiling source is left to the Protector.
+    """
+
+    def __init__(self, guards: AccessGuards, classes: type) -> None:
         self._guards = guards
         self._classes = classes
         self._functions: weakref.WeakSet[FunctionType] = weakref.WeakSet()
         self._tracked: dict[str, type] = {}
 
     def rebuilders(self) -> dict[tuple[str, str], Any]:
-        """By module and name of what they stand for."""
+        """Return replacements of cloudpickle's functions, by module and name."""
         cloud = "cloudpickle.cloudpickle"
         return {
             (cloud, "_builtin_type"): self._builtin_type,
@@ -111,7 +115,7 @@ class Definitions:
             (cloud, "_class_setstate"): self._fill_class,
             (cloud, "_function_setstate"): self._fill_bytecode,
             (cloud, "_make_typevar"): self._make_typevar,
-            ("types", "CodeType"): Bytecode,
+            ("types", "CodeType"): RefusedCode,
             ("dataclasses", "_MISSING_TYPE"): _Missing,
             ("types", "FunctionType"): FunctionType,
         }
@@ -119,7 +123,7 @@ class Definitions:
     # --- functions -------------------------------------------------------------------------------------
 
     def adopt(self, function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
-        """A function made of guarded code, with globals of its own in which `names` are."""
+        """Return a copy of a guarded function that has its own globals, with `names` in them."""
         scope = self.scope(names)
         scope["__builtins__"] = self._guards.builtins
         made = FunctionType(
@@ -139,9 +143,9 @@ class Definitions:
         return made
 
     def scope(self, names: Any) -> dict[str, Any]:
-        """The names that a payload gives to code, without those that Python itself would use."""
+        """Return the globals that a payload gives to code, without names that Python itself would use."""
         if not isinstance(names, Mapping):
-            raise ForbiddenError("the names of a function are a mapping")
+            raise ForbiddenError("the globals of a function must be a mapping")
         return {
             name: value
             for name, value in names.items()
@@ -149,27 +153,27 @@ class Definitions:
         }
 
     def fill(self, function: Any, names: Any) -> None:
-        """More names for a function that was made here.
+        """Add globals to a function that was made here.
 
         Raises:
-            ForbiddenError: if it was not.
+            ForbiddenError: If it was not.
         """
-        if isinstance(function, BytecodeFunction):
+        if isinstance(function, RefusedFunction):
             return
         if not isinstance(function, FunctionType) or function not in self._functions:
-            raise ForbiddenError("only functions that are sent can be given names")
+            raise ForbiddenError("a request can add globals only to functions that it defines")
         function.__globals__.update(self.scope(names))
 
     def made_here(self, function: Any) -> bool:
-        """Whether a function came with a payload, as source."""
+        """Return True if a function was sent as source."""
         return isinstance(function, FunctionType) and function in self._functions
 
-    def _make_function(self, code: Any, *_: Any) -> BytecodeFunction:
-        return BytecodeFunction(getattr(code, "name", "?"))
+    def _make_function(self, code: Any, *_: Any) -> RefusedFunction:
+        return RefusedFunction(getattr(code, "name", "?"))
 
     def _fill_bytecode(self, function: Any, state: Any) -> Any:
-        if not isinstance(function, BytecodeFunction):
-            raise ForbiddenError("only functions that are sent can be given a state")
+        if not isinstance(function, RefusedFunction):
+            raise ForbiddenError("a request can set the state only of functions that it defines")
         return function
 
     def _builtin_type(self, name: str) -> Any:
@@ -193,7 +197,7 @@ class Definitions:
         content = self._content(options)
         bases = tuple(type if base is self._classes else base for base in bases)
         made = new_class(name, bases, {"metaclass": metaclass}, lambda own: own.update(content))
-        return self._known(identity, made)
+        return self._track(identity, made)
 
     def _make_enum(
         self,
@@ -208,36 +212,35 @@ class Definitions:
         metaclass = type(bases[-1])
         self._check_class(metaclass, bases)
         if not issubclass(metaclass, enum.EnumMeta):
-            raise ForbiddenError("an enumeration is made of an enumeration")
+            raise ForbiddenError("an enumeration must derive from enum.Enum")
         content = metaclass.__prepare__(name, bases)
         for member, value in self._content(members).items():
             content[member] = value
         made: Any = metaclass.__new__(metaclass, name, bases, content)
         made.__module__ = module
         made.__qualname__ = qualname
-        return self._known(identity, made)
+        return self._track(identity, made)
 
     def _check_class(self, metaclass: Any, bases: Any) -> None:
-        known = metaclass in (type, abc.ABCMeta) or isinstance(metaclass, enum.EnumMeta)
         if not isinstance(metaclass, type) or not issubclass(metaclass, type):
-            raise ForbiddenError("a class is made by a metaclass")
-        if not (known or issubclass(metaclass, type)):
-            raise ForbiddenError(f"the metaclass {metaclass.__name__} cannot be sent")
+            raise ForbiddenError("the metaclass of a class must be a subclass of type")
         if not isinstance(bases, tuple) or not all(isinstance(base, type) for base in bases):
-            raise ForbiddenError("a class is made of classes")
+            raise ForbiddenError("the bases of a class must be classes")
 
     def _content(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         refused = (
             UNBOUND - {"__annotations__", "__dataclass_fields__", "__dataclass_params__"}
         ) & set(attributes)
         if refused:
-            raise ForbiddenError(f"a class with {sorted(refused)[0]} cannot be sent to this server")
+            raise ForbiddenError(
+                f"a class that defines {sorted(refused)[0]} cannot be sent to this server"
+            )
         names = attributes.get("__annotations__", {})
         if not all(isinstance(name, str) and name.isidentifier() for name in names):
-            raise ForbiddenError("a class has fields that are no names")
+            raise ForbiddenError("the annotations of a class must be identifiers")
         return dict(attributes)
 
-    def _known(self, identity: Any, made: Any) -> Any:
+    def _track(self, identity: Any, made: Any) -> Any:
         self._guards.own(made)
         if isinstance(identity, str):
             return self._tracked.setdefault(identity, made)
@@ -245,7 +248,7 @@ class Definitions:
 
     def _fill_class(self, cls: Any, state: Any) -> Any:
         if not isinstance(cls, type) or not self._guards.owns(cls):
-            raise ForbiddenError("only classes that are sent can be given attributes")
+            raise ForbiddenError("a request can set attributes only of classes that it defines")
         attributes = self._content(state[0])
         registry = attributes.pop("_abc_impl", ())
         fields = attributes.get("__dataclass_fields__")
@@ -258,12 +261,14 @@ class Definitions:
         return cls
 
     def _fill_dataclass(self, cls: Any, attributes: dict[str, Any]) -> Any:
-        """Write a dataclass's methods again: they came as bytecode, having no source."""
+        """Generate a dataclass's methods again: they have no source, and were sent as bytecode."""
         fields = attributes["__dataclass_fields__"]
         parameters = attributes.get("__dataclass_params__")
         for name, value in attributes.items():
-            remade = name in _REMADE and isinstance(value, BytecodeFunction | type(None) | dict)
-            if not remade and name not in ("__dataclass_fields__", "__dataclass_params__"):
+            generated = name in _GENERATED and isinstance(
+                value, RefusedFunction | type(None) | dict
+            )
+            if not generated and name not in ("__dataclass_fields__", "__dataclass_params__"):
                 setattr(cls, name, value)
         for name in getattr(cls, "__annotations__", {}):
             given = fields.get(name)
@@ -299,7 +304,7 @@ class Definitions:
         parameters: Mapping[str, Any],
         identity: str,
     ) -> Any:
-        """A dataclass of nnsight 0.6 and 0.7, which sends its fields."""
+        """Rebuild a dataclass of nnsight 0.6 and 0.7, which send its fields."""
         annotations = {field: kind for field, kind, _ in fields}
         content = {
             field: default for field, _, default in fields if default is not dataclasses.MISSING
@@ -307,7 +312,7 @@ class Definitions:
         self._check_class(type, bases)
         content = self._content({**content, **options, "__annotations__": annotations})
         made = new_class(name, tuple(bases), {}, lambda own: own.update(content))
-        return self._known(identity, dataclasses.dataclass(**parameters)(made))
+        return self._track(identity, dataclasses.dataclass(**parameters)(made))
 
     def _make_typevar(
         self, name: str, bound: Any, constraints: Any, covariant: bool, contravariant: bool, _: Any

@@ -1,8 +1,8 @@
-"""What stands in a user's code in place of an attribute access and whatever else can reach one.
+"""Guards: the functions that a user's code calls instead of accessing attributes and items.
 
-Nothing here is bound to a name that a block can see (`transformer`); what a guard calls runs as it would
-without. The common case, a public attribute of an object of which nothing is denied, is one call, one look
-into a table and the access itself.
+No guard is bound to a name that a block can see (see `transformer`), and code that a guard calls runs
+unguarded. The common case, a public attribute of an object of which nothing is denied, is one call, one
+look into a table and the access itself.
 """
 
 from __future__ import annotations
@@ -17,50 +17,58 @@ import torch
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
 from ndif.sandbox.protector import inheritance, names
-from ndif.sandbox.protector.classes import ByClass, Classes
-from ndif.sandbox.protector.formatting import WALKS, Texts
-from ndif.sandbox.protector.inheritance import bases, home
-from ndif.sandbox.protector.libraries import guard_copying, guard_pandas
+from ndif.sandbox.protector.inheritance import ClassSet, PerClassCache, bases, home
+from ndif.sandbox.protector.libraries import (
+    FORMAT_METHODS,
+    GuardedLookups,
+    guard_copying,
+    guard_pandas,
+)
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
 from ndif.sandbox.protector.objects import ProtectedObjects
 from ndif.sandbox.protector.patterns import Matcher
 from ndif.sandbox.protector.transformer import UNBOUND, private
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_OURS = (ProtectedModule, UnauthorizedModule, UserModule)
+_GUARDED_MODULES = (ProtectedModule, UnauthorizedModule, UserModule)
 
-_NOTHING: frozenset[str] = frozenset()
-_MOUNTED = frozenset({"save"})
+_NO_NAMES: frozenset[str] = frozenset()
+_ADDED_BY_NNSIGHT = frozenset({"save"})
+"""Attributes that nnsight gives to every object."""
 
 
-class _Everything:
+class _AllNames:
     def __contains__(self, name: object) -> bool:
         return True
 
 
-_EVERYTHING = _Everything()
+_ALL_NAMES = _AllNames()
 
 
-class Guards:
-    """All guards, by the names that the transformer calls them by: see `table`."""
+class AccessGuards:
+    """The guards of attributes and items, and the rules that they share.
+
+    Owns the set of classes that the user made, and caches per class what is denied. Asks `Whitelist` what
+    classes deny, `ProtectedObjects` what belongs to the model, and `Modules` for wrappers of modules.
+    """
 
     def __init__(self, whitelist: Whitelist, modules: Modules, protected: ProtectedObjects) -> None:
         self._whitelist = whitelist
         self._modules = modules
         self._protected = protected
-        self._owned = Classes()
-        self._denied = ByClass(whitelist.of_class)
-        """What the whitelist denies of objects of a class, and why."""
-        self._watched: ByClass[Container[str]] = ByClass(self._watch)
-        """The names of attributes that take a closer look."""
-        self._nnsights = ByClass(_is_nnsights)
+        self._owned = ClassSet()
+        self._denied = PerClassCache(whitelist.of_class)
+        """Denied attributes of a class's instances, with the reasons."""
+        self._restricted: PerClassCache[Container[str]] = PerClassCache(self._restricted_names)
+        """Attributes of a class's instances that need more than the fast path."""
+        self._is_of_nnsight = PerClassCache(_is_of_nnsight)
         self.builtins: dict[str, Any] = {}
         self.attribute = self._fast()
-        self.texts = Texts(self.read, self.item)
+        self.texts = GuardedLookups(self.read, self.item)
         guard_copying(self.owns)
 
     def table(self) -> dict[str, Callable[..., Any]]:
-        """By the names that the transformer uses."""
+        """Return the guards by the names that the transformer uses."""
         return {
             "attribute": self.attribute,
             "private": self.private,
@@ -73,10 +81,10 @@ class Guards:
     # --- reading -----------------------------------------------------------------------------------
 
     def _fast(self) -> Callable[[Any, str], Any]:
-        watched, slow, wrap = self._watched, self._slow, self._wrap
+        restricted, slow, wrap = self._restricted, self._slow, self._modules.wrap
 
         def attribute(value: Any, name: str) -> Any:
-            if name in watched[type(value)]:
+            if name in restricted[type(value)]:
                 return slow(value, name)
             result = getattr(value, name)
             if isinstance(result, ModuleType):
@@ -86,59 +94,61 @@ class Guards:
         return attribute
 
     def read(self, value: Any, name: str) -> Any:
-        """An attribute of which only the running code knows the name."""
+        """Return an attribute whose name is known only when the code runs."""
         if type(name) is not str:
             raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
         return self.private(value, name) if private(name) else self.attribute(value, name)
 
     def private(self, value: Any, name: str) -> Any:
-        """An attribute with an underscore, or of a frame, a generator or a traceback."""
+        """Return an attribute with an underscore, or one of a frame, generator or traceback."""
         if name in names.CHECKED:
             return self._checked(value, name)
         if name not in names.ALLOWED and name not in names.PUBLIC:
             dunder = name.startswith("__") and name.endswith("__")
             allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
             if type(value) is UnauthorizedModule:
-                value()  # raises: the module is what is not here, whatever of it was asked for
+                value()  # raises the error of the missing module, whichever attribute was asked for
             if not (allowed and self.owns(value) and self._has_itself(value, name)):
                 raise AttributeError(self._refusal(value, name))
         return self.attribute(value, name)
 
     def _refusal(self, value: Any, name: str) -> str:
         if name == "__class__":
-            return "the attribute '__class__' is not available on this server; use type(...)"
+            return (
+                "the attribute '__class__' is not available on this server; use type(...) instead"
+            )
         if name in names.BLOCKED | names.INHERITED | INSPECT_ATTRIBUTES:
             return f"the attribute {name!r} is not available on this server"
         return (
             f"the attribute {name!r} of {_kind(value)} is private, and not available on this server; "
-            "only objects of your own classes give such"
+            "private attributes can be read only from instances of classes that your own code defines"
         )
 
-    def _watch(self, cls: type) -> Container[str]:
-        if issubclass(cls, _OURS):
-            # nnsight gives every object a `save`, which is no attribute of a module.
-            return _MOUNTED if issubclass(cls, ProtectedModule) else _NOTHING
+    def _restricted_names(self, cls: type) -> Container[str]:
+        if issubclass(cls, _GUARDED_MODULES):
+            # nnsight gives every object a `save`, which is no attribute of the module.
+            return _ADDED_BY_NNSIGHT if issubclass(cls, ProtectedModule) else _NO_NAMES
         if (
             issubclass(cls, ModuleType | type | super | torch.nn.Module)
-            or self._nnsights[cls]
-            or _is_of_models(cls)
+            or self._is_of_nnsight[cls]
+            or _is_of_model_libraries(cls)
         ):
-            return _EVERYTHING
+            return _ALL_NAMES
         if any(home(each).partition(".")[0] == "pandas" for each in bases(cls)):
             guard_pandas(self._whitelist)
         denied = self._denied[cls]
         if issubclass(cls, str):
-            return frozenset(denied) | WALKS
+            return frozenset(denied) | FORMAT_METHODS
         return frozenset(denied)
 
     def _slow(self, value: Any, name: str) -> Any:
-        """An attribute of an object that takes a closer look."""
+        """Return a restricted attribute, after all checks."""
         kind = type(value)
-        if issubclass(kind, str) and name in WALKS:
+        if issubclass(kind, str) and name in FORMAT_METHODS:
             return self.texts.guarded(self._plain(value, name))
         if issubclass(kind, ModuleType):
-            module = self._wrap(value)
-            if isinstance(module, ProtectedModule) and name in _MOUNTED:
+            module = self._modules.wrap(value)
+            if isinstance(module, ProtectedModule) and name in _ADDED_BY_NNSIGHT:
                 return self._modules.stored(module, name)
             return getattr(module, name)
         self._check(value, name)
@@ -158,13 +168,13 @@ class Guards:
 
     def _plain(self, value: Any, name: str) -> Any:
         result = getattr(value, name)
-        return self._wrap(result) if isinstance(result, ModuleType) else result
+        return self._modules.wrap(result) if isinstance(result, ModuleType) else result
 
     def _is_envoy(self, value: Any) -> bool:
-        return self._nnsights[type(value)] and "_module" in _own(value)
+        return self._is_of_nnsight[type(value)] and "_module" in _own(value)
 
     def _is_part(self, value: Any, name: str) -> bool:
-        """Whether `name` is one that the model's author gave to a part of it, as T5's `decoder`."""
+        """Return True if the model's author gave `name` to a part of the model, as T5's `decoder`."""
         if not self._is_envoy(value):
             return False
         own = _own(value)
@@ -173,10 +183,10 @@ class Guards:
     # --- what is denied ----------------------------------------------------------------------------
 
     def _check(self, value: Any, name: str) -> None:
-        """See that nothing denies an object's attribute, whichever way it is asked for.
+        """Check that nothing denies an object's attribute, whichever way it is accessed.
 
         Raises:
-            AttributeError: if something does.
+            AttributeError: If a rule denies it.
         """
         kind = type(value)
         if issubclass(kind, super):
@@ -189,13 +199,13 @@ class Guards:
     def _check_object(self, value: Any, name: str) -> None:
         kind = type(value)
         self._check_denied(kind, name)
-        if self._nnsights[kind]:
+        if self._is_of_nnsight[kind]:
             self._protected.check_nnsight(value, name)
         if self._is_envoy(value) or value in self._protected:
             self._protected.check(value, name)
 
     def _check_super(self, value: Any, name: str) -> None:
-        """What a `super()` gives is the bound object's: denied as if asked of that."""
+        """Check an attribute of a `super()` as an attribute of the object that it is bound to."""
         of, cls = inheritance.bound(value), inheritance.bound_as(value)
         if cls is None:
             return
@@ -207,36 +217,38 @@ class Guards:
             self._check_class(cls, name, inheritance.remaining(value))
 
     def _check_class(self, cls: type, name: str, classes: tuple[type, ...]) -> None:
-        """`classes` are where the attribute is looked for.
+        """Check an attribute of a class.
 
-        What a user's class has itself is the user's; what it inherits from a class of the server's takes
-        the server's objects like that class's own.
+        An attribute that a user's class defines is the user's. One that it inherits from a class of the
+        server accepts the server's objects, and so is checked like that class's own.
+
+        Args:
+            cls: The class.
+            name: The attribute.
+            classes: The classes in which Python looks for the attribute, in order.
         """
         if name in names.INHERITED:
             raise AttributeError(self._refusal(cls, name))
         self._check_denied(cls, name)
         origin = inheritance.definer(classes, name)
-        if self._is_users(cls if origin is None else origin):
+        if self._is_user_class(cls if origin is None else origin):
             return
-        if self._nnsights[cls]:
+        if self._is_of_nnsight[cls]:
             self._protected.check_nnsight(cls, name)
         known = bases(cls)
         module = issubclass(cls, torch.nn.Module) or inheritance.definer(known, "from_pretrained")
-        if module or (self._nnsights[cls] and inheritance.definer(known, "_add_envoy")):
+        if module or (self._is_of_nnsight[cls] and inheritance.definer(known, "_add_envoy")):
             self._protected.check(cls, name)
 
     def _check_denied(self, cls: type, name: str) -> None:
         reason = self._denied[cls].get(name)
         if reason is not None:
             raise AttributeError(
-                f"{inheritance.called(cls)}.{name} is not available on this server: {reason}"
+                f"{inheritance.class_name(cls)}.{name} is not available on this server: {reason}"
             )
 
-    def _wrap(self, module: ModuleType) -> ModuleType:
-        return self._modules.wrap(module)
-
     def _get(self, envoy: Any, path: str) -> Any:
-        """`Envoy.get`, which walks a path."""
+        """Replace `Envoy.get`, which follows a path of attributes."""
         for part in str(path).split("."):
             envoy = self.item(envoy, part) if part.isdigit() else self.read(envoy, part)
         return envoy
@@ -244,18 +256,18 @@ class Guards:
     # --- items -------------------------------------------------------------------------------------
 
     def _item(self) -> Callable[[Any, Any], Any]:
-        watched, item = self._watched, self.item
+        restricted, item = self._restricted, self.item
 
         def guarded(value: Any, key: Any) -> Any:
-            if watched[type(value)] is _EVERYTHING:
+            if restricted[type(value)] is _ALL_NAMES:
                 return item(value, key)
             return value[key]
 
         return guarded
 
     def item(self, value: Any, key: Any) -> Any:
-        """An item of an object that may take it for the name of an attribute."""
-        if self._nnsights[type(value)] and "_module" in _own(value):
+        """Return an item of an object that may take a key for the name of an attribute."""
+        if self._is_of_nnsight[type(value)] and "_module" in _own(value):
             if isinstance(key, str):
                 key = str(key)
                 return value[key] if key.isdigit() else self.read(value, key)
@@ -266,30 +278,31 @@ class Guards:
     # --- ownership ---------------------------------------------------------------------------------
 
     def own(self, cls: type) -> None:
-        """`cls` is one of the user's own."""
+        """Record that `cls` is one of the user's own classes."""
         self._owned.add(cls)
 
     def owns(self, value: Any) -> bool:
-        """Whether `value` is of the user's own making: a class, an object of one, a module."""
+        """Return True if the user made `value`: a class, an instance of one, or a module."""
         kind = type(value)
         if issubclass(kind, UserModule):
             return True
         if issubclass(kind, super):
             return self.owns(inheritance.bound(value))
         cls = value if issubclass(kind, type) else kind
-        return self._is_users(cls) or any(each in self._owned for each in bases(cls))
+        return self._is_user_class(cls) or any(each in self._owned for each in bases(cls))
 
-    def _is_users(self, cls: type) -> bool:
-        """Whether this very class is of the user's making, not only one that it inherits from."""
+    def _is_user_class(self, cls: type) -> bool:
+        """Return True if the user made this very class, not only one that it inherits from."""
         if any(each in self._owned for each in (cls, *bases(type(cls)))):
             return True
-        # One that is being made: its `class` statement has not ended yet.
+        # The `class` statement of a class that is being made has not ended yet.
         return any(self.own_function(each) for each in inheritance.content(cls).values())
 
     def _has_itself(self, value: Any, name: str) -> bool:
-        """Whether a private attribute of what is the user's is not one that the server's classes give it.
+        """Return True if a private attribute of a user's object does not come from a class of the server.
 
-        A class of the user's gives such as functions, which take any object of the server's class too.
+        A user's class gives inherited methods as functions, which also accept objects of the server's
+        class.
         """
         if issubclass(type(value), super):
             classes = inheritance.remaining(value)
@@ -297,78 +310,95 @@ class Guards:
         else:
             classes = inheritance.searched(value if issubclass(type(value), type) else type(value))
         origin = inheritance.definer(classes, name)
-        if origin in (None, object, type) or name in names.OWN_OF_CLASS or self._is_users(origin):
+        if (
+            origin in (None, object, type)
+            or name in names.OWN_OF_CLASS
+            or self._is_user_class(origin)
+        ):
             return True
-        return not issubclass(type(value), type) and not _is_of_models(origin)
+        return not issubclass(type(value), type) and not _is_of_model_libraries(origin)
 
     def own_function(self, value: Any) -> bool:
-        """Whether `value` is a function that a user wrote."""
+        """Return True if `value` is a function that a user wrote."""
         return isinstance(value, FunctionType) and getattr(value, "__builtins__") is self.builtins  # noqa: B009
 
     # --- writing -------------------------------------------------------------------------------------
 
     def written(self, value: Any, name: str) -> Any:
-        """`value`, of which the attribute `name` is about to be set or deleted.
+        """Return `value`, whose attribute `name` is about to be set or deleted.
 
         Raises:
-            AttributeError: if it must not be.
+            AttributeError: If the attribute may not be changed.
         """
         self.check_write(value, name)
         return value
 
     def check_write(self, value: Any, name: str) -> None:
-        """See `written`."""
+        """Check that an attribute may be set or deleted; see `written`."""
         if type(value) in self._owned and not private(name):
             return
         if type(name) is not str:
             raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
         kind = type(value)
         if issubclass(kind, dataclasses.Field):
-            raise AttributeError(f"cannot set {name!r} of a dataclass's field on this server")
+            raise AttributeError(
+                f"cannot set {name!r} of a dataclass's field on this server; pass it to "
+                "dataclasses.field(...)"
+            )
         if name in UNBOUND or name in names.BLOCKED or name in INSPECT_ATTRIBUTES:
             raise AttributeError(f"the attribute {name!r} cannot be set on this server")
         if isinstance(value, ModuleType):
             if not isinstance(value, UserModule):
                 raise AttributeError(
-                    f"cannot modify the module {value.__name__!r}: it is protected"
+                    f"cannot modify the module {value.__name__!r}: it is protected on this server"
                 )
             return
         own = self.owns(value)
         if name.startswith("__") and name.endswith("__"):
             allowed = own or (name in names.WRITABLE and self.own_function(value))
             if not allowed and not (isinstance(value, BaseException) and name in names.CONTEXTUAL):
-                raise AttributeError(f"the attribute {name!r} of {_kind(value)} cannot be set")
+                raise AttributeError(
+                    f"the attribute {name!r} of {_kind(value)} cannot be set on this server"
+                )
             return
         if own or self.own_function(value):
             return
         if name.startswith("_"):
-            raise AttributeError(f"the attribute {name!r} of {_kind(value)} is private to it")
+            raise AttributeError(
+                f"cannot set the private attribute {name!r} of {_kind(value)}; private attributes can be "
+                "set only on instances of classes that your own code defines"
+            )
         if issubclass(kind, type) or isinstance(value, FunctionType | MethodType):
-            raise AttributeError(f"cannot set {name!r} of {value!r}: it is not yours")
-        if self._nnsights[kind]:
+            raise AttributeError(
+                f"cannot set {name!r} of {value!r}: your own code does not define it"
+            )
+        if self._is_of_nnsight[kind]:
             self._protected.check_nnsight(value, name)
-            # What nnsight itself lets one assign: `.output = …`.
+            # nnsight's own setters, as in `.output = …`, may be used.
             descriptor = getattr(kind, name, None)
             if not hasattr(type(descriptor), "__set__"):
                 raise AttributeError(
-                    f"cannot set {name!r} of {_kind(value)}: it is protected; what can be set are a "
-                    "module's output, input and inputs, and a gradient"
+                    f"cannot set {name!r} of {_kind(value)}: it is protected; you can set the output, "
+                    "input and inputs of a module, and a gradient"
                 )
         elif value in self._protected:
-            raise AttributeError(f"cannot set {name!r} of {_kind(value)}: it is protected")
+            raise AttributeError(
+                f"cannot set {name!r} of {_kind(value)}: it is protected, because it belongs to the model; "
+                "set the output of a module instead"
+            )
 
     def set(self, value: Any, name: str, new: Any) -> None:
-        """The `setattr` of a block."""
+        """Set an attribute; in place of the builtin `setattr`."""
         self.check_write(value, name)
         setattr(value, name, new)
 
     def delete(self, value: Any, name: str) -> None:
-        """The `delattr` of a block."""
+        """Delete an attribute; in place of the builtin `delattr`."""
         self.check_write(value, name)
         delattr(value, name)
 
     def _checked(self, value: Any, name: str) -> Callable[..., Any]:
-        """`__getattr__`, `__setattr__` and their kind: functions that look at the name they are given."""
+        """Return `__getattr__`, `__setattr__` or their kind as a function that checks its name argument."""
         method = getattr(value, name)
         unbound = isinstance(value, type)
         target = inheritance.bound(value) if issubclass(type(value), super) else value
@@ -393,20 +423,20 @@ class Guards:
             given = not private(name) or name in names.ALLOWED or name in names.PUBLIC
             refused = refused or not (given or self._has_itself(value, name))
         else:
-            refused = private(name) or self._watched[type(value)] is _EVERYTHING
+            refused = private(name) or self._restricted[type(value)] is _ALL_NAMES
         cls = value if issubclass(type(value), type) else type(value)
-        if refused or (name in WALKS and issubclass(cls, str)):
+        if refused or (name in FORMAT_METHODS and issubclass(cls, str)):
             raise AttributeError(self._refusal(value, name))
         self._check(value, name)
 
 
-def _is_nnsights(cls: type) -> bool:
+def _is_of_nnsight(cls: type) -> bool:
     return any(home(each).partition(".")[0] == "nnsight" for each in bases(cls)) and not (
         issubclass(cls, torch.Tensor | BaseException)
     )
 
 
-def _is_of_models(cls: type) -> bool:
+def _is_of_model_libraries(cls: type) -> bool:
     return home(cls).partition(".")[0] in ("transformers", "tokenizers", "peft")
 
 
@@ -420,5 +450,5 @@ def _own(value: Any) -> Mapping[str, Any]:
 
 def _kind(value: Any) -> str:
     if isinstance(value, type):
-        return f"the class {inheritance.called(value)!r}"
-    return f"{inheritance.called(type(value))!r}"
+        return f"the class {inheritance.class_name(value)!r}"
+    return f"{inheritance.class_name(type(value))!r}"

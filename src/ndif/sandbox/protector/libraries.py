@@ -1,29 +1,34 @@
-"""Libraries that call what a text names, made to look at the name first.
+"""Guards in libraries that look up attributes by name: pandas, copy, sympy, str.format and operator.
 
-pandas takes `agg("mean")` for a method, and `agg("to_csv")` too; `copy` calls what an object says makes
-another like it, and sets of that what the object says. No guard of a block's sees it; these do. They stand
-in this process for whoever calls, and mind only what a block brings about.
+pandas takes `agg("mean")` for a method, and `agg("to_csv")` too; `copy` calls the function that an object's
+`__reduce_ex__` names, and sets the attributes that it names. No guard of a block sees such a call, so these
+replace functions of the libraries in this process, for every caller, and refuse only what a block may not
+do.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
+import functools
 import importlib
+import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_ATTRIBUTES = ("agg", "aggregate", "apply", "filter")
-"""Of pandas' groups: the methods that take another's name."""
+_GROUP_METHODS = ("agg", "aggregate", "apply", "filter")
+"""Methods of pandas groups that take the name of another method."""
 
-_GROUPS = ("SeriesGroupBy", "DataFrameGroupBy")
+_GROUP_CLASSES = ("SeriesGroupBy", "DataFrameGroupBy")
 
 
 def guard_pandas(whitelist: Whitelist) -> None:
-    """Have every method that a text names looked at."""
+    """Make pandas check the name of every method that it looks up."""
     if "pandas.core.apply" in sys.modules:
         apply: Any = sys.modules["pandas.core.apply"]
         if getattr(apply.Apply._apply_str, "guarded", False):
@@ -34,7 +39,7 @@ def guard_pandas(whitelist: Whitelist) -> None:
     def check(value: Any, name: str) -> None:
         reason = "it is private" if private(name) else whitelist.of_class(type(value)).get(name)
         if reason is None and not hasattr(value, name):
-            # pandas looks for a function of numpy's instead.
+            # pandas falls back to a function of numpy.
             reason = whitelist.modules["numpy"].reason(f"numpy.{name}")
         if reason is not None:
             raise AttributeError(
@@ -50,9 +55,9 @@ def guard_pandas(whitelist: Whitelist) -> None:
     apply_str.guarded = True  # type: ignore[attr-defined]
     apply.Apply._apply_str = apply_str
     generic: Any = importlib.import_module("pandas.core.groupby.generic")
-    for group in _GROUPS:
+    for group in _GROUP_CLASSES:
         kind = getattr(generic, group)
-        for name in _ATTRIBUTES:
+        for name in _GROUP_METHODS:
             setattr(kind, name, _checking(getattr(kind, name), check))
     plotting: Any = importlib.import_module("pandas.plotting._core")
     plotting._load_backend = _no_backend
@@ -62,7 +67,7 @@ def _checking(method: Callable[..., Any], check: Callable[[Any, str], None]) -> 
     def checked(self: Any, func: Any = None, *arguments: Any, **options: Any) -> Any:
         if isinstance(func, str):
             check(self, func)
-            # `filter` asks the groups themselves.
+            # `filter` looks the name up on the groups' own frames.
             check(self.obj, func)
         return method(self, func, *arguments, **options)
 
@@ -72,11 +77,14 @@ def _checking(method: Callable[..., Any], check: Callable[[Any, str], None]) -> 
 
 
 def _no_backend(backend: str) -> None:
-    raise ImportError("plots cannot be made on this server: what makes them is a module")
+    raise ImportError(
+        "plots cannot be made on this server: no plotting library is available; save the data and plot it "
+        "on your machine"
+    )
 
 
 def guard_copying(owns: Callable[[Any], bool]) -> None:
-    """Have `copy` make of a user's object only another of the user's: `owns` says what is theirs."""
+    """Make `copy` turn a user's object only into another user's object; `owns` recognises them."""
     _owners.append(owns)
     module: Any = copy
     module._reconstruct = _reconstruct
@@ -94,8 +102,9 @@ def _reconstruct(x: Any, memo: Any, func: Any, arguments: Any, *rest: Any, **opt
         value = func(*given)
         if not _owned(value):
             raise TypeError(
-                f"an object of the class {type(x).__name__!r} cannot be copied: what its __reduce_ex__ "
-                "names makes an object that is not yours"
+                f"an object of the class {type(x).__name__!r} cannot be copied on this server: its "
+                "__reduce_ex__ makes an object of a class that your own code does not define; define "
+                "__copy__ or __deepcopy__ instead"
             )
         return value
 
@@ -104,3 +113,133 @@ def _reconstruct(x: Any, memo: Any, func: Any, arguments: Any, *rest: Any, **opt
 
 def _owned(value: Any) -> bool:
     return any(owns(value) for owns in _owners)
+
+
+_ALLOWED_NODES = (
+    ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator,
+    ast.unaryop, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.Tuple, ast.List, ast.Dict, ast.Set,
+    ast.Attribute, ast.keyword, ast.Subscript, ast.Slice, ast.IfExp, ast.Starred,
+)  # fmt: skip
+
+_DENIED_NAMES = frozenset(
+    {"lambdify", "sympify", "parse_expr", "preview", "plot", "S", "source", "test"}
+)
+
+
+def guard_sympy() -> None:
+    """Make sympy check every string that it evaluates as an expression."""
+    if "sympy.parsing.sympy_parser" in sys.modules:
+        parser: Any = sys.modules["sympy.parsing.sympy_parser"]
+    else:
+        parser = importlib.import_module("sympy.parsing.sympy_parser")
+    parser.eval_expr = _evaluate
+
+
+def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
+    """Evaluate an expression; in place of sympy's `eval_expr`.
+
+    Raises:
+        SyntaxError: If `code` is more than an expression of calls, operators and numbers.
+    """
+    tree = ast.parse(code, mode="eval")
+    for node in ast.walk(tree):
+        allowed = isinstance(node, _ALLOWED_NODES)
+        if isinstance(node, ast.Attribute):
+            allowed = not node.attr.startswith("_")
+        elif isinstance(node, ast.Name):
+            allowed = not node.id.startswith("_") and node.id not in _DENIED_NAMES
+        if not allowed:
+            raise SyntaxError(
+                "on this server, a string for sympy must be an expression of names, numbers, operators and "
+                "calls"
+            )
+    names = {
+        name: value
+        for name, value in global_dict.items()
+        if not isinstance(value, BuiltinFunctionType) and name not in _DENIED_NAMES
+    }
+    return eval(  # noqa: S307 - only allowed nodes and names are left
+        compile(tree, "<sympy>", "eval"), {**names, "__builtins__": {}}, local_dict
+    )
+
+
+FORMAT_METHODS = frozenset({"format", "format_map"})
+"""Methods of `str` that look up attributes named in the string."""
+
+_Read = Callable[[Any, str], Any]
+_Item = Callable[[Any, Any], Any]
+
+
+class Formatter(string.Formatter):
+    """Formats as `str.format` does, and reads attributes and items by guards."""
+
+    def __init__(self, read: _Read, item: _Item) -> None:
+        self._read = read
+        self._item = item
+
+    def get_field(
+        self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, int | str]:
+        """Return the value of a field ("0.name[key]"), and the field's first part."""
+        first, rest = _split(field_name)
+        value = self.get_value(first, args, kwargs)
+        for is_attribute, name in rest:
+            value = self._read(value, name) if is_attribute else self._item(value, name)
+        return value, first
+
+    def check_unused_args(self, *_: Any) -> None:
+        """Accept unused arguments, as `str.format` does."""
+
+
+def _split(name: str) -> tuple[int | str, Iterator[tuple[bool, Any]]]:
+    from _string import formatter_field_name_split  # type: ignore[import-not-found]
+
+    first, rest = formatter_field_name_split(name)
+    return first, rest
+
+
+class GuardedLookups:
+    """Guarded forms of `str.format`, `operator.attrgetter` and `operator.methodcaller`."""
+
+    def __init__(self, read: _Read, item: _Item) -> None:
+        self._read = read
+        self._item = item
+
+    def method(self, text: str, name: str) -> Callable[..., str]:
+        """Return `text.format` or `text.format_map`."""
+        return functools.partial(self.format if name == "format" else self.format_map, text)
+
+    def guarded(self, result: Any) -> Any:
+        """Return `result`, or its guarded form if `result` is a format method of `str`."""
+        if result is str.format or result is str.format_map:
+            return self.format if result is str.format else self.format_map
+        if type(result) is BuiltinFunctionType and result.__name__ in FORMAT_METHODS:
+            text = result.__self__
+            return self.method(text, result.__name__) if isinstance(text, str) else result
+        return result
+
+    def format(self, text: str, *arguments: Any, **options: Any) -> str:
+        """Replace `str.format`."""
+        return Formatter(self._read, self._item).vformat(text, arguments, options)
+
+    def format_map(self, text: str, mapping: Mapping[str, Any]) -> str:
+        """Replace `str.format_map`."""
+        return Formatter(self._read, self._item).vformat(text, (), mapping)
+
+    def attrgetter(self, *paths: str) -> Callable[[Any], Any]:
+        """Replace `operator.attrgetter`, with a guard for every name of a path."""
+
+        def walk(value: Any, path: str) -> Any:
+            for name in path.split("."):
+                value = self._read(value, name)
+            return value
+
+        if not all(isinstance(path, str) for path in paths):
+            raise TypeError("attribute name must be a string")
+        if len(paths) == 1:
+            return lambda value: walk(value, paths[0])
+        return lambda value: tuple(walk(value, path) for path in paths)
+
+    def methodcaller(self, name: str, /, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
+        """Replace `operator.methodcaller`, with a guard for the name."""
+        return lambda value: self._read(value, name)(*arguments, **options)

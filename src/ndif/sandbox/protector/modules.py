@@ -1,4 +1,4 @@
-"""Modules as a block sees them: whitelisted ones behind an immutable wrapper, others as a placeholder."""
+"""Modules as a block sees them: an immutable wrapper for a whitelisted one, a placeholder for any other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
-from ndif.sandbox.protector.expressions import guard_sympy
-from ndif.sandbox.protector.libraries import guard_pandas
+from ndif.sandbox.protector.libraries import guard_pandas, guard_sympy
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
 
 _PUBLIC_DUNDERS = frozenset({"__name__", "__doc__", "__version__"})
 
-_HARMLESS_HOMES = frozenset({"abc", "typing", "typing_extensions", "types", "_abc", "functools"})
-"""Where values may be from that a whitelisted module gives, besides whitelisted modules."""
+_TRUSTED_ORIGINS = frozenset({"abc", "typing", "typing_extensions", "types", "_abc", "functools"})
+"""Modules whose values a whitelisted module may hold, besides those of whitelisted modules."""
 
 _PLAIN = (
     int,
@@ -37,15 +36,17 @@ _PLAIN = (
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
 
 _BACKING: dict[int, tuple[Modules, ModuleType, str]] = {}
-"""What is behind a wrapper, by its id: not to be had from the wrapper itself. Wrappers live for ever."""
+"""The module behind each wrapper, by the wrapper's id: a block cannot reach it from the wrapper.
+
+Wrappers are never deleted, so an id is never reused.
+"""
 
 
 class ProtectedModule(ModuleType):
-    """A whitelisted module: its public attributes, and no way to change them.
+    """A read-only view of a whitelisted module's public attributes.
 
-    What may be had is in the wrapper's own dictionary, so that an access costs what it costs on the
-    module; what comes later (submodules, attributes that a module makes when asked) passes
-    `Modules.attribute`.
+    Permitted attributes are in the wrapper's own dictionary, so that an access costs the same as on the
+    module. Submodules, and attributes that a module computes on access, pass `Modules.attribute`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -53,10 +54,14 @@ class ProtectedModule(ModuleType):
         return modules.attribute(module, path, name)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"cannot modify the module {self.__name__!r}: it is protected")
+        raise AttributeError(
+            f"cannot modify the module {self.__name__!r}: it is protected on this server"
+        )
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"cannot modify the module {self.__name__!r}: it is protected")
+        raise AttributeError(
+            f"cannot modify the module {self.__name__!r}: it is protected on this server"
+        )
 
     def __repr__(self) -> str:
         return f"<module {self.__name__!r}>"
@@ -68,7 +73,7 @@ class ProtectedModule(ModuleType):
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
         return importlib.import_module, (self.__name__,)
 
-    # By `__reduce__`, which is for the user's own process, a copy would be the module itself.
+    # `__reduce__` serves the user's own process; a copy made by it would be the unguarded module.
 
     def __copy__(self) -> ProtectedModule:
         return self
@@ -78,7 +83,7 @@ class ProtectedModule(ModuleType):
 
 
 class UnauthorizedModule(ModuleType):
-    """Stands for a module that is not whitelisted: an import of it fails when it is used, not before."""
+    """A placeholder for a module that is not whitelisted: its use fails, not its import."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name)
@@ -90,7 +95,7 @@ class UnauthorizedModule(ModuleType):
         if name == "__dict__":
             return {}
         if name.startswith("__") and name.endswith("__"):
-            # Asked for by whoever handles any object, which is no use of the module.
+            # Generic code asks any object for these: that is not a use of the module.
             raise AttributeError(object.__getattribute__(self, "_why"))
         raise ImportError(object.__getattribute__(self, "_why"))
 
@@ -101,7 +106,7 @@ class UnauthorizedModule(ModuleType):
         raise ImportError(object.__getattribute__(self, "_why"))
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Say that it is not available."""
+        """Raise ImportError: the module is not available."""
         raise ImportError(object.__getattribute__(self, "_why"))
 
     def __repr__(self) -> str:
@@ -112,55 +117,47 @@ class UnauthorizedModule(ModuleType):
 
 
 class UserModule(ModuleType):
-    """A module of the user's own, which came with the request."""
+    """A module of the user's own, which travelled in the request."""
 
 
 class Modules:
-    """All that a block may import."""
+    """The modules that a block may import.
 
-    def __init__(self, whitelist: Whitelist, replacements: Mapping[str, Any]) -> None:
-        """`replacements` stand for what a name ("operator.attrgetter") is outside."""
+    Owns the wrappers of whitelisted modules, the user's own modules, and the table of values that are
+    denied or replaced wherever a module gives them. Asks the whitelist what is permitted.
+    """
+
+    def __init__(self, whitelist: Whitelist) -> None:
         self._whitelist = whitelist
-        self._replacements = dict(replacements)
         self._wrappers: dict[str, ProtectedModule] = {}
-        self._instead: dict[int, tuple[Any, Any]] = {}
-        self._denied: dict[int, tuple[Any, str, str]] = {}
-        """What is denied somewhere, by its id: it, its path, and why."""
+        self._replacements: dict[int, tuple[Any, Any]] = {}
+        """Values and what a block gets instead, by the value's id."""
+        self._denied: dict[int, tuple[Any, str]] = {}
+        """Denied values and the reasons, by the value's id."""
         self.users: dict[str, UserModule] = {}
-        """The user's own, by name; see `UserModule`."""
+        """The user's own modules, by name."""
         self.builtins: ModuleType | None = None
         for entry in whitelist.modules.values():
             self._deny(entry)
-        for path, value in self._replacements.items():
-            module, _, name = path.rpartition(".")
-            original = getattr(importlib.import_module(module), name)
-            self._instead[id(original)] = (original, value)
 
     def replace(self, original: object, value: object) -> None:
-        """Give `value` wherever a module gives `original`."""
-        self._instead[id(original)] = (original, value)
+        """Give a block `value` wherever a module holds `original`."""
+        self._replacements[id(original)] = (original, value)
 
     def _deny(self, entry: WhitelistedModule) -> None:
-        """Know what the entry denies by more than its name: other modules may give it under others."""
+        """Record the values that an entry denies: other modules may hold them under other names."""
         for path, reason in entry.denied.items():
             above, _, name = f"{entry.name}.{path}".rpartition(".")
-            # Only what is there already: a module that makes attributes when asked may import for them.
+            # `vars` and not `getattr`: a module that computes attributes on access may import for them.
             value = vars(sys.modules[above]).get(name) if above in sys.modules else None
             if callable(value) and not isinstance(value, ModuleType):
-                self._denied[id(value)] = value, f"{above}.{name}", reason
-
-    def refusal(self, name: str) -> str:
-        """The sentence for a module that is not available."""
-        return (
-            f"module {name!r} is not available on this server; available: "
-            f"{self._whitelist.available()}"
-        )
+                self._denied[id(value)] = value, reason
 
     def get(self, name: str) -> ModuleType:
-        """The module `name`, or the placeholder where it is not whitelisted.
+        """Return the wrapper of a whitelisted module, a user's module, or else a placeholder.
 
         Raises:
-            ImportError: if it is whitelisted but not installed, or denied.
+            ImportError: If the module is whitelisted but not installed.
         """
         if name in ("builtins", "__builtins__") and self.builtins is not None:
             return self.builtins
@@ -168,7 +165,7 @@ class Modules:
             return self.users[name]
         if name in self._wrappers:
             return self._wrappers[name]
-        if self._whitelist.find(name) is None and not self._leads_somewhere(name):
+        if self._whitelist.find(name) is None and not self._has_whitelisted_submodule(name):
             root = name.partition(".")[0]
             entry = self._whitelist.modules.get(root)
             reason = entry and entry.reason(name)
@@ -176,25 +173,29 @@ class Modules:
                 return UnauthorizedModule(
                     name, f"module {name!r} is not available on this server: {reason}"
                 )
-            return UnauthorizedModule(name, self.refusal(name))
+            return UnauthorizedModule(
+                name,
+                f"module {name!r} is not available on this server; you can import: "
+                f"{self._whitelist.available()}",
+            )
         return self._wrap(importlib.import_module(name), name)
 
-    def _leads_somewhere(self, name: str) -> bool:
-        """Whether a whitelisted module is below `name`."""
+    def _has_whitelisted_submodule(self, name: str) -> bool:
+        """Return True if a whitelisted module is below `name`."""
         return any(entry.startswith(name + ".") for entry in self._whitelist.modules)
 
     def wrap(self, module: ModuleType) -> ModuleType:
-        """A module that was found somewhere, as a block may have it.
+        """Return the wrapper of a module that an attribute holds.
 
         Raises:
-            AttributeError: if it is not whitelisted.
+            AttributeError: If the module is not whitelisted.
         """
         if isinstance(module, ProtectedModule | UnauthorizedModule | UserModule):
             return module
         name = module.__name__
         if self._whitelist.find(name) is None:
             raise AttributeError(
-                f"module attribute {name!r} is not whitelisted; available: "
+                f"the module {name!r} is not available on this server; you can import: "
                 f"{self._whitelist.available()}"
             )
         return self._wrap(module, name)
@@ -226,22 +227,22 @@ class Modules:
         return wrapper
 
     def stored(self, wrapper: ProtectedModule, name: str) -> Any:
-        """An attribute that the class of the wrapper has too, and that is not meant."""
+        """Return the module's attribute of a name that nnsight also gives to every object."""
         own = object.__getattribute__(wrapper, "__dict__")
         return own[name] if name in own else ProtectedModule.__getattr__(wrapper, name)
 
     def _checked(self, module: ModuleType, name: str, key: str) -> Any:
-        """An attribute that a wrapper gets when it is made: no submodule, which may be large."""
+        """Return an attribute for a new wrapper; submodules, which may be large, are wrapped on access."""
         value = vars(module)[key]
         if isinstance(value, ModuleType):
             raise AttributeError(key)
         return self._permitted(name, key, value)
 
     def attribute(self, module: ModuleType, path: str, name: str) -> Any:
-        """An attribute of a whitelisted module.
+        """Return an attribute of a whitelisted module.
 
         Raises:
-            AttributeError: if the module does not have it, or a block may not.
+            AttributeError: If the module does not have it, or a block may not use it.
         """
         if name == "__all__" or (name.startswith("__") and name not in _PUBLIC_DUNDERS):
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
@@ -258,25 +259,29 @@ class Modules:
             raise AttributeError(f"{path}.{name}: {error}") from None
 
     def _permitted(self, path: str, name: str, value: Any) -> Any:
-        """`value`, or what a block gets instead of it.
+        """Return `value` or its replacement.
 
         Raises:
-            AttributeError: if it gets nothing.
+            AttributeError: If a block may not use it.
         """
         if name in _PUBLIC_DUNDERS:
             return value
         if name.startswith("_"):
-            raise AttributeError(f"{path}.{name} is private to its module and not available")
+            raise AttributeError(
+                f"{path}.{name} is private to its module and not available on this server"
+            )
         entry = self._whitelist.find(path)
         if entry is None:
-            if self._leads_somewhere(f"{path}.{name}") or self._whitelist.find(f"{path}.{name}"):
+            if self._has_whitelisted_submodule(f"{path}.{name}") or self._whitelist.find(
+                f"{path}.{name}"
+            ):
                 return value
-            raise AttributeError(f"{path}.{name} is not whitelisted")
+            raise AttributeError(f"{path}.{name} is not available on this server")
         if entry.only is not None and name not in entry.only:
-            if self._leads_somewhere(f"{path}.{name}"):
+            if self._has_whitelisted_submodule(f"{path}.{name}"):
                 return value
             raise AttributeError(
-                f"{path}.{name} is not available on this server; of {path} there are "
+                f"{path}.{name} is not available on this server; available from {path}: "
                 f"{', '.join(sorted(entry.only))}"
             )
         reason = entry.reason(f"{path}.{name}")
@@ -284,19 +289,19 @@ class Modules:
             raise AttributeError(f"{path}.{name} is not available on this server: {reason}")
         known = self._denied.get(id(value))
         if known is not None and known[0] is value:
-            raise AttributeError(f"{path}.{name} is not available on this server: {known[2]}")
-        replaced = self._instead.get(id(value))
+            raise AttributeError(f"{path}.{name} is not available on this server: {known[1]}")
+        replaced = self._replacements.get(id(value))
         if replaced is not None and replaced[0] is value:
             return replaced[1]
-        home = _home(value)
-        if home is not None and not self._is_home(home):
+        origin = _origin(value)
+        if origin is not None and not self._is_permitted_origin(origin):
             raise AttributeError(
-                f"{path}.{name} belongs to the module {home!r}, which is not available on this server"
+                f"{path}.{name} belongs to the module {origin!r}, which is not available on this server"
             )
         return value
 
-    def _is_home(self, name: str) -> bool:
-        if name in _HARMLESS_HOMES:
+    def _is_permitted_origin(self, name: str) -> bool:
+        if name in _TRUSTED_ORIGINS:
             return True
         root = name.partition(".")[0].lstrip("_")
         entry = self._whitelist.modules.get(root) or self._whitelist.modules.get("_" + root)
@@ -316,7 +321,7 @@ class Modules:
         fromlist: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """What `import` calls in a block."""
+        """Import a module for a block; in place of the builtin `__import__`."""
         if level:
             package = (globals or {}).get("__package__") or ""
             name = importlib.util.resolve_name("." * level + name, package)
@@ -327,40 +332,40 @@ class Modules:
             root = name.partition(".")[0]
             return module if root == name else self.get(root)
         if isinstance(module, ProtectedModule):
-            for wanted in fromlist:
-                self._import_from(module, name, wanted)
+            for attribute in fromlist:
+                self._import_from(module, name, attribute)
         return module
 
-    def _import_from(self, module: ProtectedModule, name: str, wanted: str) -> None:
-        """See that `from name import wanted` finds what it may, and nothing in `sys.modules`."""
-        if wanted == "*":
+    def _import_from(self, module: ProtectedModule, name: str, attribute: str) -> None:
+        """Make `from name import attribute` find a permitted value, and nothing in `sys.modules`."""
+        if attribute == "*":
             return
         try:
-            getattr(module, wanted)
+            getattr(module, attribute)
         except AttributeError as error:
-            below = f"{name}.{wanted}"
-            if self._whitelist.find(below) is not None and _is_there(below):
-                object.__getattribute__(module, "__dict__")[wanted] = self.get(below)
+            below = f"{name}.{attribute}"
+            if self._whitelist.find(below) is not None and _exists(below):
+                object.__getattribute__(module, "__dict__")[attribute] = self.get(below)
                 return
             raise ImportError(str(error)) from None
 
 
-def _is_there(name: str) -> bool:
+def _exists(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # what is above it is no package
+    except ModuleNotFoundError:  # the parent is no package
         return False
 
 
-def _home(value: Any) -> str | None:
-    """The module that something is from, None where that does not matter."""
+def _origin(value: Any) -> str | None:
+    """Return the name of the module that defines a value; None for plain values, which any may hold."""
     if value is None or type(value) in _PLAIN:
         return None
-    # An object's is its class's; a function that Cython compiled has one of its own.
+    # An instance has its class's module; a function that Cython compiled has its own.
     name = getattr(value, "__module__", None)
     if name is None and not isinstance(value, _CODE):
         name = type(value).__module__
     if name == "builtins":
-        # A type that anybody has, or an object of one; functions are another matter.
+        # Builtin types, and instances of them, are harmless; builtin functions are checked.
         return "builtins" if isinstance(value, BuiltinFunctionType | FunctionType) else None
     return name if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""Which names with underscores an object gives."""
+"""Tables of attribute names that start with an underscore, and of names that are never available."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ ALLOWED = frozenset(
         "__all__",
     ]
 )
-"""Given by every object."""
+"""Dunders that a block may read from every object."""
 
 OWN = frozenset(
     [
@@ -121,12 +121,12 @@ OWN = frozenset(
         "__isabstractmethod__",
     ]
 )
-"""Given by objects of the user's own classes."""
+"""Dunders that a block may read only from objects of the user's own classes."""
 
 OWN_OF_CLASS = frozenset(
     ["__class__", "__dict__", "__weakref__", "__abstractmethods__", "__isabstractmethod__"]
 )
-"""Of these, what a class gives of itself, wherever it inherits them from."""
+"""Names of `OWN` that a block may read from a user's class even if the class inherits them."""
 
 BLOCKED = frozenset(
     [
@@ -154,10 +154,10 @@ BLOCKED = frozenset(
         "__kwdefaults__",
     ]
 )
-"""The classic ways out, named in the error as such."""
+"""Names that lead out of a block, whose error names no way to have them."""
 
 CHECKED = frozenset({"__getattr__", "__getattribute__", "__setattr__", "__delattr__"})
-"""Given as functions that look at the name that they are called with."""
+"""Dunders that a block gets as functions that check the name they are called with."""
 
 PUBLIC = frozenset(
     [
@@ -175,13 +175,13 @@ PUBLIC = frozenset(
         "_sunder_",
     ]
 )
-"""Underscored only so that they are not taken for names of the user's."""
+"""Public names of namedtuple and enum that start with an underscore to avoid clashes with fields."""
 
 INHERITED = frozenset({"mro"})
-"""Methods of every class that lead on to others."""
+"""Methods of every class that lead to other classes."""
 
 WRITABLE = frozenset({"__doc__", "__name__", "__qualname__", "__module__", "__signature__"})
-"""Dunders that may be assigned on functions and classes of the user's own."""
+"""Dunders that a block may assign on functions of the user's own."""
 
 CONTEXTUAL = frozenset({"__cause__", "__context__", "__suppress_context__", "__notes__"})
-"""Dunders that may be assigned on errors."""
+"""Dunders that a block may assign on exceptions."""

@@ -1,4 +1,4 @@
-"""The model and what belongs to it, as a block may use them."""
+"""Protection of the model, its modules and weights, and nnsight's wrappers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from typing import Any
 
 import torch
 
-from ndif.sandbox.protector.inheritance import called
+from ndif.sandbox.protector.inheritance import class_name
 
 _ACTIVATIONS = frozenset({"output", "input", "inputs", "grad", "result"})
-"""What nnsight serves while the model runs: always as it is, never a copy."""
+"""Attributes that nnsight serves while the model runs: never copied."""
 
-_LISTED = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"})
-"""Methods that give many weights at once."""
+_WEIGHT_LISTINGS = frozenset(
+    {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
+)
+"""Methods that return many weights at once."""
 
 
 class ProtectedObjects:
-    """Which objects belong to the server, and what of them a block gets.
+    """The objects of the server that a block may use, and the rules for their attributes.
 
-    They are known by identity and looked at where a block touches them, so that nnsight's and torch's own
-    code, and a `isinstance` of the block's, see the objects themselves.
+    Owns the set of protected objects, by identity, and the copies of weights that a block has received.
+    Objects are checked where a block touches them, so that nnsight, torch and a block's `isinstance` see
+    the objects themselves. `AccessGuards` decides when to ask.
     """
 
     def __init__(self, denied: Mapping[str, str], nnsight: Mapping[str, str]) -> None:
@@ -34,9 +37,9 @@ class ProtectedObjects:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def hold(self, objects: Mapping[str, Any]) -> None:
-        """Protect `objects` and the modules, weights and settings that they hold; forget earlier ones.
+        """Protect `objects` and the modules, weights and settings that they hold; release earlier ones.
 
-        The same dictionary is the same objects: a runner finds them walked through by its zygote.
+        The same dictionary is not walked through again: a runner inherits the result from its zygote.
         """
         self._copies.clear()
         if objects is self._objects:
@@ -66,38 +69,34 @@ class ProtectedObjects:
         return self._held.get(id(value)) is value
 
     def check(self, value: Any, name: str) -> None:
-        """See that `name` of the protected `value`, or of a wrapper of it, may be had.
+        """Check that an attribute of a protected object, or of a wrapper of one, is available.
 
         Raises:
-            AttributeError: if not.
+            AttributeError: If the attribute is denied.
         """
-        reason = self._denied.get(name)
-        if reason is not None:
-            raise AttributeError(
-                f"{_called(value)}.{name} is not available on this server: {reason}"
-            )
+        _check(self._denied, value, name)
 
     def check_nnsight(self, value: Any, name: str) -> None:
-        """The same for an object of nnsight's own."""
-        reason = self._nnsight.get(name)
-        if reason is not None:
-            raise AttributeError(
-                f"{_called(value)}.{name} is not available on this server: {reason}"
-            )
+        """Check that an attribute of an object of nnsight's own is available.
+
+        Raises:
+            AttributeError: If the attribute is denied.
+        """
+        _check(self._nnsight, value, name)
 
     def denies(self, name: str) -> bool:
-        """Whether a method of the model of this name may not be called by it."""
+        """Return True if a request may not call a method of the model by this name."""
         return name in self._denied or name in self._nnsight
 
     def given(self, name: str, result: Any) -> Any:
-        """An attribute of a protected object, or of its wrapper, as a block gets it."""
+        """Return the value that a block gets for an attribute of a protected object or of its wrapper."""
         if name in _ACTIVATIONS:
             return result
         if isinstance(result, torch.Tensor):
             return self._copied(result) if id(result) in self._weights else result
         if type(result) in (list, dict, set):
             return copy.deepcopy(result)
-        if name in _LISTED and isinstance(result, MethodType | FunctionType):
+        if name in _WEIGHT_LISTINGS and isinstance(result, MethodType | FunctionType):
             return self._listing(result)
         if _is_instance(result) and type(result).__module__.partition(".")[0] in (
             "transformers",
@@ -108,8 +107,8 @@ class ProtectedObjects:
         return result
 
     def given_by_class(self, name: str, result: Any) -> Any:
-        """A method of a class of modules, which may be called with any module."""
-        if name not in _LISTED or not isinstance(result, FunctionType):
+        """Return the value that a block gets for a method of a module class, callable with any module."""
+        if name not in _WEIGHT_LISTINGS or not isinstance(result, FunctionType):
             return result
         listing = self._listing(result)
 
@@ -120,7 +119,7 @@ class ProtectedObjects:
         return listed
 
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
-        """One copy a weight, so that it is the same object each time; its gradient comes along."""
+        """Return the copy of a weight, the same object each time, with the weight's gradient."""
         known = self._copies.get(id(weight))
         if known is not None and known[0] is weight:
             made = known[1]
@@ -137,11 +136,11 @@ class ProtectedObjects:
             result = method(*arguments, **options)
             if isinstance(result, dict):
                 return type(result)((name, self._copied(weight)) for name, weight in result.items())
-            return self._each(result)
+            return self._copied_items(result)
 
         return listed
 
-    def _each(self, weights: Iterator[Any]) -> Iterator[Any]:
+    def _copied_items(self, weights: Iterator[Any]) -> Iterator[Any]:
         for weight in weights:
             if isinstance(weight, tuple):
                 yield weight[0], self._copied(weight[1])
@@ -149,12 +148,15 @@ class ProtectedObjects:
                 yield self._copied(weight)
 
 
+def _check(denied: Mapping[str, str], value: Any, name: str) -> None:
+    reason = denied.get(name)
+    if reason is not None:
+        owner = class_name(value if isinstance(value, type) else type(value))
+        raise AttributeError(f"{owner}.{name} is not available on this server: {reason}")
+
+
 def _is_instance(value: Any) -> bool:
-    """Whether it is an object with attributes of its own, and no class, function or value."""
+    """Return True for an object with attributes of its own that is no class, function or tensor."""
     return hasattr(value, "__dict__") and not isinstance(
         value, type | FunctionType | MethodType | BuiltinFunctionType | torch.Tensor
     )
-
-
-def _called(value: Any) -> str:
-    return called(value if isinstance(value, type) else type(value))

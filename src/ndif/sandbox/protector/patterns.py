@@ -1,8 +1,8 @@
-"""`match` with class patterns, which read attributes, done by a guard.
+"""Guarded `match` statements.
 
-A class pattern reads the attributes that it names, or that `__match_args__` of the class names, where no
-guard can stand. Such a statement becomes `if` and `elif`: the guard matches and returns what is to be
-bound, or None.
+A class pattern reads attributes that the pattern or the class's `__match_args__` names, and no guard can be
+put there. Such a statement becomes `if` and `elif`: a guard matches the subject against the pattern, and
+returns the values of the pattern's names, or None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 
 def needs_rewriting(node: ast.Match) -> bool:
-    """Whether a pattern reads an attribute, of a subject or in a dotted name."""
+    """Return True if a pattern reads an attribute, of the subject or in a dotted name."""
     patterns = [each for case in node.cases for each in ast.walk(case.pattern)]
     return any(
         isinstance(each, ast.Attribute)
@@ -27,8 +27,8 @@ def needs_rewriting(node: ast.Match) -> bool:
     )
 
 
-def rewritten(node: ast.Match, guard: _Guard) -> list[ast.stmt]:
-    """The same without a `match`."""
+def rewrite_match(node: ast.Match, guard: _Guard) -> list[ast.stmt]:
+    """Return equivalent statements without a `match`."""
     subject, found = (f"__nnsight_match_{next(_numbers)}_{what}" for what in ("subject", "found"))
     first = ast.Assign(targets=[ast.Name(subject, ast.Store())], value=node.subject)
     ast.copy_location(first, node)
@@ -85,7 +85,7 @@ def _literal(value: object) -> ast.expr:
 
 
 def _form(pattern: ast.pattern | None, values: list[ast.expr], names: list[str]) -> Any:
-    """A pattern as nested tuples; its expressions go into `values`, what it binds into `names`."""
+    """Return a pattern as nested tuples; append its expressions to `values` and its names to `names`."""
 
     def value(node: ast.expr) -> int:
         values.append(node)
@@ -124,20 +124,20 @@ def _form(pattern: ast.pattern | None, values: list[ast.expr], names: list[str])
     raise SyntaxError("an unknown pattern")
 
 
-_ITSELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
-"""Of these a positional pattern matches the value itself."""
+_SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+"""Classes whose single positional pattern matches the subject itself."""
 
 _MISSING = object()
 
 
 class Matcher:
-    """What `matched` calls: patterns, with attributes read by a guard."""
+    """Matches subjects against patterns as Python does, reading attributes by a guard."""
 
     def __init__(self, read: Callable[[Any, str], Any]) -> None:
         self._read = read
 
     def matched(self, subject: Any, form: Any, values: tuple[Any, ...]) -> dict[int, Any] | None:
-        """What the names of the pattern are bound to, by number; None where it does not match."""
+        """Return the values of the pattern's names, by number; None if the pattern does not match."""
         found: dict[int, Any] = {}
         return found if self._match(subject, form, values, found) else None
 
@@ -206,7 +206,8 @@ class Matcher:
         if not isinstance(subject, cls):
             return False
         if positional:
-            if cls in _ITSELF or (cls.__mro__[1] in _ITSELF and "__match_args__" not in vars(cls)):
+            derived = cls.__mro__[1] in _SELF_MATCHING and "__match_args__" not in vars(cls)
+            if cls in _SELF_MATCHING or derived:
                 if len(positional) > 1:
                     raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern")
                 if not self._match(subject, positional[0], values, found):

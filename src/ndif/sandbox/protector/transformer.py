@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - visit_X visits an X
-"""The syntax tree of a user's code, with a guard at every place where one is needed.
+"""Compilation of a user's code with calls of guards in its syntax tree.
 
-A guard is called as a constant of the code, not by a name: nothing that a block binds, and nothing in the
-globals that a payload brings along, can take its place.
+A guard is a constant of the code object, not a name: no name that a block binds, and no global that a
+payload brings, can replace it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, cast
 
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
-from ndif.sandbox.protector.patterns import needs_rewriting, rewritten
+from ndif.sandbox.protector.patterns import needs_rewriting, rewrite_match
 
 _TOKEN = secrets.token_hex(16)
-"""What no source can hold, in front of the constants that a guard takes the place of."""
+"""A prefix, unknown to any source, of the string constants that are replaced by guards."""
 
 UNBOUND = frozenset(
     {
@@ -34,45 +34,45 @@ UNBOUND = frozenset(
         "__dataclass_params__",
         "__reduce__",
         "__reduce_ex__",
-        # Told of one of these, numpy and torch take any address for an array's.
+        # Given one of these, numpy and torch treat any address as an array.
         "__array_interface__",
         "__array_struct__",
         "__cuda_array_interface__",
         "__dlpack__",
     }
 )
-"""Names that no code may bind, in a class or elsewhere."""
+"""Names that a user's code may not bind, in a class or elsewhere."""
 
 _GENERATED = re.compile(r"^(\w+)\.mediators\[-1\]\.info\.frame = \1\.get_frame\(\)$")
-"""The one line that nnsight 0.6 and 0.7 write around a block and that no user may write."""
+"""The statement that nnsight 0.6 and 0.7 generate around a block, and that a user may not write."""
 
 
 def private(name: str) -> bool:
-    """Whether an attribute of this name takes more than a look at its object's class."""
+    """Return True if an attribute of this name needs the guard of private attributes."""
     return name.startswith("_") or name in INSPECT_ATTRIBUTES
 
 
 class Transformer(ast.NodeTransformer):
-    """Puts in the guards. Their names are those of `Guards`."""
+    """Replaces accesses to attributes and items by calls of guards, and refuses names in `UNBOUND`."""
 
     def __init__(self, filename: str, lines: list[str]) -> None:
         self._filename = filename
         self._lines = lines
         self._classes: list[str] = []
-        self._texts = False
-        """Whether annotations stay text (`from __future__ import annotations`)."""
+        self._has_string_annotations = False
+        """True with `from __future__ import annotations`: annotations are not evaluated."""
 
-    # --- how a guard is called ---------------------------------------------------------------------
+    # --- calls of guards ---------------------------------------------------------------------------
 
     def guard(self, name: str, at: ast.AST, *arguments: ast.expr) -> ast.Call:
-        """A call of a guard where `at` is."""
+        """Return a call of a guard, located at `at`."""
         function = ast.Constant(_TOKEN + name)
         call = ast.Call(func=function, args=list(arguments), keywords=[])
         ast.copy_location(function, at)
         return ast.copy_location(call, at)
 
     def refuse(self, node: ast.AST, why: str) -> SyntaxError:
-        """The error that stands at the user's line."""
+        """Return a SyntaxError located at the user's line."""
         line = getattr(node, "lineno", 1)
         text = self._lines[line - 1] if line <= len(self._lines) else None
         column = getattr(node, "col_offset", 0) + 1
@@ -93,7 +93,7 @@ class Transformer(ast.NodeTransformer):
         return node
 
     def _mangled(self, name: str) -> str:
-        """The name that the compiler makes of `__name` in a class."""
+        """Return the name that the compiler makes of `__name` in a class."""
         if name.startswith("__") and not name.endswith("__") and self._classes:
             return (
                 f"_{self._classes[-1].lstrip('_')}{name}" if self._classes[-1].strip("_") else name
@@ -133,7 +133,7 @@ class Transformer(ast.NodeTransformer):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         if node.module == "__future__" and any(name.name == "annotations" for name in node.names):
-            self._texts = True
+            self._has_string_annotations = True
         return self.generic_visit(node)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
@@ -191,22 +191,24 @@ class Transformer(ast.NodeTransformer):
         return node
 
     def _annotation(self, node: ast.expr | None) -> ast.expr | None:
-        """An annotation that stays text must be harmless as text: some library may evaluate it."""
+        """Guard an annotation, or check that a library may evaluate it if it is a string."""
         if node is None:
             return None
-        if self._texts:
-            self._check_text(node)
+        if self._has_string_annotations:
+            self._check_string_annotation(node)
             return node
         for each in ast.walk(node):
             if isinstance(each, ast.Constant) and isinstance(each.value, str):
                 try:
-                    self._check_text(ast.parse(each.value.strip(), mode="eval").body, node)
+                    self._check_string_annotation(
+                        ast.parse(each.value.strip(), mode="eval").body, node
+                    )
                 except SyntaxError as error:
                     if error.filename == self._filename:
                         raise
         return cast("ast.expr", self.visit(node))
 
-    def _check_text(self, node: ast.expr, at: ast.AST | None = None) -> None:
+    def _check_string_annotation(self, node: ast.expr, at: ast.AST | None = None) -> None:
         for each in ast.walk(node):
             harmless = not (isinstance(each, ast.Attribute) and private(each.attr)) and isinstance(
                 each,
@@ -225,7 +227,11 @@ class Transformer(ast.NodeTransformer):
                 | ast.Slice,
             )
             if not harmless:
-                raise self.refuse(at or each, "an annotation that stays text must name a type")
+                raise self.refuse(
+                    at or each,
+                    "an annotation that is not evaluated must name a type, without calls or private "
+                    "attributes",
+                )
 
     # --- statements ---------------------------------------------------------------------------------
 
@@ -244,11 +250,11 @@ class Transformer(ast.NodeTransformer):
                 self._check_name(each.rest, each)
         if not needs_rewriting(node):
             return self.generic_visit(node)
-        return [self.visit(statement) for statement in rewritten(node, self.guard)]
+        return [self.visit(statement) for statement in rewrite_match(node, self.guard)]
 
 
 def _plain_index(index: ast.expr) -> bool:
-    """Whether an index is written as numbers and slices: no attribute can hide in it."""
+    """Return True if an index is written as numbers and slices, which cannot name an attribute."""
     if isinstance(index, ast.Constant):
         return not isinstance(index.value, str)
     if isinstance(index, ast.Slice):
@@ -259,7 +265,7 @@ def _plain_index(index: ast.expr) -> bool:
 
 
 def _copied(part: Any) -> Any:
-    """A copy of a tree: `copy.deepcopy` takes longer than all else that is done with it."""
+    """Return a copy of a syntax tree; `copy.deepcopy` takes longer than the rest of the compilation."""
     if isinstance(part, ast.AST):
         made = type(part).__new__(type(part))
         vars(made).update((name, _copied(each)) for name, each in vars(part).items())
@@ -270,10 +276,10 @@ def _copied(part: Any) -> Any:
 def compile_guarded(
     source: str | ast.AST, filename: str, mode: str, guards: Mapping[str, Callable[..., Any]]
 ) -> CodeType:
-    """The code of `source`, a text or a tree that is left as it is, with `guards` in it.
+    """Compile source text or a syntax tree, which stays unchanged, with calls of `guards`.
 
     Raises:
-        SyntaxError: if it is not Python, or binds a name that it may not.
+        SyntaxError: If `source` is not Python, or binds a name that it may not.
     """
     if isinstance(source, ast.AST):
         tree, lines = _copied(source), []
@@ -281,15 +287,15 @@ def compile_guarded(
         tree, lines = ast.parse(source, filename, mode), source.splitlines()
     tree = ast.fix_missing_locations(Transformer(filename, lines).visit(tree))
     with warnings.catch_warnings():
-        # A constant is called: that is the guard.
+        # Guards are constants, and the compiler warns about a call of a constant.
         warnings.filterwarnings("ignore", "'str' object is not callable", SyntaxWarning)
         code: CodeType = compile(cast("Any", tree), filename, mode, dont_inherit=True)
-    return _armed(code, guards)
+    return _with_guards(code, guards)
 
 
-def _armed(code: CodeType, guards: Mapping[str, Callable[..., Any]]) -> CodeType:
+def _with_guards(code: CodeType, guards: Mapping[str, Callable[..., Any]]) -> CodeType:
     constants = tuple(
-        _armed(constant, guards)
+        _with_guards(constant, guards)
         if isinstance(constant, CodeType)
         else guards[constant[len(_TOKEN) :]]
         if isinstance(constant, str) and constant.startswith(_TOKEN)

@@ -1,4 +1,8 @@
-"""Reading a payload: nothing is looked up, called or changed but what the whitelist lists for it."""
+"""Unpickling of requests: only whitelisted globals are looked up, called or changed.
+
+`GlobalResolver` maps the name of a global to an object. `SafeUnpickler` executes the opcodes, and changes
+only objects that it made itself.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ndif.sandbox.protector.guards import Guards
+from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules, UnauthorizedModule, UserModule
-from ndif.sandbox.protector.passages import Passage
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _Rebuilders = Mapping[tuple[str, str], Any]
@@ -38,29 +41,29 @@ _TRANSFORMERS = (
     "LogitsProcessorList",
     "TensorType",
 )
-"""Classes of transformers of which objects, and objects of subclasses, may be in a payload."""
+"""Classes of transformers whose instances, and those of subclasses, a payload may hold."""
 
-_TORCHS_FUNCTIONS = ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
-"""Where functions of torch.nn.functional, torch.fft, … say that they are from."""
+_TORCH_FUNCTION_MODULES = ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
+"""Values of `__module__` of functions of torch.nn.functional, torch.fft and others."""
 
-_TRACED = frozenset({"_call", "__call__", "forward", "generate"})
-"""Methods of nnsight's models that a trace may run: a request refers to the one it wants."""
+_TRACEABLE_METHODS = frozenset({"_call", "__call__", "forward", "generate"})
+"""Methods of nnsight's models that a trace may run; a request refers to one of them."""
 
-_DANGEROUS = frozenset(
+_DENIED_BUILTINS = frozenset(
     {"exec", "eval", "compile", "globals", "locals", "vars", "__import__", "dir"}
 )
-"""Builtins that look at who calls them, or run text: of no use in a payload."""
+"""Builtins that inspect their caller or run text: a payload needs none of them."""
 
 
 _IMPORT_SYSTEM = ("_frozen_importlib", "importlib.machinery", "importlib._bootstrap", "zipimport")
-"""How a module of the user's was loaded: it comes with the module, and nothing here needs it."""
+"""Loaders of the user's modules, which travel with the modules and are not needed here."""
 
-_CLIENTS_OWN = ("nnsight.intervention.backends", "nnsight.ndif")
-"""Parts of nnsight that a user's script uses around a trace. Its functions may refer to them."""
+_CLIENT_SIDE = ("nnsight.intervention.backends", "nnsight.ndif")
+"""Parts of nnsight that a script uses around a trace; functions of the script may refer to them."""
 
 
-class Inert:
-    """Stands for an object of which nothing is kept."""
+class IgnoredObject:
+    """A placeholder that accepts any arguments and state, and keeps nothing."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -70,42 +73,50 @@ class Inert:
 
 
 class ForbiddenError(pickle.UnpicklingError):
-    """The payload holds what it may not; the message names it."""
+    """The payload holds an object that it may not; the message names the object."""
 
 
-class Finder:
-    """What a global of a pickle stands for."""
+class GlobalResolver:
+    """Maps the globals of a pickle to objects.
+
+    Asks the whitelist what a payload may name, `Modules` for guarded modules, and `AccessGuards` for
+    attributes below them. `rebuilders` replace functions of pickle, cloudpickle, torch and nnsight.
+    """
 
     def __init__(
-        self, whitelist: Whitelist, modules: Modules, guards: Guards, rebuilders: _Rebuilders
+        self, whitelist: Whitelist, modules: Modules, guards: AccessGuards, rebuilders: _Rebuilders
     ) -> None:
         self._whitelist = whitelist
         self._modules = modules
         self._guards = guards
         self._rebuilders = rebuilders
 
-    def find(self, module: str, name: str) -> Any:
-        """The object, or what stands for it.
+    def resolve(self, module: str, name: str) -> Any:
+        """Return the object that a global names, or its replacement.
 
         Raises:
-            ForbiddenError: if a payload may not hold it.
+            ForbiddenError: If a payload may not name it.
         """
         if (module, name) in self._rebuilders:
             return self._rebuilders[module, name]
         if module == "__builtin__":
             module = "builtins"
         if module in ("builtins", "copy_reg"):
-            if module == "builtins" and name in self._guards.builtins and name not in _DANGEROUS:
+            if (
+                module == "builtins"
+                and name in self._guards.builtins
+                and name not in _DENIED_BUILTINS
+            ):
                 if name.startswith("__"):
                     raise self.forbidden(module, name)
                 return self._guards.builtins[name]
         elif module.startswith(_IMPORT_SYSTEM):
-            return Inert
-        elif module.startswith(_CLIENTS_OWN):
-            return _refused(module, name)
+            return IgnoredObject
+        elif module.startswith(_CLIENT_SIDE):
+            return _unavailable(module, name)
         elif self._listed(module, name):
             return self._load(module, name)
-        elif module in _TORCHS_FUNCTIONS and not name.startswith("_"):
+        elif module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
             return getattr(importlib.import_module(module), name)
         elif module in self._modules.users:
             return self._walk(self._modules.users[module], module, name)
@@ -113,15 +124,15 @@ class Finder:
             return self._walk(self._modules.get(module), module, name)
         raise self.forbidden(module, name)
 
-    def lasts(self, module: str, name: str) -> bool:
-        """Whether what a global stands for is the same for every request."""
+    def is_request_independent(self, module: str, name: str) -> bool:
+        """Return True if a global resolves to the same object in every request."""
         return (module, name) not in self._rebuilders and module not in self._modules.users
 
     def forbidden(self, module: str, name: str) -> ForbiddenError:
-        """The error that names the class."""
+        """Return the error that names the global and what a request may hold instead."""
         return ForbiddenError(
-            f"{module}.{name} cannot be sent to this server. A request may hold numbers, texts, tensors, "
-            "arrays, and what your own code defines"
+            f"{module}.{name} cannot be sent to this server. A request may hold numbers, strings, tensors, "
+            "arrays, and functions and classes that your own code defines"
         )
 
     def _listed(self, module: str, name: str) -> bool:
@@ -146,9 +157,10 @@ class Finder:
             bases = {each.__name__ for each in found.__mro__ if each.__module__.startswith(root)}
             if bases.intersection(_TRANSFORMERS):
                 return found
-            # A model's wrapper names the classes that it was loaded by.
-            return _refused(module, name)
-        if root == "nnsight" and isinstance(found, FunctionType) and found.__name__ in _TRACED:
+            # A model's wrapper names the classes that loaded it.
+            return _unavailable(module, name)
+        is_function = root == "nnsight" and isinstance(found, FunctionType)
+        if is_function and found.__name__ in _TRACEABLE_METHODS:
             return found
         raise self.forbidden(module, name)
 
@@ -165,24 +177,23 @@ class Finder:
 _Unpickler: Any = pickle._Unpickler
 _FRAME_SIZE = 8
 _UINT = struct.Struct("<I")
-_TELLING = 64
-"""Bytes by which the beginning of a passage is known."""
+
 
 _BINGET, _LONG_BINGET, _MEMOIZE = pickle.BINGET[0], pickle.LONG_BINGET[0], pickle.MEMOIZE[0]
 _NONE, _EMPTY_DICT, _EMPTY_LIST = pickle.NONE[0], pickle.EMPTY_DICT[0], pickle.EMPTY_LIST[0]
 _SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
 
 
-def _refused(module: str, name: str) -> UnauthorizedModule:
-    """What may be named in a payload and not used."""
+def _unavailable(module: str, name: str) -> UnauthorizedModule:
+    """Return the placeholder of a global that a payload may name and no block may use."""
     path = f"{module}.{name}"
     return UnauthorizedModule(path, f"{path} is not available on this server")
 
 
 class SafeUnpickler(_Unpickler):  # type: ignore[misc]
-    """An unpickler that changes only what it made itself.
+    """An unpickler that changes only objects that it made itself.
 
-    It is the one written in Python: what the other does to the objects of its stack cannot be watched.
+    Derived from the implementation in Python: the one in C changes the objects of its stack unobserved.
     """
 
     dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
@@ -190,28 +201,24 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def __init__(
         self,
         file: io.BytesIO,
-        finder: Finder,
+        resolver: GlobalResolver,
         persistent: Mapping[str, Any],
-        foreseen: list[Passage] | None = None,
     ) -> None:
-        """`foreseen`: what may be in the payload and has been read before; who uses it takes it away."""
         super().__init__(file)
         self._file = file
-        self._finder = finder
+        self._resolver = resolver
         self._persistent = persistent
-        self._foreseen = foreseen or []
         self._held = {id(value) for value in persistent.values()}
 
     def load(self) -> Any:
-        """See `pickle.Unpickler`.
+        """Decode the payload; see `pickle.Unpickler`.
 
-        A payload names every module of the model: 16,000 opcodes for 30 layers, five of six of them one
-        of those that are run here. By a call each, as the others are, it would take twice as long; and
-        none, where it was foreseen.
+        A payload names every module of the model: 16,000 opcodes for 30 layers. Five of six are among those
+        that the loop handles itself; a function call for each, as for the others, would take twice as long.
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
         content, position = file.getvalue(), 0
-        passage = self._expected(content)
+        prefix = self._find_prefix(content)
         self.read, self.readinto, self.readline = file.read, file.readinto, file.readline
         self.metastack: list[Any] = []
         stack: list[Any] = []
@@ -234,8 +241,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                     stack.append(str(content[position + 1 : end], "utf-8", "surrogatepass"))
                     position = end
                 elif key == _MARK:
-                    if position == passage and (after := self._skip(content, passage)) is not None:
-                        position = after
+                    behind = self._skip_prefix(content, prefix) if position == prefix else None
+                    if behind is not None:
+                        position = behind
                     else:
                         self.metastack.append(stack)
                         self.stack = stack = []
@@ -255,42 +263,32 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             return stop.value
         except (IndexError, struct.error):
             if position + _UINT.size <= len(content):
-                raise  # it is not the end that is missing
+                raise  # the payload is malformed, not truncated
             raise EOFError("the pickle has no end") from None
 
-    def _expected(self, content: bytes) -> int:
-        """Where, behind its mark, a foreseen passage may begin; 0 if there is none."""
-        if not self._foreseen:
-            return 0
-        return content.find(self._foreseen[0].content[:_TELLING]) + 1
+    def _find_prefix(self, content: bytes) -> int:
+        """Return the offset behind the mark of a list that may be cached; 0 if there is none."""
+        return 0
 
-    def _skip(self, content: bytes, position: int) -> int | None:
-        """Take what a foreseen passage makes; where it ends, or None if it is another."""
-        passage = self._foreseen[0]
-        end = passage.end(content, position - 1)
-        if end is None or not passage.means_the_same(self.memo, self._persistent):
-            return None
-        # What it makes is one request's own.
-        self._foreseen.clear()
-        self.memo.update(enumerate(passage.memo, passage.numbered))
-        self._grow(self.stack[-1]).extend(passage.items)
-        return end
+    def _skip_prefix(self, content: bytes, position: int) -> int | None:
+        """Take the objects of a cached list; return the offset behind it, or None if it differs."""
+        return None
 
     def _load_frame(self) -> None:
-        """Frames tell how much to read at once, and nothing of what is in them."""
+        """Skip the size of a frame: it says how much to read at once, and all is read."""
         self.read(_FRAME_SIZE)
 
     dispatch[pickle.FRAME[0]] = _load_frame
 
     def find_class(self, module: str, name: str) -> Any:
-        """See `Finder.find`."""
-        return self._finder.find(module, name)
+        """Resolve a global; see `GlobalResolver.resolve`."""
+        return self._resolver.resolve(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
-        """An object of the server's.
+        """Return the server's object of this name.
 
         Raises:
-            UnpicklingError: if there is none of this name.
+            UnpicklingError: If there is none.
         """
         if isinstance(pid, str) and pid in self._persistent:
             return self._persistent[pid]
@@ -299,7 +297,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def _check_changed(self, value: Any) -> None:
         if isinstance(value, _FIXED) or id(value) in self._held:
             raise ForbiddenError(
-                f"an object of {type(value).__name__} cannot be changed by what is sent to this server"
+                f"a request cannot change an object of the class {type(value).__name__}"
             )
 
     def _load_build(self) -> None:
@@ -318,7 +316,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 own[key] = each
         for key, each in (slots or {}).items():
             if not isinstance(key, str) or (key.startswith("__") and key.endswith("__")):
-                raise ForbiddenError(f"the attribute {key!r} cannot be set by what is sent")
+                raise ForbiddenError(f"a request cannot set the attribute {key!r} of an object")
             setattr(value, key, each)
 
     dispatch[pickle.BUILD[0]] = _load_build
@@ -326,57 +324,59 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def _load_reduce(self) -> None:
         function = self.stack[-2]
         makes = isinstance(function, type) and not issubclass(function, enum.Enum)
-        # To make one runs what its constructor does, which for a model is to load it.
+        # An instance runs its constructor, and a model's constructor loads the model.
         if makes and function.__module__.partition(".")[0] in ("nnsight", "transformers"):
-            raise self._finder.forbidden(function.__module__, f"{function.__qualname__}(...)")
+            raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         _Unpickler.load_reduce(self)
 
     dispatch[pickle.REDUCE[0]] = _load_reduce
 
     def _load_append(self) -> None:
         value = self.stack.pop()
-        self._grow(self.stack[-1]).append(value)
+        self._growable(self.stack[-1]).append(value)
 
     dispatch[pickle.APPEND[0]] = _load_append
 
     def _load_appends(self) -> None:
         items = self.pop_mark()
-        self._grow(self.stack[-1]).extend(items)
+        self._growable(self.stack[-1]).extend(items)
 
     dispatch[pickle.APPENDS[0]] = _load_appends
 
     def _load_additems(self) -> None:
         items = self.pop_mark()
-        self._grow(self.stack[-1]).update(items)
+        self._growable(self.stack[-1]).update(items)
 
     dispatch[pickle.ADDITEMS[0]] = _load_additems
 
-    def _grow(self, value: Any) -> Any:
+    def _growable(self, value: Any) -> Any:
         if not isinstance(value, _CONTAINERS):
             self._check_changed(value)
-            if not self._finder._guards.owns(value):
-                raise ForbiddenError(f"an object of {type(value).__name__} cannot be filled")
+            if not self._resolver._guards.owns(value):
+                raise ForbiddenError(
+                    f"a request cannot add items to an object of the class {type(value).__name__}"
+                )
         return value
 
     def _load_setitem(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self._grow_mapping(self.stack[-1])[key] = value
+        self._growable_mapping(self.stack[-1])[key] = value
 
     dispatch[pickle.SETITEM[0]] = _load_setitem
 
     def _load_setitems(self) -> None:
         items = self.pop_mark()
-        target = self._grow_mapping(self.stack[-1])
+        target = self._growable_mapping(self.stack[-1])
         for index in range(0, len(items), 2):
             target[items[index]] = items[index + 1]
 
     dispatch[pickle.SETITEMS[0]] = _load_setitems
 
-    def _grow_mapping(self, value: Any) -> Any:
-        return value if isinstance(value, collections.abc.MutableMapping) else self._grow(value)
+    def _growable_mapping(self, value: Any) -> Any:
+        return value if isinstance(value, collections.abc.MutableMapping) else self._growable(value)
 
     def _load_extension(self) -> None:
-        raise ForbiddenError("extension codes cannot be sent to this server")
+        raise ForbiddenError("a request cannot hold pickle extension codes (copyreg.add_extension)")
 
     dispatch[pickle.EXT1[0]] = _load_extension
     dispatch[pickle.EXT2[0]] = _load_extension
@@ -384,52 +384,55 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
 
 
 def load_tensors(content: bytes) -> Any:
-    """torch's own bytes within a payload: tensors, numbers and texts, and nothing that runs.
+    """Load tensors that torch serialized within a payload, without running anything.
 
     Raises:
-        ForbiddenError: if there is more in them.
+        ForbiddenError: If the bytes hold more than tensors, numbers and strings.
     """
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ForbiddenError("what was saved by torch and sent is more than tensors") from error
+        raise ForbiddenError(
+            "the bytes of torch.save in this request hold more than tensors, numbers and strings; send the "
+            "tensors themselves"
+        ) from error
 
 
 def reconstruct(cls: type, base: type, state: Any) -> Any:
-    """`copyreg._reconstructor`, for objects that are made without running anything of theirs."""
+    """Replace `copyreg._reconstructor`: make an instance without running its constructor."""
     if not isinstance(cls, type):
-        raise ForbiddenError("what is to be rebuilt is no class")
+        raise ForbiddenError("copyreg._reconstructor takes a class")
     return copyreg._reconstructor(cls, base, state)  # type: ignore[attr-defined]
 
 
 def new_object(cls: type, *arguments: Any) -> Any:
-    """`copyreg.__newobj__`."""
+    """Replace `copyreg.__newobj__`."""
     if not isinstance(cls, type):
-        raise ForbiddenError("what is to be made is no object of a class")
+        raise ForbiddenError("copyreg.__newobj__ takes a class")
     return cls.__new__(cls, *arguments)
 
 
 def encode(text: str, encoding: str) -> bytes:
-    """`_codecs.encode`, which protocol 2 writes bytes by."""
+    """Replace `_codecs.encode`, by which pickle protocol 2 writes bytes."""
     if encoding not in ("latin1", "latin-1"):
-        raise ForbiddenError("a text is encoded in latin-1 in a request")
+        raise ForbiddenError("_codecs.encode takes the encoding latin-1 in a request")
     return text.encode(encoding)
 
 
 def bound(function: Any, owner: Any) -> MethodType:
-    """`types.MethodType`."""
+    """Replace `types.MethodType`."""
     if not isinstance(function, FunctionType):
-        raise ForbiddenError("a method is made of a function")
+        raise ForbiddenError("types.MethodType takes a function")
     return MethodType(function, owner)
 
 
-def rebuild_from_type(guards: Guards) -> Callable[..., Any]:
-    """`torch._tensor._rebuild_from_type_v2` for tensors with attributes, and for subclasses."""
+def rebuild_from_type() -> Callable[..., Any]:
+    """Return a replacement of `torch._tensor._rebuild_from_type_v2`: tensor subclasses, attributes."""
 
     def rebuild(function: Any, kind: type, arguments: tuple[Any, ...], state: Any) -> torch.Tensor:
         made: torch.Tensor = function(*arguments)
         if not isinstance(made, torch.Tensor) or not issubclass(kind, torch.Tensor):
-            raise ForbiddenError("what is to be a tensor is none")
+            raise ForbiddenError("torch._tensor._rebuild_from_type_v2 makes a tensor")
         if type(made) is not kind:
             made = made.as_subclass(kind)
         if isinstance(state, tuple):
@@ -443,12 +446,12 @@ def rebuild_from_type(guards: Guards) -> Callable[..., Any]:
 
 
 def import_for(modules: Modules) -> Callable[[str], ModuleType]:
-    """`cloudpickle.subimport`: the module as a block may have it."""
+    """Return a replacement of `cloudpickle.subimport`: an import of a guarded module."""
     return modules.get
 
 
 def module_for(modules: Modules) -> Callable[[str, dict[str, Any]], ModuleType]:
-    """`cloudpickle.dynamic_subimport`: a module of the user's own."""
+    """Return a replacement of `cloudpickle.dynamic_subimport`: it makes a module of the user's own."""
 
     def made(name: str, variables: dict[str, Any]) -> UserModule:
         module = UserModule(name)

@@ -1,4 +1,4 @@
-"""The whitelist: which modules a block may import, and what of each it does not get."""
+"""The whitelist: the modules that a block may import, and the attributes of each that are denied."""
 
 from __future__ import annotations
 
@@ -11,33 +11,40 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from ndif.sandbox.protector.inheritance import bases, full_name
 
-_TOOLS = {"tests": "it runs tests", "test": "it runs tests", "conftest": "it belongs to a tool"}
-"""Parts of libraries that nobody's block needs, wherever they are."""
+_DENIED_SUBMODULES = {
+    "tests": "it runs tests",
+    "test": "it runs tests",
+    "conftest": "it is part of a development tool",
+}
+"""Denied submodules of any library, with the reasons."""
 
-_OWN = Path(__file__).with_name("whitelist.yaml")
+_BUILT_IN = Path(__file__).with_name("whitelist.yaml")
 
 
 @dataclass(frozen=True, slots=True)
 class WhitelistedModule:
-    """One module that a block may import, by itself or, where not `strict`, with its submodules."""
+    """One module that a block may import; unless `strict`, with its submodules."""
 
     name: str
     strict: bool = True
     denied: Mapping[str, str] = field(default_factory=dict)
-    """Dotted names below the module, and why each is not there."""
+    """Denied names below the module, dotted, with the reasons."""
     only: frozenset[str] | None = None
+    """The only available attributes; None if all public ones are."""
     homes: frozenset[str] = frozenset()
-    """Modules that are not there, of which this one gives values all the same."""
+    """Modules that are denied, though values that they define are available from this one."""
 
     def covers(self, name: str) -> bool:
-        """Whether `name` is this module or a submodule that comes with it."""
+        """Return True if `name` is this module or one of its included submodules."""
         return name == self.name or (not self.strict and name.startswith(self.name + "."))
 
     def reason(self, path: str) -> str | None:
-        """Why `path`, a dotted name from the module's own on, is denied; None where it is not."""
+        """Return why `path`, a dotted name that starts with the module's, is denied; None if it is not."""
         parts = path.removeprefix(self.name).removeprefix(".").split(".")
         for length in range(1, len(parts) + 1):
-            found = self.denied.get(".".join(parts[:length])) or _TOOLS.get(parts[length - 1])
+            found = self.denied.get(".".join(parts[:length])) or _DENIED_SUBMODULES.get(
+                parts[length - 1]
+            )
             if found is not None:
                 return found
         return None
@@ -45,17 +52,17 @@ class WhitelistedModule:
 
 @dataclass(frozen=True, slots=True)
 class Whitelist:
-    """All of it; see whitelist.yaml for what the parts mean."""
+    """The content of the whitelist files, by section; whitelist.yaml explains each section."""
 
     modules: Mapping[str, WhitelistedModule]
     objects: Mapping[str, Mapping[str, str]]
-    """By class ("torch.Tensor")."""
+    """Denied attributes of instances, by the class's full name ("torch.Tensor")."""
     model: Mapping[str, str]
     nnsight: Mapping[str, str]
     deserialization: Mapping[str, frozenset[str]]
 
     def find(self, name: str) -> WhitelistedModule | None:
-        """The entry that lets `name` be imported, None where nothing does."""
+        """Return the entry that permits an import of `name`; None if none does."""
         entry = self.modules.get(name)
         if entry is not None:
             return entry
@@ -69,7 +76,7 @@ class Whitelist:
         return None
 
     def of_class(self, cls: type) -> Mapping[str, str]:
-        """What objects of a class do not give, and why."""
+        """Return the denied attributes of a class's instances, with the reasons."""
         return {
             name: reason
             for each in bases(cls)
@@ -77,22 +84,22 @@ class Whitelist:
         }
 
     def available(self) -> str:
-        """The modules' names, for an error message."""
+        """Return the names of the modules, for an error message."""
         return ", ".join(sorted(name for name in self.modules if not name.startswith("_")))
 
     @classmethod
     def read(cls, extra: Path | None) -> Whitelist:
-        """The project's own whitelist, extended by an operator's file.
+        """Read the project's own whitelist, extended by an operator's file.
 
         Raises:
-            ValueError: if `extra` cannot be read or does not have this form.
+            ValueError: If `extra` cannot be read or does not have the form of a whitelist.
         """
         modules: dict[str, WhitelistedModule] = {}
         objects: dict[str, dict[str, str]] = {}
         model: dict[str, str] = {}
         nnsight: dict[str, str] = {}
         deserialization: dict[str, frozenset[str]] = {}
-        for path in [_OWN, extra] if extra else [_OWN]:
+        for path in [_BUILT_IN, extra] if extra else [_BUILT_IN]:
             content = _load(path)
             for entry in _entries(content, "modules", path):
                 module = _module(entry, path)
@@ -103,7 +110,7 @@ class Whitelist:
             model.update(_reasons(content, "model", path))
             nnsight.update(_reasons(content, "nnsight", path))
             for entry in _entries(content, "deserialization", path):
-                name = _text(entry, "module", path)
+                name = _module_name(entry, "module", path)
                 allowed = deserialization.get(name, frozenset())
                 deserialization[name] = allowed | set(_names(entry, "names", path))
         return cls(modules, objects, model, nnsight, deserialization)
@@ -141,7 +148,7 @@ def _entries(content: Mapping[str, Any], section: str, path: Path) -> list[dict[
 
 
 def _module(entry: Mapping[str, Any], path: Path) -> WhitelistedModule:
-    name = _text(entry, "name", path)
+    name = _module_name(entry, "name", path)
     strict = entry.get("strict", True)
     if not isinstance(strict, bool):
         raise ValueError(f"In the whitelist {path}, strict of {name} must be true or false.")
@@ -153,7 +160,7 @@ def _module(entry: Mapping[str, Any], path: Path) -> WhitelistedModule:
     return WhitelistedModule(name, strict, _reasons(entry, "denied", path), only, homes)
 
 
-def _text(entry: Mapping[str, Any], key: str, path: Path) -> str:
+def _module_name(entry: Mapping[str, Any], key: str, path: Path) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
         raise ValueError(f"In the whitelist {path}, {key} must be the name of a module: {value!r}.")
@@ -172,7 +179,5 @@ def _reasons(entry: Mapping[str, Any], key: str, path: Path) -> dict[str, str]:
     if not isinstance(value, dict) or not all(
         isinstance(name, str) and isinstance(reason, str) for name, reason in value.items()
     ):
-        raise ValueError(
-            f"In the whitelist {path}, {key} must say why for every name: a mapping of names to texts."
-        )
+        raise ValueError(f"In the whitelist {path}, {key} must be a mapping of names to reasons.")
     return value

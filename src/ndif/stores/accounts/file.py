@@ -1,4 +1,4 @@
-"""Users by their keys in a YAML file, which is read again when it has changed.
+"""Users by their keys in a YAML file, which is read again after it changes.
 
 keys:
   - key: 3f1c…            # or sha256: the key's digest in hexadecimal, so that the file holds no secret
@@ -16,10 +16,11 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ndif.errors import NdifError, problems
 from ndif.stores.accounts.port import Account, NoSuchKeyError, digest_of, user_of
 
 
-class KeysError(ValueError):
+class KeysError(NdifError):
     """The file of keys cannot be used; the message says why."""
 
 
@@ -50,13 +51,13 @@ class _Keys(BaseModel):
 
 
 class FileAccounts:
-    """The form of `Accounts` that knows users by a file."""
+    """The form of `Accounts` whose users are in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
+        """Read the file at `path`.
 
         Raises:
-            KeysError: if it cannot be used.
+            KeysError: if the file cannot be used.
         """
         self._path = path
         self._mark: tuple[int, int, int] | None = None
@@ -65,7 +66,7 @@ class FileAccounts:
 
     async def account(self, key: str, host: str) -> Account:
         """See `Accounts.account`."""
-        self._refresh_if_usable()  # most times no more than a look at the file's date
+        self._refresh_if_usable()  # usually reads no more than the file's date
         if not key:
             raise NoSuchKeyError(
                 "This server wants an API key: set one with nnsight.CONFIG.set_default_api_key(…), or ask "
@@ -77,7 +78,7 @@ class FileAccounts:
         return account
 
     def _refresh_if_usable(self) -> None:
-        """A file that is being written must lock nobody out: what was read last holds."""
+        """Read a changed file; one that is being written locks no user out, and the last content holds."""
         try:
             self._refresh()
         except KeysError:
@@ -95,9 +96,10 @@ class FileAccounts:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise KeysError(f"{self._path} is not YAML: {str(error).splitlines()[0]}.") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(step) for step in first["loc"]) or "the file"
-            raise KeysError(f"{self._path}: {where}: {first['msg']}.") from error
+            # A value may be a key: it is not repeated.
+            first = problems(error, show_values=False)[0]
+            place = first.place or "the file"
+            raise KeysError(f"{self._path}: {place}: {first.reason}.") from error
         self._accounts = {entry.digest: _account(entry) for entry in found.keys}
         self._mark = mark
 

@@ -1,4 +1,4 @@
-"""What the gateway asks of the thing that knows the users."""
+"""The interface through which the gateway identifies users, and its form without keys."""
 
 from __future__ import annotations
 
@@ -11,42 +11,54 @@ _DIGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one user is, as far as requests depend on it."""
+    """One user's properties, as far as requests depend on them."""
 
     user: str
-    """Whose turn it is when it is theirs: opaque, and no secret."""
+    """Opaque name under which the user's requests take turns; no secret."""
     key: str = ""
     """Opaque digest of a verified API key (see `digest_of`); empty where no key was verified."""
     email: str | None = None
     hotswapping: bool = False
-    """Whether models are loaded on demand for them."""
+    """Load models on demand for this user."""
     priority: bool = False
-    """Whether their requests go before others of their age."""
+    """Serve this user's requests before others of their age."""
     trusted: bool = False
-    """Whether their code runs unconfined."""
+    """Run this user's code unconfined."""
     weight: float = 1.0
-    """Their share of a model beside others."""
+    """Share of a model beside other users."""
 
     @property
     def tags(self) -> list[str]:
-        """What its user may do beside what everybody may, by name."""
+        """Return the names of the user's privileges."""
         return [tag for tag in ("hotswapping", "priority") if getattr(self, tag)]
 
 
 class NoSuchKeyError(Exception):
-    """Whoever asks is not known; the message says what to do."""
+    """The API key is missing or unknown; the message says what to do."""
 
 
 class Accounts(Protocol):
-    """The users."""
+    """The users of a server."""
 
     async def account(self, key: str, host: str) -> Account:
-        """Who comes with this API key (or none) from this machine.
+        """Return the account of an API key, which may be empty, used from the machine `host`.
 
         Raises:
-            NoSuchKeyError: if nobody may come so.
+            NoSuchKeyError: if the server does not accept the key.
         """
         ...
+
+
+class OpenAccounts:
+    """The form of `Accounts` that needs no key: all users have the same privileges."""
+
+    def __init__(self, *, hotswapping: bool, trusted: bool = False) -> None:
+        self._hotswapping = hotswapping
+        self._trusted = trusted
+
+    async def account(self, key: str, host: str) -> Account:
+        """See `Accounts.account`."""
+        return Account(user_of(key, host), hotswapping=self._hotswapping, trusted=self._trusted)
 
 
 def digest_of(secret: str) -> str:
@@ -55,7 +67,7 @@ def digest_of(secret: str) -> str:
 
 
 def user_of(key: str, host: str) -> str:
-    """Who shares models by turn: a key's holder, told apart by a digest of it, or else a machine."""
+    """Return the name of a user who takes turns: a digest of the key, or else the machine."""
     if key:
         return f"key {hashlib.sha256(key.encode()).hexdigest()[:_DIGEST]}"
     return f"host {host}" if host else ""

@@ -1,11 +1,11 @@
-"""Carries requests to the queue and responses to whoever waits for them."""
+"""Carries requests from the gateway to the queue, and responses to the clients that wait for them."""
 
 from ndif.stores.broker.memory import MemoryBroker
 from ndif.stores.broker.port import (
     Broker,
     BrokerError,
     ClientLeftError,
-    LineFullError,
+    QueueFullError,
     Subscription,
 )
 
@@ -13,7 +13,7 @@ __all__ = [
     "Broker",
     "BrokerError",
     "ClientLeftError",
-    "LineFullError",
     "MemoryBroker",
+    "QueueFullError",
     "Subscription",
 ]

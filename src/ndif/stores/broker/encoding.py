@@ -1,4 +1,4 @@
-"""Requests and updates as bytes that travel between processes of this server, and are never a pickle."""
+"""Requests and updates as bytes that travel between the processes of a server. None is a pickle."""
 
 from __future__ import annotations
 
@@ -15,78 +15,79 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 
 _LENGTH = Struct(">I")
-_FEW_WORDS = 200
+_DESCRIPTION = 200
+"""Characters of a description that `encode_end` keeps."""
 _UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire", "key"})
 _KEY = "\0"
-"""Separates the user from the key. Versions that know no key refuse unknown fields; to them all of it
-is a user's opaque name.
+"""Separates the user from the key, in one field: older versions refuse fields that they do not know, and
+take both together for a user's opaque name.
 """
 
 _text = json.JSONEncoder(separators=(",", ":")).encode
-# Requests that were accepted name few models, each of them often.
+# Accepted requests name few models, each of them often.
 _model = lru_cache(maxsize=128)(ModelKey.parse)
 
 
 def encode_request(request: Request) -> bytes:
-    """All of it but its payload."""
-    said = {name: getattr(request, name) for name in _PLAIN}
-    said |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
+    """Encode a request without its payload."""
+    record = {name: getattr(request, name) for name in _PLAIN}
+    record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
     if request.key:
-        said["user"] = f"{request.user}{_KEY}{request.key}"
-    return _text(said).encode()
+        record["user"] = f"{request.user}{_KEY}{request.key}"
+    return _text(record).encode()
 
 
 def decode_request(content: bytes, **known: Any) -> Request:
-    """What `encode_request` was given, but for what is `known` of it since."""
-    said = json.loads(content.decode())
-    said |= {"model": _model(said["model"]), "wire": Wire(said["wire"])}
-    user, keyed, key = said["user"].rpartition(_KEY)
+    """Decode what `encode_request` returned; `known` replaces or adds fields."""
+    record = json.loads(content.decode())
+    record |= {"model": _model(record["model"]), "wire": Wire(record["wire"])}
+    user, keyed, key = record["user"].rpartition(_KEY)
     if keyed:
-        said |= {"user": user, "key": key}
-    return Request(**{"payload": b"", **said, **known})
+        record |= {"user": user, "key": key}
+    return Request(**{"payload": b"", **record, **known})
 
 
 def encode_job(request: Request) -> bytes:
-    """What comes before its payload, where a request travels with that."""
+    """Encode a request so that its payload may be appended."""
     content = encode_request(request)
     return _LENGTH.pack(len(content)) + content
 
 
 def decode_job(content: bytes) -> Request:
-    """What `encode_job` was given, with the payload that came after it."""
+    """Decode what `encode_job` returned, with the payload that was appended."""
     (length,) = _LENGTH.unpack_from(content)
     start = _LENGTH.size + length
     return decode_request(content[_LENGTH.size : start], payload=content[start:])
 
 
 def encode_end(response: Response) -> bytes:
-    """How a request ended, in a few words that can be lost without harm."""
-    said = {
+    """Encode the terminal response of a request, with a shortened description."""
+    record = {
         "id": response.id,
         "status": response.status.value,
-        "description": response.description[:_FEW_WORDS],
+        "description": response.description[:_DESCRIPTION],
     }
-    return _text(said).encode()
+    return _text(record).encode()
 
 
 def encode_return(request_id: str) -> bytes:
-    """That a request came to no end where it was sent."""
+    """Encode the news that a request did not end at the replica to which it was sent."""
     return _text({"id": request_id}).encode()
 
 
 def decode_end(content: bytes) -> tuple[str, Response | None]:
-    """Which request, and what `encode_end` was given: its client has been told. Nothing if it came back."""
-    said = json.loads(content.decode())
-    request_id = said["id"]
-    if "status" not in said:
+    """Decode a request's id and its terminal response, which its client has; None if it was returned."""
+    record = json.loads(content.decode())
+    request_id = record["id"]
+    if "status" not in record:
         return request_id, None
-    status = Status(said["status"])
-    return request_id, Response(request_id, status, said["description"], delivered=True)
+    status = Status(record["status"])
+    return request_id, Response(request_id, status, record["description"], delivered=True)
 
 
 def encode_update(request: Request, response: Response) -> bytes:
-    """One update: the frame that its client reads, after a byte that says what it is."""
+    """Encode an update: a byte that says its kind, and then the frame that the client reads."""
     frame = wires.frame(request, response)
     kind = _UPDATE | (_TERMINAL if response.status.terminal else 0)
     if isinstance(frame, str):
@@ -95,10 +96,10 @@ def encode_update(request: Request, response: Response) -> bytes:
 
 
 def decode_update(content: bytes) -> tuple[str | bytes, bool]:
-    """The frame, and whether it is its request's last.
+    """Decode an update into its frame and True if it is terminal.
 
     Raises:
-        ValueError: if it is no update, or one of another version.
+        ValueError: if the bytes are not an update, or one of another version.
     """
     if not content or not content[0] & _UPDATE:
         raise ValueError(f"an update does not begin with {content[:1]!r}")

@@ -1,4 +1,4 @@
-"""The broker of one process: queues and events of its own event loop."""
+"""The broker of a server in one process: queues and events of its event loop."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Iterable
 from ndif.schema import wires
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.port import LineFullError, full
+from ndif.stores.broker.port import QueueFullError, full
 
-_UNREAD = 1
-"""How many answers of a hybrid job's client wait for its block."""
+_MAX_UNREAD = 1
+"""Uploads that wait for a hybrid job's block, which asks for one at a time and never reads more."""
 
 
 class MemorySubscription:
-    """A live channel of this process."""
+    """The embedded form of `Subscription`."""
 
-    def __init__(self, broker: MemoryBroker, session: str) -> None:
+    def __init__(self, broker: MemoryBroker, subscription_id: str) -> None:
         self._broker = broker
-        self._session = session
+        self._id = subscription_id
         self._frames: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.closed = asyncio.Event()
 
     @property
-    def session(self) -> str:
-        """See `Subscription.session`."""
-        return self._session
+    def id(self) -> str:
+        """See `Subscription.id`."""
+        return self._id
 
     def put(self, frame: str | bytes) -> None:
         """Deliver one update."""
@@ -51,15 +51,18 @@ class MemoryBroker:
     outlives = False
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        """`max_bytes`: of the payloads of requests that are not done; one by itself may have more."""
+        """Create a broker without requests.
+
+        Args:
+            max_bytes: Limit of the payloads of all unfinished requests. One alone may be larger.
+        """
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._line: asyncio.Queue[Request] = asyncio.Queue()
-        self._open: dict[str, Request] = {}
+        self._queue: asyncio.Queue[Request] = asyncio.Queue()
+        self._unfinished: dict[str, Request] = {}
         self._subscriptions: dict[str, MemorySubscription] = {}
-        # A block asks for one answer at a time: of more than that nobody would ever read any.
         self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
-            lambda: asyncio.Queue(_UNREAD)
+            lambda: asyncio.Queue(_MAX_UNREAD)
         )
 
     async def start(self) -> None:
@@ -72,14 +75,14 @@ class MemoryBroker:
         """See `Broker.submit`."""
         after = self._bytes + len(request.payload)
         if self._bytes and self._max_bytes is not None and after > self._max_bytes:
-            raise LineFullError(full(self._bytes, self._max_bytes))
+            raise QueueFullError(full(self._bytes, self._max_bytes))
         self._bytes = after
-        self._open[request.id] = request
-        self._line.put_nowait(request)
+        self._unfinished[request.id] = request
+        self._queue.put_nowait(request)
 
     async def claim(self) -> Request:
         """See `Broker.claim`."""
-        return await self._line.get()
+        return await self._queue.get()
 
     async def payload(self, request: Request) -> bytes | bytearray:
         """See `Broker.payload`."""
@@ -87,24 +90,24 @@ class MemoryBroker:
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`."""
-        if (released := self._open.pop(request.id, None)) is not None:
+        if (released := self._unfinished.pop(request.id, None)) is not None:
             self._bytes -= len(released.payload)
         self._uploads.pop(request.id, None)
 
-    async def subscribe(self, session: str | None = None) -> MemorySubscription:
+    async def subscribe(self, subscription_id: str | None = None) -> MemorySubscription:
         """See `Broker.subscribe`."""
-        subscription = MemorySubscription(self, session or uuid.uuid4().hex)
-        self._subscriptions[subscription.session] = subscription
+        subscription = MemorySubscription(self, subscription_id or uuid.uuid4().hex)
+        self._subscriptions[subscription.id] = subscription
         return subscription
 
     def forget(self, subscription: MemorySubscription) -> None:
-        """Drop a closed channel."""
-        if self._subscriptions.get(subscription.session) is subscription:
-            del self._subscriptions[subscription.session]
+        """Remove a closed subscription, unless a newer one has its id."""
+        if self._subscriptions.get(subscription.id) is subscription:
+            del self._subscriptions[subscription.id]
 
     async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
-        subscription = self._subscriptions.get(request.session or "")
+        subscription = self._subscriptions.get(request.subscription_id or "")
         if subscription is not None:
             subscription.put(wires.frame(request, response))
         if response.status.terminal:
@@ -117,21 +120,21 @@ class MemoryBroker:
 
     async def has_ended(self, request: Request) -> bool:
         """See `Broker.has_ended`."""
-        return request.id not in self._open
+        return request.id not in self._unfinished
 
-    async def absent(self, sessions: Iterable[str]) -> set[str]:
+    async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
         """See `Broker.absent`."""
-        return {session for session in sessions if session not in self._subscriptions}
+        return {each for each in subscription_ids if each not in self._subscriptions}
 
-    async def departed(self, session: str) -> None:
+    async def departed(self, subscription_id: str) -> None:
         """See `Broker.departed`."""
-        if subscription := self._subscriptions.get(session):
+        if subscription := self._subscriptions.get(subscription_id):
             await subscription.closed.wait()
 
-    async def upload(self, request_id: str, session: str, content: bytes) -> None:
+    async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
         """See `Broker.upload`."""
-        request = self._open.get(request_id)
-        if request is not None and request.session == session:
+        request = self._unfinished.get(request_id)
+        if request is not None and request.subscription_id == subscription_id:
             with contextlib.suppress(asyncio.QueueFull):
                 self._uploads[request_id].put_nowait(content)
 

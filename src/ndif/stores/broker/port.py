@@ -1,4 +1,4 @@
-"""What the server asks of the thing that carries requests and live updates."""
+"""The interface through which a server's parts exchange requests, updates and uploads."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ndif.schema.response import Response
 
 
 class BrokerError(Exception):
-    """The broker does not do its work now; the message says why, in a sentence."""
+    """The broker cannot be used now; the message is a clause that says why."""
 
 
-class LineFullError(BrokerError):
-    """What waits is as much as the server holds: nothing more is accepted until some of it is done."""
+class QueueFullError(BrokerError):
+    """The payloads of unfinished requests have as many bytes as the server holds."""
 
 
 class ClientLeftError(Exception):
-    """Nobody listens any more at the session of a request, which was not run."""
+    """The request was not dispatched, because its client is no longer subscribed."""
 
 
 def full(held: int, limit: int) -> str:
-    """What `LineFullError` says."""
+    """Return the message of a `QueueFullError`."""
     return (
         f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
         f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
@@ -30,109 +30,110 @@ def full(held: int, limit: int) -> str:
 
 
 class Subscription(Protocol):
-    """One client's live channel, as the broker sees it."""
+    """One client's live channel."""
 
     @property
-    def session(self) -> str:
-        """The id that a client names in its request to be told here."""
+    def id(self) -> str:
+        """The id that a client puts in its requests to receive their updates here."""
         ...
 
     async def next(self) -> str | bytes:
-        """The next update of any request of this session, in order, as its client reads it."""
+        """Return the next update of any request of this subscription, in order, as its client reads it."""
         ...
 
     async def close(self) -> None:
-        """The client is gone: nothing more will be read."""
+        """End the subscription, because its client has disconnected."""
         ...
 
 
 class Broker(Protocol):
-    """Requests one way, updates the other, and what a hybrid job's client sends back."""
+    """Carries requests to the queue, updates to subscriptions, and uploads of hybrid jobs to their blocks.
+
+    A submitted request stays stored until it is released or has its terminal response. The gateway submits
+    and subscribes; the queue claims; whoever runs a request publishes. The broker never reads a payload.
+    """
 
     outlives: bool
-    """Whether requests are there for the next to claim when this process ends."""
+    """True if requests outlive this process and can be claimed by the next."""
 
     async def start(self) -> None:
-        """Be ready for everything below.
+        """Prepare for the methods below.
 
         Raises:
-            BrokerError: if it cannot be.
+            BrokerError: if the server behind the broker cannot be used.
         """
         ...
 
     async def stop(self) -> None:
-        """Let go of everything that is only this process's."""
+        """Release everything that belongs to this process alone."""
         ...
 
     async def submit(self, request: Request) -> None:
-        """Accept a request: once this returns it is stored.
+        """Store a request for the queue.
 
         Raises:
-            BrokerError: if it is not.
+            BrokerError: if the request is not stored.
         """
         ...
 
     async def claim(self) -> Request:
-        """The oldest request nobody has claimed, for this process to bring to its end.
-
-        It may come without its payload.
-        """
+        """Claim the oldest unclaimed request for this process, possibly without its payload."""
         ...
 
     async def payload(self, request: Request) -> bytes | bytearray:
-        """What the user of a request that has not been released sent.
+        """Return the payload of a request that has not been released.
 
         Raises:
-            BrokerError: if it cannot be had.
+            BrokerError: if the payload cannot be read.
         """
         ...
 
     async def release(self, request: Request) -> None:
-        """Forget a claimed request that is to have no response, or no further one."""
+        """Delete a claimed request that gets no further response."""
         ...
 
-    async def subscribe(self, session: str | None = None) -> Subscription:
-        """Open a live channel, under an id of its own unless the channel brings one.
+    async def subscribe(self, subscription_id: str | None = None) -> Subscription:
+        """Open a subscription, under a new id unless one is given.
 
         Raises:
-            BrokerError: if nothing would come through it.
+            BrokerError: if no update would arrive.
         """
         ...
 
     async def publish(self, request: Request, response: Response) -> bool:
-        """Tell the session that waits for `request`; whether anybody is there to hear it.
+        """Send an update to the subscription of `request`, and return True if its client receives it.
 
-        A terminal response concludes a claimed request, in one step with being told.
+        A terminal response also concludes a claimed request, in the same step.
 
         Raises:
-            BrokerError: if it cannot be told.
+            BrokerError: if the update cannot be sent.
         """
         ...
 
     async def conclude(self, request: Request, response: Response) -> None:
-        """Forget a claimed request whose terminal `response` is stored: it is not run again."""
+        """Delete a claimed request whose terminal `response` is stored, so that it does not run again."""
         ...
 
     async def has_ended(self, request: Request) -> bool:
-        """Whether a request that this process claimed has had its terminal response.
+        """Return True if a request that this process claimed has had its terminal response.
 
         Raises:
-            BrokerError: if that cannot be known.
+            BrokerError: if the broker cannot be asked.
         """
         ...
 
-    async def absent(self, sessions: Iterable[str]) -> set[str]:
-        """Those of the sessions at which no client listens."""
+    async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
+        """Return those of the subscriptions that no client holds open."""
         ...
 
-    async def departed(self, session: str) -> None:
-        """Return once no client listens at `session`."""
+    async def departed(self, subscription_id: str) -> None:
+        """Return once no client holds the subscription open."""
         ...
 
-    async def upload(self, request_id: str, session: str, content: bytes) -> None:
-        """Hand a hybrid job what its own client computed; from any other session, drop it."""
+    async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
+        """Hand a hybrid job an upload of its own client; drop one from any other subscription."""
         ...
 
     async def uploaded(self, request: Request) -> bytes:
-        """The next thing that the client of `request` sends."""
+        """Return the next upload of the client of `request`."""
         ...

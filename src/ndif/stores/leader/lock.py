@@ -1,7 +1,7 @@
-"""The lead: a lock in Redis with a heartbeat, of which there is one in a cluster.
+"""The leader's lock: one key in Redis with a time to live, renewed by a heartbeat.
 
-Whoever holds it claims requests and decides placements. It is also what `/connected` tells: a key with a
-time to live, that no writer's death leaves behind.
+The process that holds the lock claims requests and decides placements. `/connected` reports the same key,
+which expires if its holder dies.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import logging
 import uuid
 
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis.client import Redis, speaking
-from ndif.stores.redis.script import Script
+from ndif.stores.redis.client import Redis, broker_errors
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 _KEY = "dispatcher:leader"
 _BEATS_PER_LIFE = 5
 
-# A Redis that has lost the lock, with what else it had, is no reason to stop: nobody else leads.
+# A leader whose lock was lost with Redis' data takes it again: no other process leads.
 _BEAT = """
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] or not holder then
@@ -37,47 +36,55 @@ return 0
 """
 
 
-class Lead:
-    """One process's part in it."""
+class LeaderLock:
+    """One process's candidacy for the leader's lock.
+
+    Owns the heartbeat once it holds the lock. It claims nothing and places nothing.
+    """
 
     def __init__(self, client: Redis, life_s: float = 5.0) -> None:
-        """`life_s`: how long after its last heartbeat a leader still counts as one."""
+        """Create a candidate.
+
+        Args:
+            client: The Redis that holds the lock.
+            life_s: Seconds after its last heartbeat for which a process still leads.
+        """
         self.lost = asyncio.Event()
-        """Set once another leads after this one has."""
+        """Set when another process took the lock from this one."""
         self._client = client
         self._life_ms = int(life_s * 1000)
         self._beat_s = life_s / _BEATS_PER_LIFE
         self._name = uuid.uuid4().hex
-        self._beat = Script(client, _BEAT)
-        self._leave = Script(client, _LEAVE)
+        self._beat = client.register_script(_BEAT)
+        self._leave = client.register_script(_LEAVE)
         self._beating: asyncio.Task[None] | None = None
 
     async def taken(self) -> None:
-        """Return once this process leads."""
-        while not await self._holds():  # noqa: ASYNC110 - others' doing
+        """Wait until this process holds the lock."""
+        while not await self._holds():  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(self._beat_s)
         self._beating = asyncio.create_task(self._beat_forever(), name="heartbeat")
 
     async def leave(self) -> None:
-        """Let another lead, at once."""
+        """Release the lock, so that another process leads at once."""
         if self._beating is not None:
             await end([self._beating])
         try:
-            async with speaking():
+            async with broker_errors():
                 await self._leave([_KEY], [self._name])
         except BrokerError as error:
-            logger.warning("the lead ends by itself: %s", error)
+            logger.warning("the leader's lock is not released and expires: %s", error)
 
     async def _beat_forever(self) -> None:
-        while await self._holds() is not False:  # noqa: ASYNC110 - others' doing
+        while await self._holds() is not False:  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(self._beat_s)
         logger.error("another process leads")
         self.lost.set()
 
     async def _holds(self) -> bool | None:
-        """Whether it is this process's now; None if that cannot be told."""
+        """Take or renew the lock, and return True if that succeeds; None if Redis does not answer."""
         try:
-            async with speaking():
+            async with broker_errors():
                 return bool(await self._beat([_KEY], [self._name, self._life_ms]))
         except BrokerError as error:
             logger.warning("no heartbeat: %s", error)
@@ -85,10 +92,10 @@ class Lead:
 
 
 async def somebody_leads(client: Redis) -> bool:
-    """Whether some process leads.
+    """Return True if some process leads.
 
     Raises:
-        BrokerError: if that cannot be told.
+        BrokerError: if Redis does not answer.
     """
-    async with speaking():
+    async with broker_errors():
         return bool(await client.exists(_KEY))

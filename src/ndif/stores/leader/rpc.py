@@ -1,7 +1,4 @@
-"""Events: what gateways ask of whoever leads, and its answers (specification, section 4.1).
-
-The stream `dispatcher:events` carries what is asked; each answer goes to a list of its own.
-"""
+"""Calls from a gateway to the leader: an event on a Redis stream, and its answer in a list of its own."""
 
 from __future__ import annotations
 
@@ -13,57 +10,61 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ndif.schema.operation import OperationError
+from ndif.schema.deployment import OperationError
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.coordination.lead import somebody_leads
-from ndif.stores.redis.client import Redis, speaking
-from ndif.stores.redis.link import ANSWER_S
+from ndif.stores.leader.lock import somebody_leads
+from ndif.stores.redis.client import Redis, broker_errors
+from ndif.stores.redis.pipelining import ANSWER_S
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
 _STREAM = "dispatcher:events"
-_KEPT = 1000
-_LOOK_S = 2
-_ANSWER_LIFE_S = 60
+_MAX_EVENTS = 1000
+_BLOCK_S = 2
+_RETRY_S = 2.0
+_ANSWER_TTL_S = 60
 _STALE_S = 10.0
-"""Whoever asked longer ago was told that nobody leads."""
+"""Seconds without a leader after which a call fails; the leader skips older events."""
 
 _NOBODY_LEADS = (
     "No process of this server leads now; another takes over within seconds. Try again then."
 )
 
-Answer = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""What carries an event out: its name and arguments; raises `OperationError`."""
+Handler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""Carries out an event, given its name and arguments; raises `OperationError`."""
 
 
 def _answer_to(event_id: str) -> str:
     return f"answer:{event_id}"
 
 
-class Events:
-    """Both ends of the stream."""
+class LeaderRpc:
+    """Both ends of the calls: gateways `ask`, and the leader's `serve` answers.
+
+    Names and arguments of events belong to its callers (`ndif.control.rpc`).
+    """
 
     def __init__(self, client: Redis) -> None:
         self._client = client
         self._answering: set[asyncio.Task[Any]] = set()
 
     async def ask(self, event: str, arguments: Mapping[str, Any]) -> Any:
-        """What the leader answers, however long that takes while one leads.
+        """Return the leader's answer, however long that takes while a process leads.
 
         Raises:
-            OperationError: what it refuses, or 503 where nobody leads.
+            OperationError: if the leader refuses, or with 503 if no process leads.
         """
         event_id = uuid.uuid4().hex
-        said = {
+        entry = {
             "event": event,
             "id": event_id,
             "at": time.time(),
             "arguments": json.dumps(dict(arguments)),
         }
         try:
-            async with speaking():
-                await self._client.xadd(_STREAM, said, maxlen=_KEPT)  # type: ignore[arg-type]
+            async with broker_errors():
+                await self._client.xadd(_STREAM, entry, maxlen=_MAX_EVENTS)  # type: ignore[arg-type]
             answer = await self._answer(event_id)
         except BrokerError as error:
             raise OperationError(503, f"The server cannot be asked: {error}.") from error
@@ -72,62 +73,67 @@ class Events:
         return answer["value"]
 
     async def _answer(self, event_id: str) -> Any:
-        alone = 0
-        while alone * _LOOK_S < _STALE_S:
-            async with speaking():
-                found = await self._client.blpop([_answer_to(event_id)], timeout=_LOOK_S)
+        looks_without_leader = 0
+        while looks_without_leader * _BLOCK_S < _STALE_S:
+            async with broker_errors():
+                found = await self._client.blpop([_answer_to(event_id)], timeout=_BLOCK_S)
             if found is not None:
                 return json.loads(found[1])
-            alone = 0 if await somebody_leads(self._client) else alone + 1
+            leads = await somebody_leads(self._client)
+            looks_without_leader = 0 if leads else looks_without_leader + 1
         raise OperationError(503, _NOBODY_LEADS)
 
-    async def serve(self, answer: Answer) -> None:
-        """Answer what is asked, each in its own time, until cancelled: only whoever leads does."""
+    async def serve(self, handler: Handler) -> None:
+        """Answer events concurrently until cancelled. Only the leader calls this."""
         last: str | bytes = f"{int((time.time() - _STALE_S) * 1000)}-0"
         try:
             while True:
                 try:
-                    last = await self._hear(last, answer)
+                    last = await self._read(last, handler)
                 except BrokerError as error:
-                    logger.warning("events cannot be heard: %s", error)
-                    await asyncio.sleep(_LOOK_S)
+                    logger.warning("events cannot be read: %s", error)
+                    await asyncio.sleep(_RETRY_S)
         finally:
             await end(list(self._answering))
 
-    async def _hear(self, last: str | bytes, answer: Answer) -> str | bytes:
-        async with speaking():
-            found: Any = await self._client.xread({_STREAM: last}, count=64, block=_LOOK_S * 1000)
+    async def _read(self, last: str | bytes, handler: Handler) -> str | bytes:
+        """Start to carry out the events after `last`, and return the id of the newest."""
+        async with broker_errors():
+            found: Any = await self._client.xread({_STREAM: last}, count=64, block=_BLOCK_S * 1000)
         streams = found.items() if isinstance(found, dict) else found
         for _, batches in streams:
             # RESP3 nests once more than RESP2.
             entries = batches[0] if batches and isinstance(batches[0], list) else batches
-            for entry_id, said in entries:
+            for entry_id, entry in entries:
                 last = entry_id
-                task = asyncio.create_task(self._carry_out(said, answer), name="event")
+                task = asyncio.create_task(self._carry_out(entry, handler), name="event")
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
         return last
 
-    async def _carry_out(self, said: Mapping[bytes, bytes], answer: Answer) -> None:
+    async def _carry_out(self, entry: Mapping[bytes, bytes], handler: Handler) -> None:
         try:
-            event_id, event = said[b"id"].decode(), said[b"event"].decode()
-            arguments = json.loads(said[b"arguments"])
-            if time.time() - float(said[b"at"]) > _STALE_S:
+            event_id, event = entry[b"id"].decode(), entry[b"event"].decode()
+            arguments = json.loads(entry[b"arguments"])
+            if time.time() - float(entry[b"at"]) > _STALE_S:
                 return
         except (KeyError, ValueError):
-            logger.exception("an event that is none of ours")
+            logger.exception("an entry of %s is not an event", _STREAM)
             return
         try:
-            content: dict[str, Any] = {"value": await answer(event, arguments)}
+            content: dict[str, Any] = {"value": await handler(event, arguments)}
         except OperationError as error:
             content = {"refused": str(error), "status": error.status}
         except Exception:
             logger.exception("the event %s could not be carried out", event)
             content = {"refused": "The server failed; its log says why.", "status": 500}
         try:
-            async with speaking(ANSWER_S), self._client.pipeline(transaction=True) as commands:
+            async with (
+                broker_errors(ANSWER_S),
+                self._client.pipeline(transaction=True) as commands,
+            ):
                 commands.rpush(_answer_to(event_id), json.dumps(content))
-                commands.expire(_answer_to(event_id), _ANSWER_LIFE_S)
+                commands.expire(_answer_to(event_id), _ANSWER_TTL_S)
                 await commands.execute()
         except BrokerError as error:
             logger.warning("the answer to %s is lost: %s", event, error)

@@ -1,7 +1,44 @@
-"""Keeps results and the last response of each request until their time is over."""
+"""Objects: results, terminal responses and large payloads, stored until they expire."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+from ndif.config.settings import Settings
 from ndif.stores.objects.files import FileStore
-from ndif.stores.objects.open import open_store
 from ndif.stores.objects.port import ObjectStore, ObjectStoreError, Upload
+
+
+def open_store(settings: Settings, folder: Path, secret: str | None = None) -> ObjectStore:
+    """Return a store on S3 if `NDIF_OBJECT_STORE_URL` names a server, else one of files below `folder`.
+
+    Processes that share the folder sign its URLs with the same `secret`.
+
+    Raises:
+        ObjectStoreError: if the settings of the server are invalid, or obstore is not installed.
+    """
+    if not settings.object_store_url:
+        return FileStore(folder, settings.result_ttl_s, secret)
+    try:
+        # One machine needs no obstore.
+        from ndif.stores.objects.s3 import S3Store
+        from ndif.stores.objects.s3_address import S3Address
+    except ImportError as error:
+        raise ObjectStoreError(
+            f"results on S3 need obstore ({error}): pip install 'ndif[server]' on Python 3.11 or later"
+        ) from error
+    return S3Store(
+        S3Address(
+            url=settings.object_store_url,
+            public_url=settings.object_store_public_url or settings.object_store_url,
+            access_key=settings.object_store_access_key,
+            secret_key=settings.object_store_secret_key.get_secret_value(),
+            bucket=settings.object_store_bucket,
+            region=settings.object_store_region,
+            verify=settings.object_store_verify,
+        ),
+        settings.result_ttl_s,
+    )
+
 
 __all__ = ["FileStore", "ObjectStore", "ObjectStoreError", "Upload", "open_store"]

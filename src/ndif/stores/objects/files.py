@@ -1,4 +1,4 @@
-"""Objects as files of one folder, with addresses that this server signs and answers itself."""
+"""Objects as files of one folder, at URLs that this server signs and serves."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import time
 from pathlib import Path
 from tempfile import mkstemp
 
-from ndif.stores.objects.keys import SWEPT, check, is_key, is_ours, lifetime_s
+from ndif.stores.objects.port import SWEPT, check, is_key, is_ours, lifetime_s
 
 _SWEEPS_PER_LIFETIME = 10
 _PART = ".ndif-part-"
 _MAX_DIGITS = 12
-_REGRET_S = 2.0
-"""How long what was fetched can be fetched again, by a proxy that lost its connection, say."""
+_REFETCH_S = 2.0
+"""Seconds for which a fetched object can be fetched again, such as by a proxy that lost its connection."""
 
 
 class FileUpload:
-    """A file that has no name until it is whole."""
+    """A temporary file, renamed to its key when it is complete."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -38,7 +38,7 @@ class FileUpload:
         check(key)
         target = self._root / key
         target.parent.mkdir(exist_ok=True)
-        os.replace(self._part, target)  # noqa: PTH105 - one system call, no blocking to speak of
+        os.replace(self._part, target)  # noqa: PTH105 - one system call, which hardly blocks
         os.close(self._fd)
         self._fd = -1
         return size
@@ -58,7 +58,7 @@ class FileStore:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root.resolve()
         self.ttl_s = ttl_s
-        # Without one, addresses that were signed before a restart are void after it.
+        # A random secret makes URLs invalid that were signed before a restart.
         self._secret = secret.encode() if secret else secrets.token_bytes(32)
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -100,10 +100,10 @@ class FileStore:
             self.path(key).unlink()
 
     def path(self, key: str) -> Path:
-        """Where `key` lies.
+        """Return the path of the object `key`.
 
         Raises:
-            FileNotFoundError: for what is no key, and for what leads outside the store.
+            FileNotFoundError: if `key` is invalid, or leads outside the store.
         """
         path = self.root / key
         if not is_key(key) or not path.resolve().is_relative_to(self.root):
@@ -111,14 +111,14 @@ class FileStore:
         return path
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
-        """See `ObjectStore.url`. `results/{id}.pt` is answered at `/results/{id}`."""
+        """See `ObjectStore.url`. The gateway serves `results/{id}.pt` at `/results/{id}`."""
         expires = int(time.time() + self.ttl_s)
         path, signature = key.removesuffix(".pt"), self._sign(key, expires, once=once)
         address = f"{base_url}/{path}?expires={expires}&signature={signature}"
         return f"{address}&once=1" if once else address
 
     def verify(self, key: str, expires: str, signature: str, *, once: bool = False) -> bool:
-        """Whether `signature` is ours for this key and its time has not passed."""
+        """Return True if `signature` is valid for this key and has not expired."""
         if not (expires.isascii() and expires.isdigit() and len(expires) <= _MAX_DIGITS):
             return False
         if int(expires) < time.time():
@@ -127,14 +127,14 @@ class FileStore:
         return hmac.compare_digest(self._sign(key, int(expires), once=once).encode(), given)
 
     def fetched(self, key: str) -> None:
-        """Delete in a moment what was signed to be fetched once, and has been.
+        """Delete soon an object that was signed to be fetched once, and has been.
 
-        Memory that a file took is free again before the disk had to write it: four clients that each
-        fetch 256 MB a second would otherwise fill the page cache with what nobody will ask for.
+        Its memory is free again before the disk has to write it: four clients that each fetch 256 MB a
+        second would otherwise fill the page cache with objects that nobody fetches again.
         """
         path = self.path(key)
         loop = asyncio.get_running_loop()
-        loop.call_later(_REGRET_S, lambda: path.unlink(missing_ok=True))
+        loop.call_later(_REFETCH_S, lambda: path.unlink(missing_ok=True))
 
     def _sign(self, key: str, expires: int, *, once: bool) -> str:
         text = f"{key}\n{expires}\n{once}".encode()
@@ -146,7 +146,7 @@ class FileStore:
             await asyncio.sleep(min(60.0, self.ttl_s / _SWEEPS_PER_LIFETIME))
 
     def sweep(self) -> None:
-        """Delete every object older than its time, and uploads that nobody finished."""
+        """Delete expired objects and abandoned uploads."""
         for path in self.root.glob(f"{_PART}*"):
             _delete_old(path, self.ttl_s)
         for folder in SWEPT:

@@ -1,83 +1,123 @@
-"""What the server asks of a place that keeps results and responses."""
+"""The interface of a store of results, terminal responses and large payloads."""
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 
 class ObjectStoreError(Exception):
-    """The store cannot be reached, or refuses; the message is a sentence for who runs the server."""
+    """The store cannot be reached, or refuses; the message is a sentence for the operator."""
 
 
 class Upload(Protocol):
-    """An object in the making: a file descriptor that a runner writes to."""
+    """A new object without a key: a file descriptor that a runner writes to."""
 
     def fileno(self) -> int:
-        """A descriptor, open for writing, that may be handed to another process."""
+        """Return a descriptor, open for writing, that may be handed to another process."""
         ...
 
     async def commit(self, key: str) -> int:
-        """Make what was written the object `key`; returns its size in bytes.
+        """Store the written bytes as the object `key`, and return their number.
 
         Raises:
-            ObjectStoreError: if the store is away, and stays away for long.
+            ObjectStoreError: if the store stays unreachable.
         """
         ...
 
     def discard(self) -> None:
-        """Forget what was written. Does nothing after a commit."""
+        """Drop the written bytes. Does nothing after a commit."""
         ...
 
 
 class ObjectStore(Protocol):
-    """Objects by key: `results/{id}.pt`, `responses/{id}.json` (specification, section 8.4), and
-    `requests/{id}`, what is too large for the queue.
+    """Objects by key, each of which expires.
+
+    Keys are `results/{id}.pt`, `responses/{id}.json`, and `requests/{id}` for a payload that is too large
+    for the queue. Models from `hub/` never expire.
     """
 
     ttl_s: float
-    """Seconds that results and responses are kept."""
+    """Seconds after which results and responses expire."""
 
     async def start(self) -> None:
-        """Begin to delete what is past its time."""
+        """Start to delete expired objects."""
         ...
 
     async def stop(self) -> None:
-        """Stop deleting."""
+        """Stop deleting expired objects."""
         ...
 
     def create(self) -> Upload:
-        """A new object without a name."""
+        """Return a new object without a key."""
         ...
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
-        """Store `content` as `key`, at once and whole.
+        """Store `content` as `key` in one atomic step.
 
-        `soon`: better not than late, so a store that is away is not waited for.
+        Args:
+            key: The object's key.
+            content: The object's bytes.
+            soon: Give up early on a store that is unreachable, because a late write is worth nothing.
 
         Raises:
-            ObjectStoreError: if the store is away, and stays away for long.
+            ObjectStoreError: if the store stays unreachable.
         """
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """The content of `key`, or None where there is none.
+        """Return the content of `key`, or None if there is no such object.
 
         Raises:
-            ObjectStoreError: if nobody can say, since the store is away.
+            ObjectStoreError: if the store is unreachable.
         """
         ...
 
     async def delete(self, key: str) -> None:
-        """Have nothing at `key`.
+        """Delete the object `key`, if there is one.
 
         Raises:
-            ObjectStoreError: if the store is away.
+            ObjectStoreError: if the store is unreachable.
         """
         ...
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
-        """A signed address of `key` that expires with it.
+        """Return a signed URL of `key` that expires with it.
 
-        `once`: whoever gets it fetches it one time, so a store may delete the object soon after.
+        With `once`, the client fetches the URL one time, and the store may delete the object soon after.
         """
         ...
+
+
+SWEPT = ("results", "responses", "requests")
+"""Folders whose objects expire. Objects in `hub` are named after their content and stay, as models do."""
+_KEY = re.compile(rf"({'|'.join((*SWEPT, 'hub'))})/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}")
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_OURS = re.compile(rf"results/{_UUID}\.pt|responses/{_UUID}\.json|requests/{_UUID}")
+_REQUEST_S = 86_400.0
+"""Minimum lifetime of a request, which may wait longer than results live and is deleted by its claimer."""
+
+
+def is_key(key: str) -> bool:
+    """Return True if `key` is a valid key."""
+    return _KEY.fullmatch(key) is not None
+
+
+def is_ours(key: str) -> bool:
+    """Return True if a sweep may delete `key`: the store may also hold objects of its owner's."""
+    return _OURS.fullmatch(key) is not None
+
+
+def lifetime_s(folder: str, ttl_s: float) -> float:
+    """Return the seconds after which objects of a folder expire, given those of results."""
+    return max(ttl_s, _REQUEST_S) if folder == "requests" else ttl_s
+
+
+def check(key: str) -> None:
+    """Check that `key` is a valid key.
+
+    Raises:
+        ValueError: if not.
+    """
+    if not is_key(key):
+        raise ValueError(f"{key[:100]!r} is not the key of an object")

@@ -1,4 +1,4 @@
-"""Objects in a bucket of any server that speaks S3, fetched by clients from there."""
+"""Objects in an S3 bucket, from where clients fetch them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import logging
 import math
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
@@ -17,10 +18,54 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
-from ndif.stores.objects.keys import SWEPT, check, is_key, is_ours, lifetime_s
-from ndif.stores.objects.port import ObjectStoreError
+from ndif.stores.objects.port import SWEPT, ObjectStoreError, check, is_key, is_ours, lifetime_s
 from ndif.stores.objects.s3_address import S3Address
-from ndif.stores.objects.s3_errors import answered, no_bucket, sentence
+
+_CODE = re.compile(r"<Code>([^<]+)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
+_STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]*[A-Za-z])")
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_BY_KIND = {
+    "TimedOut": "it does not answer in time",
+    "IncompleteMessage": "it closed the connection",
+    "ConnectionReset": "it closed the connection",
+}
+_OF_KEYS = frozenset({"SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied"})
+_TRUST = "see NDIF_OBJECT_STORE_VERIFY"
+_ADVICE = "; see NDIF_OBJECT_STORE_ACCESS_KEY and NDIF_OBJECT_STORE_SECRET_KEY"
+
+
+def no_bucket(error: Exception) -> bool:
+    """Return True if the server answers that the bucket does not exist."""
+    found = _CODE.search(str(error))
+    return found is not None and found[1] == "NoSuchBucket"
+
+
+def answered(url: str, status: str, body: str) -> str:
+    """Return the sentence for an answer that is a refusal."""
+    code = _CODE.search(body)
+    if code is None:
+        return f"the object store at {url} answers {status}"
+    message = _MESSAGE.search(body)
+    words = f": {message[1].rstrip('.')}" if message is not None else ""
+    advice = _ADVICE if code[1] in _OF_KEYS else ""
+    return f"the object store at {url} refuses ({code[1]}{words}){advice}"
+
+
+def sentence(url: str, error: Exception) -> str:
+    """Return the sentence for an error of obstore."""
+    text = str(error)
+    if status := _STATUS.search(text):
+        return answered(url, status[1], text)
+    # The innermost cause comes last in what obstore shows of its source.
+    causes = _CAUSE.findall(text)
+    if certificate := _CERTIFICATE.search(text):
+        causes.append(f"its certificate is not trusted ({certificate[1]}); {_TRUST}")
+    causes += [words for kind, words in _BY_KIND.items() if kind in text]
+    cause = causes[-1] if causes else text.partition("\n")[0]
+    return f"the object store at {url} cannot be reached: {cause}"
+
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +77,10 @@ _LONGEST_SIGNATURE_S = 7 * 86_400
 _SWEEPS_PER_LIFETIME = 10
 _SWEEP_AT_LEAST_EVERY_S = 600.0
 _REPLACING_S = 0.1
-"""What is not there is looked for once more: Swift has neither, for a moment, of what it replaces."""
+"""Seconds before a missing object is read again: while Swift replaces one, it has neither for a moment."""
 _CLOCK_S = 1.0
-"""S3 tells times in whole seconds."""
-_MADE, _THERE = 200, 409
+"""Resolution of the times that S3 reports."""
+_CREATED, _EXISTS = 200, 409
 
 
 class S3Upload:
@@ -44,7 +89,7 @@ class S3Upload:
     def __init__(self, store: S3Store) -> None:
         self._store = store
         self._fd = os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        # What is read as memory must not get shorter under the reader: that would end our process.
+        # A memory file that shrinks while it is mapped would kill this process.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
 
     def fileno(self) -> int:
@@ -77,11 +122,16 @@ class S3Store:
         patience_s: float = _PATIENCE_S,
         hurried_s: float = _HURRIED_S,
     ) -> None:
-        """How long a store that is away is tried again: `patience_s` to store something that must not be
-        lost, `hurried_s` for all else.
+        """Create a store whose bucket is created with the first object.
+
+        Args:
+            address: The bucket.
+            ttl_s: Seconds after which results and responses expire.
+            patience_s: Seconds for which a write that must not be lost is retried.
+            hurried_s: Seconds for which everything else is retried.
 
         Raises:
-            ObjectStoreError: if its file of authorities cannot be read, or holds none.
+            ObjectStoreError: if the file of authorities cannot be read, or holds none.
         """
         self.ttl_s = ttl_s
         self._address = address
@@ -119,7 +169,7 @@ class S3Store:
         if not is_key(key):
             return None
         for looks_again in (True, False):
-            with self._told(), contextlib.suppress(FileNotFoundError):
+            with self._errors(), contextlib.suppress(FileNotFoundError):
                 found = await obstore.get_async(self._hurried, key)
                 return (await found.bytes_async()).to_bytes()
             if looks_again:
@@ -129,42 +179,42 @@ class S3Store:
     async def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
         if is_key(key):
-            with self._told(), contextlib.suppress(FileNotFoundError):
+            with self._errors(), contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._hurried, key)
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
-        """See `ObjectStore.url`. Clients fetch from the store itself, so `base_url` has no say."""
+        """See `ObjectStore.url`. Clients fetch from the bucket itself, so `base_url` is not used."""
         check(key)
         valid = min(math.ceil(self.ttl_s), _LONGEST_SIGNATURE_S)
         return obstore.sign(self._public, "GET", key, timedelta(seconds=valid))
 
     async def write(self, key: str, content: bytes | mmap.mmap, *, soon: bool = False) -> None:
-        """Store memory as it lies there; in parts if it is large. `soon`: see `ObjectStore.put`.
+        """Store memory without a copy, in parts if it is large. See `ObjectStore.put` for `soon`.
 
         Raises:
-            ObjectStoreError: if the store is away, and stays away for long.
+            ObjectStoreError: if the store stays unreachable.
         """
         check(key)
         bucket = self._hurried if soon else self._patient
-        with self._told():
+        with self._errors():
             try:
                 await _write(bucket, key, content)
             except FileNotFoundError:
-                await self._make_bucket()
+                await self._create_bucket()
                 await _write(bucket, key, content)
 
     async def sweep(self) -> None:
-        """Delete every object older than its time. Other servers may do the same meanwhile.
+        """Delete expired objects. Other servers may do the same meanwhile.
 
         Raises:
-            ObjectStoreError: if the store is away.
+            ObjectStoreError: if the store is unreachable.
         """
-        with self._told():
+        with self._errors():
             for folder in SWEPT:
                 await self._sweep(folder)
 
-    async def _make_bucket(self) -> None:
-        """Make the bucket, for which obstore has no call: an address of its own kind is signed for it."""
+    async def _create_bucket(self) -> None:
+        """Create the bucket by a signed request, because obstore has no call for that."""
         import httpx
 
         url = obstore.sign(self._patient, "PUT", "", timedelta(seconds=_BUCKET_S))
@@ -175,8 +225,8 @@ class S3Store:
             raise ObjectStoreError(
                 f"the object store at {self._address.url} cannot be reached: {error}"
             ) from error
-        # Another server may have made it meanwhile.
-        if answer.status_code not in (_MADE, _THERE):
+        # Another server may have created the bucket meanwhile.
+        if answer.status_code not in (_CREATED, _EXISTS):
             status = f"{answer.status_code} {answer.reason_phrase}"
             raise ObjectStoreError(answered(self._address.url, status, answer.text))
 
@@ -185,7 +235,7 @@ class S3Store:
             try:
                 await self.sweep()
             except ObjectStoreError as error:
-                logger.warning("what is past its time is not deleted now: %s", error)
+                logger.warning("expired objects are not deleted now: %s", error)
             await asyncio.sleep(min(_SWEEP_AT_LEAST_EVERY_S, self.ttl_s / _SWEEPS_PER_LIFETIME))
 
     async def _sweep(self, folder: str) -> None:
@@ -205,7 +255,8 @@ class S3Store:
                 raise
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
+        """Turn the errors of obstore into `ObjectStoreError`."""
         try:
             yield
         except (BaseError, FileNotFoundError) as error:

@@ -1,4 +1,4 @@
-"""Where a bucket is, and how it is reached."""
+"""The address of an S3 bucket, and the options of its clients."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config, S3Credential
 
 _HOME_REGION = "us-east-1"
-"""The only one that a new bucket is not told."""
+"""The only region that a request for a new bucket must not name."""
 
 _SECOND = timedelta(seconds=1)
 _CONNECT = 5 * _SECOND
 _REQUEST = 30 * _SECOND
-"""A part that was not taken by then is sent again."""
+"""Time after which a part that was not accepted is sent again."""
 _LARGE_ANSWER = 600 * _SECOND
 _ALWAYS = 1000
-"""Tries, of which only time makes an end."""
+"""Number of retries that time always ends first."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """A bucket, and who we are to its server."""
+    """A bucket, and this server's credentials for it."""
 
     url: str
     public_url: str
-    """The same server as clients reach it."""
+    """URL of the same server, as clients reach it."""
     access_key: str
     secret_key: str = field(repr=False)
     bucket: str = "ndif"
     region: str = _HOME_REGION
     verify: bool | Path = True
-    """Of the server's certificate: by the system's authorities, not at all, or by those of a file."""
+    """Verify the server's certificate by the system's authorities, by those of a file, or not at all."""
 
     def bucket_at(self, url: str, patience_s: float, *, large_answers: bool = False) -> Bucket:
-        """The bucket by one of the server's addresses, tried for `patience_s` while that is away.
+        """Return a client of the bucket at `url`, which retries an unreachable server for `patience_s`.
 
         Raises:
             OSError: if the file of authorities cannot be read.
-            ValueError: if it holds none.
-            obstore.exceptions.BaseError: if the address is none.
+            ValueError: if that file holds none.
+            obstore.exceptions.BaseError: if `url` is invalid.
         """
         config: S3Config = {
             "endpoint": url,
             "region": self.region,
             "skip_signature": False,
             "virtual_hosted_style_request": False,
-            # TLS guards what is sent; without it a signature over the content does.
+            # TLS protects the content in transit; without TLS a signature over the content does.
             "unsigned_payload": url.startswith("https:"),
         }
         newer: S3Config = {
-            # What the environment says of Amazon would go before `endpoint`.
+            # Amazon's variables in the environment would override `endpoint`.
             "aws_endpoint_url_s3": url,
-            # Not every server that speaks S3 deletes many at once.
+            # Some S3 servers cannot delete many objects at once.
             "disable_bulk_delete": True,
         }
         client = self._client(patience_s if large_answers else None)
@@ -69,7 +69,7 @@ class S3Address:
             return self._bucket(config, client, patience_s)
 
     def tls(self) -> ssl.SSLContext | bool:
-        """The same trust, for httpx.
+        """Return the same verification of certificates for httpx.
 
         Raises:
             OSError: if the file of authorities cannot be read.
@@ -78,7 +78,7 @@ class S3Address:
         return ssl.create_default_context(cafile=verify) if isinstance(verify, Path) else verify
 
     def location(self) -> str:
-        """What a new bucket is told of where to be."""
+        """Return the body of a request for a new bucket, which names its region."""
         if self.region == _HOME_REGION:
             return ""
         return (
@@ -91,7 +91,7 @@ class S3Address:
             self.bucket,
             config=config,
             client_options=client,
-            # Not by name: then what the environment says of Amazon's own would be mixed with ours.
+            # Credentials by name would be mixed with Amazon's variables in the environment.
             credential_provider=self._credential,
             retry_config={
                 "max_retries": _ALWAYS,
@@ -109,7 +109,7 @@ class S3Address:
         }
 
     def _client(self, silence_s: float | None) -> ClientConfig:
-        """`silence_s`: how long an answer of any length may stop."""
+        """Return client options; an answer may be of any length if it never stops for `silence_s`."""
         options: ClientConfig = {
             "allow_http": True,
             "connect_timeout": _CONNECT,

@@ -1,4 +1,4 @@
-"""The connection to Redis or Valkey that every store on it uses; imported only where there is one."""
+"""Clients of Redis or Valkey, and their errors. Only servers with `NDIF_BROKER_URL` import this module."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 
+from ndif.config.settings import OLDEST_REDIS
 from ndif.stores.broker.port import BrokerError
+from ndif.stores.redis import is_too_old
 from ndif.stores.redis.pipelining import PipeliningRedis
 from ndif.tasks import timeout
 
@@ -25,29 +27,43 @@ T = TypeVar("T")
 _CONNECT_S = 2.0
 _PAUSE_S = 0.2
 _RETRIES = 2
-_OLDEST = (6, 2)
 _FULL = "OOM command not allowed"
+
+_OPTIONS: dict[str, Any] = {
+    # redis-py bounds reads with `asyncio.wait_for`, which loses cancellations before Python 3.12.
+    "socket_timeout": None,
+    "socket_connect_timeout": _CONNECT_S,
+    # Each blocking command holds a connection.
+    "max_connections": 1 << 20,
+}
 
 
 def connect(url: str) -> Redis:
-    """A client of the server at `url`, which connects when it is first used."""
+    """Return a client of the server at `url`, which connects when it is first used."""
     client: Redis = PipeliningRedis.from_url(
         url,
-        # Its own way to wait loses cancellations until Python 3.12: `asyncio.wait_for`.
-        socket_timeout=None,
-        socket_connect_timeout=_CONNECT_S,
-        # What is waited for with a blocking command has a connection to itself.
-        max_connections=1 << 20,
+        **_OPTIONS,
         retry=Retry(ExponentialBackoff(cap=_PAUSE_S, base=0.02), _RETRIES),
         retry_on_error=[RedisConnectionError],
     )
     return client
 
 
-class speaking:  # noqa: N801 - read as a word: `async with speaking():`
-    """Turn what the client raises into a `BrokerError`.
+def connect_for_pubsub(url: str) -> Redis:
+    """Return a client whose `pubsub()` raises when its connection is lost.
 
-    Each command has its own time to be answered in; `within_s` is for what is more than one.
+    With retries, a `PubSub` reconnects by itself, and does not say that messages may have been missed.
+    """
+    client: Redis = Redis.from_url(
+        url, **_OPTIONS, retry=Retry(NoBackoff(), 0, supported_errors=())
+    )
+    return client
+
+
+class broker_errors:  # noqa: N801 - reads as a function: `async with broker_errors():`
+    """Context manager that turns the errors of a client into `BrokerError`.
+
+    Each command has its own deadline; `within_s` is a deadline for the whole block.
     """
 
     def __init__(self, within_s: float | None = None) -> None:
@@ -70,7 +86,7 @@ class speaking:  # noqa: N801 - read as a word: `async with speaking():`
                 error = late
         if not isinstance(error, (RedisError, OSError, asyncio.TimeoutError)):
             return
-        # From within a script, Redis 6.2 and Valkey say it in the script's words.
+        # A script's error is a plain ResponseError in Redis 6.2 and Valkey.
         if isinstance(error, OutOfMemoryError) or _FULL in str(error):
             raise BrokerError(
                 "its broker takes nothing more, as its memory is full (maxmemory of Redis)"
@@ -79,17 +95,17 @@ class speaking:  # noqa: N801 - read as a word: `async with speaking():`
         raise BrokerError("its broker does not answer") from error
 
 
-async def persist(work: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """Do it again until it works: a broker that is restarted comes back.
+async def retry(work: Callable[[], Awaitable[T]], within_s: float) -> T:
+    """Repeat `work` until it succeeds: a broker that is restarted comes back.
 
     Raises:
-        BrokerError: if it has not worked for so many seconds.
+        BrokerError: if it still fails after `within_s` seconds.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience_s
+    deadline = loop.time() + within_s
     while True:
         try:
-            async with speaking():
+            async with broker_errors():
                 return await work()
         except BrokerError:
             if loop.time() >= deadline:
@@ -98,16 +114,15 @@ async def persist(work: Callable[[], Awaitable[T]], patience_s: float) -> T:
 
 
 async def check(client: Redis) -> None:
-    """See that the server answers and is new enough.
+    """Check that the server answers and is new enough.
 
     Raises:
         BrokerError: if not.
     """
-    async with speaking():
+    async with broker_errors():
         version = str((await client.info("server"))["redis_version"])
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        needed = ".".join(map(str, _OLDEST))
-        raise BrokerError(f"its broker is Redis {version}; {needed} or newer is needed")
+    if is_too_old(version):
+        raise BrokerError(f"its broker is Redis {version}; {OLDEST_REDIS} or newer is needed")
 
 
-__all__ = ["Redis", "check", "connect", "persist", "speaking"]
+__all__ = ["Redis", "broker_errors", "check", "connect", "connect_for_pubsub", "retry"]

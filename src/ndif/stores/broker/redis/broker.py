@@ -1,8 +1,8 @@
-"""The broker of many processes: a stream of Redis (6.2 or newer) or Valkey, and its channels.
+"""The broker of many processes: a stream and channels of Redis or Valkey.
 
-`queue` is a stream with one group of consumers. Whoever leads claims: what it has claimed and not
-released is what the stream calls pending, and goes to whoever leads after it. The lead is the lease of
-all claims at once (see `ndif.stores.coordination.lead`).
+The stream `queue` has one consumer group. Only the leader claims: a request that it claimed and did not
+release is pending in the stream, and the next leader takes it over. The leader's lock is the lease of all
+claims at once (see `ndif.stores.leader.lock`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -25,69 +26,80 @@ from ndif.stores.broker.encoding import (
     encode_request,
     encode_update,
 )
-from ndif.stores.broker.port import BrokerError, LineFullError, full
-from ndif.stores.broker.redis_channels import (
+from ndif.stores.broker.port import BrokerError, QueueFullError, full
+from ndif.stores.broker.redis.channels import (
     Channels,
     RedisSubscription,
     channel_of,
-    mailbox_of,
+    unconfirmed_of,
 )
-from ndif.stores.broker.redis_scripts import GROUP, QUEUE, Scripts, record_of, uploads_of
+from ndif.stores.broker.redis.scripts import GROUP, QUEUE, Scripts, record_of, uploads_of
 from ndif.stores.objects import ObjectStore, ObjectStoreError
-from ndif.stores.redis.client import check, connect, persist, speaking
+from ndif.stores.redis.client import broker_errors, check, connect, connect_for_pubsub, retry
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
 _BATCH = 64
 _BLOCK_MS = 2000
+_INHERIT_S = 5.0
+"""Seconds between two looks for claims of leaders that are gone."""
+_GONE_MS = 600_000
+"""Milliseconds after which the consumer of a silent leader is deleted."""
 _GATHER_S = 0.005
-"""Between one look for requests and the next: where many come, they come together."""
+"""Seconds between two reads of the stream, so that under load each read returns several requests."""
 _LOOK_S = 1.0
-"""How often those who run jobs look whether their clients are there."""
+"""Seconds between two checks that the clients of running jobs are present."""
 _ABSENT_AT_ONCE = 1000
-_FORWARD_S = 5.0
-"""How long an update may take: more is on its way soon."""
-_PERSIST_S = 600.0
-"""How long what must not be lost is tried again."""
+_UPDATE_S = 5.0
+"""Seconds for which an update is retried; the next one replaces it."""
+_TERMINAL_S = 600.0
+"""Seconds for which a terminal update or a release is retried."""
 
 
 class RedisBroker:
-    """The production form of `Broker`."""
+    """The production form of `Broker`.
+
+    Owns the process's connections to Redis. Payloads above `inline_bytes` are in the object store.
+    """
 
     outlives = True
 
     def __init__(
         self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
     ) -> None:
-        """`inline_bytes`: a larger payload is kept with the objects.
+        """Create a broker that connects when it is first used.
 
-        `max_bytes`: of the payloads of requests that are not done; one by itself may have more.
+        Args:
+            url: The server, as redis://HOST:PORT/DB.
+            objects: The store of larger payloads.
+            inline_bytes: Size up to which Redis stores a payload.
+            max_bytes: Limit of the payloads of all unfinished requests. One alone may be larger.
         """
         self.client = connect(url)
         self._objects = objects
         self._inline_bytes = inline_bytes
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
-        self.channels = Channels(self.client)
+        self.channels = Channels(connect_for_pubsub(url), self.client)
         self.scripts = Scripts(self.client)
         self._consumer = uuid.uuid4().hex
         self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
         self._claiming: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._watched: dict[str, asyncio.Event] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._departures: dict[str, asyncio.Event] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """See `Broker.start`."""
         await check(self.client)
-        async with speaking():
+        async with broker_errors():
             await self._have_group()
 
     async def stop(self) -> None:
         """See `Broker.stop`."""
         if self._releases:
-            await asyncio.wait(self._releases, timeout=_FORWARD_S)
-        tasks = [*self._releases, *filter(None, (self._claiming, self._looking))]
+            await asyncio.wait(self._releases, timeout=_UPDATE_S)
+        tasks = [*self._releases, *filter(None, (self._claiming, self._watching))]
         await end(tasks)
         await self.channels.stop()
         await self.client.aclose()
@@ -98,22 +110,22 @@ class RedisBroker:
         """See `Broker.submit`."""
         size, payload = len(request.payload), None
         if size > self._inline_bytes:
-            async with speaking():
+            async with broker_errors():
                 held = await self.scripts.held()
             if held and held + size > self._max_bytes:
-                raise LineFullError(full(held, self._max_bytes))
+                raise QueueFullError(full(held, self._max_bytes))
             await self._objects.put(_object_of(request.id), bytes(request.payload))
         else:
             payload = bytes(request.payload)
-        entry, session = encode_request(request), request.session or ""
-        async with speaking():
-            too_much = await self.scripts.submit(
-                request.id, entry, session, size, self._max_bytes, payload
+        entry, subscription_id = encode_request(request), request.subscription_id or ""
+        async with broker_errors():
+            held_too_much = await self.scripts.submit(
+                request.id, entry, subscription_id, size, self._max_bytes, payload
             )
-        if too_much is not None:
+        if held_too_much is not None:
             if payload is None:
                 await self._objects.delete(_object_of(request.id))
-            raise LineFullError(full(too_much, self._max_bytes))
+            raise QueueFullError(full(held_too_much, self._max_bytes))
 
     async def claim(self) -> Request:
         """See `Broker.claim`."""
@@ -125,38 +137,38 @@ class RedisBroker:
         """See `Broker.payload`."""
         if request.payload:  # it came with the request
             return request.payload
-        kept = await persist(
-            lambda: self.client.hmget(record_of(request.id), "payload", "session"), _FORWARD_S
+        stored = await retry(
+            lambda: self.client.hmget(record_of(request.id), "payload", "subscription"), _UPDATE_S
         )
-        if kept[0] is not None:
-            return bytes(kept[0])  # type: ignore[arg-type]
+        if stored[0] is not None:
+            return bytes(stored[0])  # type: ignore[arg-type]
         content = None
-        if kept[1] is not None:
+        if stored[1] is not None:
             content = await self._objects.get(_object_of(request.id))
         if content is None:
             raise BrokerError("what was sent with this request is there no longer; send it again")
         return content
 
     async def release(self, request: Request) -> None:
-        """See `Broker.release`. It goes on in the background if the broker is away."""
-        releasing = self._let_go(request, lambda: self.scripts.release(request))
-        await asyncio.wait([self._apart(releasing)], timeout=_FORWARD_S)
+        """See `Broker.release`. Continues in the background while Redis is away."""
+        releasing = self._release(request, lambda: self.scripts.release(request))
+        await asyncio.wait([self._in_background(releasing)], timeout=_UPDATE_S)
 
     async def conclude(self, request: Request, response: Response) -> None:
-        """See `Broker.conclude`. It goes on in the background if the broker is away."""
+        """See `Broker.conclude`. Continues in the background while Redis is away."""
         end_ = encode_end(response)
-        concluding = self._let_go(request, lambda: self.scripts.conclude(request, end_))
-        await asyncio.wait([self._apart(concluding)], timeout=_FORWARD_S)
+        concluding = self._release(request, lambda: self.scripts.conclude(request, end_))
+        await asyncio.wait([self._in_background(concluding)], timeout=_UPDATE_S)
 
-    def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name="release")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
         return task
 
-    async def _let_go(self, request: Request, letting_go: Callable[[], Awaitable[bool]]) -> None:
+    async def _release(self, request: Request, release: Callable[[], Awaitable[bool]]) -> None:
         try:
-            if await persist(letting_go, _PERSIST_S):
+            if await retry(release, _TERMINAL_S):
                 await self._delete_payload(request)
         except BrokerError as error:
             logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
@@ -165,16 +177,18 @@ class RedisBroker:
         try:
             await self._objects.delete(_object_of(request.id))
         except ObjectStoreError as error:
-            logger.warning("request %s: its payload goes in its time: %s", request.id, error)
+            logger.warning("the payload of request %s expires instead: %s", request.id, error)
 
     async def _claim_forever(self) -> None:
-        """Take over what others had claimed, then claim what comes."""
-        inherited = False
+        """Take over the requests that earlier leaders claimed, then claim new ones."""
+        loop = asyncio.get_running_loop()
+        inherited_at = -math.inf
         while True:
             try:
-                if not inherited:
-                    await self._inherit()
-                    inherited = True
+                if loop.time() - inherited_at >= _INHERIT_S:
+                    if inherited_at == -math.inf or await self._others_hold_claims():
+                        await self._inherit()
+                    inherited_at = loop.time()
                 for request in await self._arrivals():
                     await self._claimed.put(request)
                 await asyncio.sleep(_GATHER_S)
@@ -186,12 +200,12 @@ class RedisBroker:
                 await asyncio.sleep(_LOOK_S)
 
     async def _inherit(self) -> None:
-        """Have everything that was claimed by whoever led before."""
-        async with speaking():
+        """Claim all requests that earlier leaders claimed and did not release."""
+        async with broker_errors():
             await self._have_group()
         start: str | bytes = "0-0"
         while True:
-            async with speaking():
+            async with broker_errors():
                 start, entries, *_ = await self.client.xautoclaim(
                     QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
                 )
@@ -199,14 +213,26 @@ class RedisBroker:
                 await self._claimed.put(request)
             if start in ("0-0", b"0-0"):
                 break
-        async with speaking():
+        async with broker_errors():
             for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
-                if consumer["name"].decode() != self._consumer and not consumer["pending"]:
+                # With a consumer go the claims that it has made since it was listed.
+                gone = consumer["idle"] > _GONE_MS and not consumer["pending"]
+                if gone and consumer["name"].decode() != self._consumer:
                     await self.client.xgroup_delconsumer(QUEUE, GROUP, consumer["name"])
 
+    async def _others_hold_claims(self) -> bool:
+        """Return True if a leader before this one has claimed requests since they were taken over.
+
+        A leader that was halted claims what waits before it learns that another leads.
+        """
+        async with broker_errors():
+            summary = await self.client.xpending(QUEUE, GROUP)
+        names = [consumer["name"].decode() for consumer in summary["consumers"]]
+        return any(name != self._consumer for name in names)
+
     async def _arrivals(self) -> list[Request]:
-        """What came, as soon as something has."""
-        async with speaking():
+        """Claim and return new requests, as soon as there are any."""
+        async with broker_errors():
             try:
                 streams = await self.client.xreadgroup(
                     GROUP, self._consumer, {QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
@@ -214,7 +240,7 @@ class RedisBroker:
             except ResponseError as error:
                 if not str(error).startswith("NOGROUP"):
                     raise
-                # A Redis that was started without what it had.
+                # Redis was restarted without its data.
                 await self._have_group()
                 return []
         found = streams.items() if isinstance(streams, dict) else streams
@@ -232,7 +258,7 @@ class RedisBroker:
             try:
                 yield decode_request(fields[b"request"], receipt=entry_id.decode())
             except (ValueError, KeyError, TypeError):
-                logger.exception("entry %s of the queue is no request of ours", entry_id)
+                logger.exception("entry %s of the queue is not a request", entry_id)
 
     async def _have_group(self) -> None:
         try:
@@ -241,82 +267,84 @@ class RedisBroker:
             if not str(error).startswith("BUSYGROUP"):
                 raise
 
-    # Live channels
+    # Subscriptions
 
-    async def subscribe(self, session: str | None = None) -> RedisSubscription:
+    async def subscribe(self, subscription_id: str | None = None) -> RedisSubscription:
         """See `Broker.subscribe`."""
-        return await self.channels.subscribe(session)
+        return await self.channels.subscribe(subscription_id)
 
     async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
-        if request.session is None:
+        if request.subscription_id is None:
             return False
-        update, session = encode_update(request, response), request.session
+        update, subscription_id = encode_update(request, response), request.subscription_id
         if not response.status.terminal:
             return bool(
-                await persist(lambda: self.client.publish(channel_of(session), update), _FORWARD_S)
+                await retry(
+                    lambda: self.client.publish(channel_of(subscription_id), update), _UPDATE_S
+                )
             )
         end_ = encode_end(response)
-        heard, elsewhere = await persist(
+        received, elsewhere = await retry(
             lambda: self.scripts.publish_last(
-                request, end_, channel_of(session), mailbox_of(session), update
+                request, end_, channel_of(subscription_id), unconfirmed_of(subscription_id), update
             ),
-            _PERSIST_S,
+            _TERMINAL_S,
         )
         if elsewhere:
-            self._apart(self._delete_payload(request))
-        return bool(heard)
+            self._in_background(self._delete_payload(request))
+        return bool(received)
 
     async def has_ended(self, request: Request) -> bool:
         """See `Broker.has_ended`."""
-        return await persist(lambda: self.scripts.has_ended(request.id), _FORWARD_S)
+        return await retry(lambda: self.scripts.has_ended(request.id), _UPDATE_S)
 
-    async def absent(self, sessions: Iterable[str]) -> set[str]:
-        """See `Broker.absent`. Of a broker that is away nothing is known: nobody counts as gone."""
-        names = [session for session in sessions if not self.channels.has(session)]
+    async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
+        """See `Broker.absent`. While Redis is away, no subscription counts as absent."""
+        elsewhere = [each for each in subscription_ids if not self.channels.is_open(each)]
         absent: set[str] = set()
-        for start in range(0, len(names), _ABSENT_AT_ONCE):
-            part = names[start : start + _ABSENT_AT_ONCE]
+        for start in range(0, len(elsewhere), _ABSENT_AT_ONCE):
+            part = elsewhere[start : start + _ABSENT_AT_ONCE]
             with contextlib.suppress(BrokerError):
-                async with speaking():
+                async with broker_errors():
                     counts = await self.client.pubsub_numsub(*map(channel_of, part))
                     absent |= {n for n, (_, count) in zip(part, counts, strict=True) if not count}
         return absent
 
-    async def departed(self, session: str) -> None:
+    async def departed(self, subscription_id: str) -> None:
         """See `Broker.departed`."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look_forever(), name="departures")
-        await self._watched.setdefault(session, asyncio.Event()).wait()
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch_forever(), name="departures")
+        await self._departures.setdefault(subscription_id, asyncio.Event()).wait()
 
-    async def _look_forever(self) -> None:
-        """Look after all clients of running jobs at once. Who was away twice has left.
+    async def _watch_forever(self) -> None:
+        """Check all watched subscriptions at once. One that is absent twice in a row has departed.
 
-        A gateway that lost its connection has it again by the second look.
+        A gateway that lost its connection is connected again by the second check.
         """
         missing: set[str] = set()
         while True:
             await asyncio.sleep(_LOOK_S)
-            absent = await self.absent(list(self._watched))
-            for session in absent & missing:
-                self._watched.pop(session).set()
+            absent = await self.absent(list(self._departures))
+            for subscription_id in absent & missing:
+                self._departures.pop(subscription_id).set()
             missing = absent
 
     # Uploads
 
-    async def upload(self, request_id: str, session: str, content: bytes) -> None:
+    async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
         """See `Broker.upload`."""
-        if not session:
+        if not subscription_id:
             return
         with contextlib.suppress(BrokerError):
-            async with speaking():
-                await self.scripts.upload(request_id, session, content)
+            async with broker_errors():
+                await self.scripts.upload(request_id, subscription_id, content)
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""
         while True:
             with contextlib.suppress(BrokerError):
-                async with speaking():
+                async with broker_errors():
                     found = await self.client.blpop([uploads_of(request.id)], timeout=_LOOK_S)
                     if found is not None:
                         return bytes(found[1])  # type: ignore[arg-type]

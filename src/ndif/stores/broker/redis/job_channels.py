@@ -1,7 +1,8 @@
-"""Lanes: the quick way to a replica that is in another process, and the news of how its jobs ended.
+"""Channels that carry jobs to replicas in other processes, and the news of how each job ended.
 
-What goes this way may be lost, with a connection or a Redis that is restarted. Whoever has heard nothing
-asks again by a way on which nothing is (`ndif.cluster.ray_actors`), and what is asked twice is done once.
+Messages here may be lost with a connection or a restart of Redis. A leader that has no news of a job asks
+the replica over Ray, where no answer is lost (`ndif.cluster.ray.actors`). A replica runs a job that is sent
+twice only once.
 """
 
 from __future__ import annotations
@@ -20,69 +21,69 @@ from ndif.stores.broker.encoding import (
     encode_update,
 )
 from ndif.stores.broker.port import BrokerError, ClientLeftError
-from ndif.stores.broker.redis import RedisBroker
-from ndif.stores.broker.redis_channels import Channel, channel_of
-from ndif.stores.broker.redis_scripts import ENDS
-from ndif.stores.redis.client import speaking
+from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.redis.channels import Channel, channel_of
+from ndif.stores.broker.redis.scripts import ENDS
+from ndif.stores.redis.client import broker_errors
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
 
 
-def _lane_of(replica: str) -> str:
-    return f"replica:{replica}"
+def _jobs_of(replica: str) -> str:
+    return f"jobs:{replica}"
 
 
-class Lane:
-    """A replica's end of its lane."""
+class JobReceiver:
+    """The replica's end: receives its jobs."""
 
     def __init__(self, broker: RedisBroker, channel: Channel) -> None:
         self._broker = broker
         self._channel = channel
 
     @classmethod
-    async def open(cls, broker: RedisBroker, replica: str) -> Lane:
-        """The one of the replica of that name.
+    async def open(cls, broker: RedisBroker, replica: str) -> JobReceiver:
+        """Listen for the jobs of the replica of that name.
 
         Raises:
-            BrokerError: if nothing would come on it.
+            BrokerError: if no job would arrive.
         """
-        return cls(broker, await broker.channels.listen(_lane_of(replica)))
+        return cls(broker, await broker.channels.listen(_jobs_of(replica)))
 
     async def next(self) -> Request:
-        """The next job, with its payload where that is small."""
+        """Return the next job, with its payload if Redis stores that."""
         while True:
             content = await self._channel.get()
             try:
                 return decode_job(content)
             except Exception:
-                logger.exception("what came on %s is no job of ours", self._channel.name)
+                logger.exception("a message on %s is not a job", self._channel.name)
 
     async def give_back(self, request: Request) -> None:
-        """Have whoever leads ask at once what became of a job that came here and has no end."""
-        with contextlib.suppress(BrokerError):  # then it asks soon
-            async with speaking():
+        """Tell the leader that a job came here and did not end."""
+        with contextlib.suppress(BrokerError):  # the leader asks soon anyway
+            async with broker_errors():
                 await self._broker.client.publish(ENDS, encode_return(request.id))
 
 
-class Lanes:
-    """The other end of all lanes."""
+class JobSender:
+    """The leader's end: sends jobs to replicas, and receives the news of how they ended."""
 
     def __init__(self, broker: RedisBroker) -> None:
         self._broker = broker
-        self._expected: dict[str, asyncio.Future[Response | None]] = {}
-        self._hearing: asyncio.Task[None] | None = None
+        self._running: dict[str, asyncio.Future[Response | None]] = {}
+        self._receiving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Hear how jobs end."""
-        self._hearing = asyncio.create_task(self._hear_forever(), name="ends of jobs")
+        """Start to receive news."""
+        self._receiving = asyncio.create_task(self._receive_forever(), name="ends of jobs")
 
     async def stop(self) -> None:
-        """Hear it no longer."""
-        if self._hearing is not None:
-            await end([self._hearing])
+        """Stop receiving news."""
+        if self._receiving is not None:
+            await end([self._receiving])
 
     async def run(
         self,
@@ -91,45 +92,49 @@ class Lanes:
         replica: str,
         news: asyncio.Future[Response | None],
     ) -> Response | None:
-        """How a request ended that was sent to `replica`, once its live client was told `announced`.
+        """Publish `announced` to the request's client, send the request to `replica`, and await its end.
 
-        None if it was not sent, or what `news` is given.
+        Returns:
+            The terminal response, or whatever `news` is given meanwhile. None if the request was not sent.
 
         Raises:
-            ClientLeftError: if its client was not there to hear of it: then it was not sent.
+            ClientLeftError: if the client did not receive `announced`; then the request was not sent.
         """
         channel, update = "", b""
-        if request.session is not None:
-            channel, update = channel_of(request.session), encode_update(request, announced)
-        self._expected[request.id] = news
+        if request.subscription_id is not None:
+            channel, update = (
+                channel_of(request.subscription_id),
+                encode_update(request, announced),
+            )
+        self._running[request.id] = news
         try:
-            async with speaking():
-                heard = await self._broker.scripts.hand_over(
-                    request.id, _lane_of(replica), encode_job(request), channel, update
+            async with broker_errors():
+                receivers = await self._broker.scripts.hand_over(
+                    request.id, _jobs_of(replica), encode_job(request), channel, update
                 )
-            if heard is None:
+            if receivers is None:
                 raise ClientLeftError
-            return await news if heard else None
+            return await news if receivers else None
         except BrokerError:
             return None
         finally:
-            self._expected.pop(request.id, None)
+            self._running.pop(request.id, None)
 
     async def has_ended(self, request: Request) -> bool:
-        """Whether a request is known to have had its last response."""
+        """Return True if a request is known to have had its terminal response."""
         with contextlib.suppress(BrokerError):
             return await self._broker.has_ended(request)
         return False
 
-    async def _hear_forever(self) -> None:
+    async def _receive_forever(self) -> None:
         channel = None
         while channel is None:
             with contextlib.suppress(BrokerError):
                 channel = await self._broker.channels.listen(ENDS)
             if channel is None:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
         while True:
             request_id, response = decode_end(await channel.get())
-            news = self._expected.get(request_id)
+            news = self._running.get(request_id)
             if news is not None and not news.done():
                 news.set_result(response)

@@ -1,0 +1,93 @@
+"""Shutdown of a server: a request over HTTP first, then a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from ndif.cli.server_client import CommandError, ServerClient, options
+
+if TYPE_CHECKING:
+    from ndif.launch.run_folder import RunFolders, RunRecord
+
+TIMEOUT_S = 30
+_SIGNAL_TIMEOUT_S = 60
+_POLL_S = 0.1
+
+
+def end(server: ServerClient, timeout_s: float = TIMEOUT_S) -> Literal["asked", "signal"]:
+    """Ask a server to stop and wait until it has; signal the server of this machine if it does not.
+
+    Raises:
+        CommandError: If it does not stop.
+    """
+    if not server.is_local:
+        server.post("/admin/stop", {})
+        if not _within(timeout_s, lambda: not _answers(server)):
+            raise CommandError(
+                f"The server at {server.url} accepted to stop, and still answers after {timeout_s:g} s."
+            )
+        return "asked"
+
+    from ndif.launch.run_folder import RunFolders
+
+    running = RunFolders(options().session_root).running()
+    if running is None:
+        return "asked"
+    _, record = running
+    # A server that does not answer, or whose token cannot be read, still receives a signal.
+    with contextlib.suppress(CommandError):
+        server.post("/admin/stop", {}, timeout_s=_POLL_S * 50)
+        if _within(timeout_s, lambda: not record.is_alive):
+            return "asked"
+    terminate(record)
+    return "signal"
+
+
+def standalone_services(run_folders: RunFolders) -> list[tuple[str, RunRecord]]:
+    """Return the services that run without a server, in the order in which they are stopped."""
+    from ndif.launch.services import STANDALONE
+
+    found = ((name, run_folders.of_service(name).running()) for name in reversed(STANDALONE))
+    return [(name, running[1]) for name, running in found if running is not None]
+
+
+def terminate(record: RunRecord) -> None:
+    """Send SIGTERM to the process of a run, and to no other, and wait until it has ended.
+
+    Raises:
+        CommandError: If it does not end.
+    """
+    try:
+        if record.is_alive:
+            os.kill(record.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise CommandError(f"Process {record.pid} belongs to another user.") from error
+    if not _within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive):
+        raise CommandError(
+            f"Process {record.pid} has not ended {_SIGNAL_TIMEOUT_S} s after SIGTERM. Its log says what it "
+            f"is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."
+        )
+
+
+def _answers(server: ServerClient) -> bool:
+    try:
+        server.get("/ping")
+    except CommandError:
+        return False
+    return True
+
+
+def _within(seconds: float, is_done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

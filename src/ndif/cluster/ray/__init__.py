@@ -1,0 +1,1 @@
+"""Replicas as Ray actors, on every machine of a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Operations on deployments, and reports of a server's state."""

@@ -1,0 +1,175 @@
+"""The objects that operations act on, and the steps that several operations share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ndif.cluster.controller import Controller
+from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
+from ndif.cluster.models import Model
+from ndif.cluster.replica import DeploymentError
+from ndif.control.reconciler import Reconciler
+from ndif.queue.dispatcher import Dispatcher
+from ndif.queue.processor import Processor
+from ndif.schema.deployment import OperationError
+
+_EVICTED = "The server's operator has taken {!r} off the server."
+_MAX_QUOTED = 200
+"""Characters of an operator's text that an error repeats."""
+
+Evicted = tuple[str, str | None]
+"""Model key and replica id of an evicted replica; no id where the replica had not been placed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """One server's controller, dispatcher and reconciler, as operations use them.
+
+    Finds models by an operator's words, refuses what the calendar forbids, evicts models and provides
+    replicas. Each operation decides which of these steps it takes.
+    """
+
+    controller: Controller
+    dispatcher: Dispatcher
+    reconciler: Reconciler
+    generations: Callable[[], Sequence[str]]
+    """Return the installed nnsight generations, the newest first."""
+    stop: Callable[[], None]
+    """Stop the server."""
+
+    def find(self, name: str) -> list[Model]:
+        """Return the models of a repo id, or the model of a whole key.
+
+        Raises:
+            OperationError: If the key is not valid or there is no such model.
+        """
+        try:
+            models = self.controller.models.called(name)
+        except ValueError as error:
+            raise OperationError(400, str(error)) from error
+        if not models:
+            known = ", ".join(sorted({m.config.repo_id for m in self.controller.models}))
+            raise OperationError(
+                404,
+                f"There is no model {name[:_MAX_QUOTED]!r} on this server"
+                + (f"; there is {known}." if known else ", nor any other."),
+            )
+        return models
+
+    def installed(self, generation: str | None) -> str:
+        """Return `generation`, or the newest that is installed for None.
+
+        Raises:
+            OperationError: If it is not installed.
+        """
+        installed = self.generations()
+        if generation is None and installed:
+            return installed[0]
+        if generation not in installed:
+            raise OperationError(
+                400,
+                f"nnsight {generation} is not installed here; {', '.join(installed) or 'none'} is. "
+                f"`ndif runtime add {generation}` adds it.",
+            )
+        return str(generation)
+
+    def processors(self, model: Model) -> list[Processor]:
+        """Return the model's processors, one per generation."""
+        return [p for p in self.dispatcher.processors.values() if p.model is model]
+
+    def requested_replicas(self, model: Model) -> int:
+        """Return the most replicas that the model's operator wants of any generation."""
+        requested = [
+            processor.least_replicas
+            for processor in self.processors(model)
+            if model.keeps(processor.variant.generation)
+        ]
+        return max(requested, default=0) or model.config.replicas
+
+    def refuse_scheduled(self, models: Iterable[Model], replica_id: str | None = None) -> None:
+        """Refuse a change that the calendar would undo.
+
+        Raises:
+            OperationError: If the calendar has one of these models dedicated now, unless `replica_id` is
+                a replica beyond those that it dedicates.
+        """
+        if replica_id is not None and any(
+            each.placed.replica_id == replica_id and not each.placed.dedicated
+            for each in self.controller.replicas()
+        ):
+            return
+        for model in models:
+            if model.scheduled is None:
+                continue
+            until = self.reconciler.scheduled_until(model)
+            when = f"until {until:%Y-%m-%d %H:%M} {until.tzname()}" if until else "now"
+            raise OperationError(
+                409,
+                f"The calendar has {model.config.repo_id!r} deployed {when}, with "
+                f"{model.scheduled.replicas} replica{'s' * (model.scheduled.replicas != 1)}: change the "
+                "calendar instead.",
+            )
+
+    async def evict_model(self, model: Model, *, cold: bool) -> list[Evicted]:
+        """Evict every replica of a model and end its waiting requests with an ERROR that says so."""
+        model.config = replace(model.config, dedicated=False)
+        unplaced = set(map(str, self.controller.undecided(model)))
+        model.withdrawals += 1
+        model.generations = frozenset()
+        processors = self.processors(model)
+        for processor in processors:
+            if await processor.fail_waiting(_EVICTED.format(model.config.repo_id)):
+                unplaced.add(str(processor.variant))
+        variants = [processor.variant for processor in processors]
+        evicted = self.controller.evict(variants, cold=cold)
+        unplaced -= {model_key for model_key, _ in evicted}
+        return [*evicted, *((model_key, None) for model_key in sorted(unplaced))]
+
+    async def provide(
+        self, requests: Sequence[ReplicaRequest], *, wait: bool, evicted: Sequence[Evicted] = ()
+    ) -> list[dict[str, Any]]:
+        """Ask the controller for replicas and return the outcome of each request.
+
+        Args:
+            requests: Models, generations and numbers of replicas.
+            wait: Return once every replica is ready or has failed.
+            evicted: Replicas that were evicted before, for the outcomes.
+        """
+        provided = await self.controller.deploy(requests) if requests else []
+        results = list(zip(requests, provided, strict=True))
+        for request, result in results:
+            processor = self.dispatcher.processor(request.model, request.generation)
+            processor.adopt(result.replica_ids)
+        if wait:
+            await asyncio.gather(*(self._settled(*each) for each in results))
+        return [outcome_fields(request, result, evicted) for request, result in results]
+
+    async def _settled(self, request: ReplicaRequest, result: ProvisionResult) -> None:
+        """Wait until every provided replica is ready or has failed."""
+        for replica_id in result.replica_ids:
+            replica = self.controller.replica(request.variant, replica_id)
+            if replica is not None:
+                with contextlib.suppress(DeploymentError):
+                    await replica.up()
+
+
+def outcome_fields(
+    request: ReplicaRequest, result: ProvisionResult, evicted: Sequence[Evicted]
+) -> dict[str, Any]:
+    """Return what an operator is told of a request for replicas; `evicted` went before it."""
+    every = dict.fromkeys((*evicted, *result.evicted))
+    problem = result.problem
+    if problem is None and request.replicas and not request.withdrawn:
+        # A replica that was provided may have failed to load since.
+        problem = request.model.problems.get(request.generation)
+    return {
+        "repo_id": request.model.config.repo_id,
+        "generation": request.generation,
+        "replicas": list(result.replica_ids),
+        "evicted": [{"model": model, "replica_id": replica} for model, replica in every],
+        "problem": problem,
+    }

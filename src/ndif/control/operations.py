@@ -1,0 +1,392 @@
+"""Operations: each command of an operator to the running server, defined once.
+
+An `Operation` is the JSON body of its `/admin` route, the arguments of its event between processes, and the
+method that performs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+)
+
+from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
+from ndif.cluster.models import Model
+from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
+from ndif.control.status import describe_queues, describe_server
+from ndif.errors import problems
+from ndif.placement.replica import DeploymentLevel
+from ndif.queue.processor import Processor
+from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
+from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entry
+from ndif.schema.model_key import Variant
+
+_KILLED = "The server's operator has ended this job."
+_HOT = DeploymentLevel.HOT
+_EXPORT_VERSION = 1
+_MAX_QUOTED = 100
+"""Characters of an operator's text that an error repeats."""
+
+Answer = dict[str, Any]
+"""The JSON object with which an operation is answered."""
+STOPPING: Answer = {"stopping": True}
+
+
+def _parse_deployments(value: object) -> tuple[DeploymentConfig, ...]:
+    if isinstance(value, tuple) and all(isinstance(each, DeploymentConfig) for each in value):
+        return value
+    configs = from_value(value, "deployments")
+    if not configs:
+        raise DeploymentFileError(["The request names no model to deploy."])
+    return configs
+
+
+Deployments = Annotated[
+    tuple[DeploymentConfig, ...],
+    PlainValidator(_parse_deployments),
+    PlainSerializer(lambda configs: [to_entry(config) for config in configs]),
+]
+"""Models to deploy; in JSON the list or mapping of a deployment file."""
+
+
+class Operation(BaseModel):
+    """One command: its fields, their checks, and the method that performs it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: ClassVar[str]
+    """The last part of its route, `/admin/NAME`."""
+    event: ClassVar[str]
+    """Name of the operation in the stream of events to the leader."""
+    method: ClassVar[str] = "POST"
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """Perform the operation and return its answer.
+
+        Raises:
+            OperationError: If it cannot be performed; the message says why, and what to do.
+        """
+        raise NotImplementedError
+
+
+class GetStatus(Operation):
+    """Nodes, models, replicas and the schedule."""
+
+    name, event, method = "status", "STATUS", "GET"
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        return {
+            **describe_server(control.controller, control.dispatcher),
+            "schedule": control.reconciler.describe_schedule(),
+        }
+
+
+class GetQueue(Operation):
+    """Running and waiting requests, model by model."""
+
+    name, event, method = "queue", "QUEUE_STATE_REQUEST", "GET"
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        return describe_queues(control.dispatcher)
+
+
+class Export(Operation):
+    """A deployment file that deploys again what is deployed now."""
+
+    name, event, method = "export", "EXPORT", "GET"
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        controller = control.controller
+        # A replica that is leaving still exists, and is no longer in the cluster's books as HOT.
+        serving = {d.key for d in controller.cluster.replicas() if d.level is _HOT}
+        hot = {id(h.model) for h in controller.replicas() if h.placed.key in serving}
+        entries = []
+        for model in controller.models:
+            replicas = control.requested_replicas(model)
+            # A model of which its operator wants no replica is there for users, like any on demand.
+            dedicated = model.config.dedicated and replicas > 0
+            if id(model) in hot or dedicated:
+                entries.append(to_entry(_as_deployed(control, model, max(1, replicas), dedicated)))
+        return {"version": _EXPORT_VERSION, "deployments": entries}
+
+
+def _as_deployed(
+    control: ControlPlane, model: Model, replicas: int, dedicated: bool
+) -> DeploymentConfig:
+    most = model.config.max_replicas
+    default = {model.config.runtime or next(iter(control.generations()), None)}
+    return replace(
+        model.config,
+        replicas=replicas,
+        max_replicas=None if most is None else max(most, replicas),
+        dedicated=dedicated,
+        generations=() if model.generations <= default else tuple(sorted(model.generations)),
+    )
+
+
+class Deploy(Operation):
+    """Deploy models."""
+
+    name, event = "deploy", "DEPLOY"
+
+    deployments: Deployments
+    generation: Generation | None = None
+    """The nnsight generation to deploy them for; None: each model's own setting."""
+    wait: bool = False
+    """Answer once every replica is ready or has failed."""
+    sync: bool = False
+    """Evict deployed models that are not among these."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        controller = control.controller
+        configs = [controller.models.as_known(config) for config in self.deployments]
+        generations = [self._generations(control, config) for config in configs]
+        changed = [
+            known
+            for config in configs
+            if (known := controller.models.find(config.key)) is not None
+            and known.config.as_loaded != config.as_loaded
+        ]
+        models = [controller.models.put(config) for config in configs]
+        evicted: list[Evicted] = []
+        if self.sync:
+            others = [m for m in controller.models if m not in models and m.scheduled is None]
+            for other in others:
+                evicted += await control.evict_model(other, cold=False)
+        if stale := [h.placed.key for h in controller.replicas() if h.model in changed]:
+            why = "it is deployed with other settings"
+            evicted += controller.evict(replica_keys=stale, cold=True, why=why)
+        # Two names may mean one model: the last settings hold.
+        pairs = {
+            (id(model), generation): model
+            for model, of_model in zip(models, generations, strict=True)
+            for generation in of_model
+        }
+        requests = []
+        for (_, generation), model in pairs.items():
+            model.generations |= {generation}
+            processor = control.dispatcher.processor(model, generation)
+            processor.least_replicas = model.deployment.replicas
+            processor.scale(model.deployment.replicas)
+            requests.append(ReplicaRequest(model, generation, model.deployment.replicas))
+            controller.dedicate(model)
+        outcomes = await control.provide(requests, wait=self.wait, evicted=evicted)
+        for index, request in enumerate(requests):
+            # Only loading tells that two names mean one model.
+            if request.model.same_as is not None:
+                again = Deploy(
+                    deployments=(request.model.config,),
+                    generation=request.generation,
+                    wait=self.wait,
+                )
+                (outcomes[index],) = (await again.perform(control))["models"]
+        return {"models": outcomes}
+
+    def _generations(self, control: ControlPlane, config: DeploymentConfig) -> list[str]:
+        chosen = (self.generation,) if self.generation is not None else config.deployed_for
+        return [control.installed(each) for each in chosen or (None,)]
+
+
+class Evict(Operation):
+    """Take a model, or one replica of it, off its devices."""
+
+    name, event = "evict", "EVICT"
+
+    model: str = Field(min_length=1)
+    replica: str | None = Field(default=None, min_length=1)
+    cold: bool = False
+    """Free the host's memory as well."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        models = control.find(self.model)
+        control.refuse_scheduled(models, self.replica)
+        if self.replica is None:
+            evicted = [
+                key for model in models for key in await control.evict_model(model, cold=self.cold)
+            ]
+        else:
+            evicted = self._evict_replica(control, models)
+        if not evicted:
+            raise OperationError(404, f"{self.model!r} has no replica to evict.")
+        return {"evicted": [_key_fields(key) for key in evicted]}
+
+    def _evict_replica(self, control: ControlPlane, models: Sequence[Model]) -> list[Evicted]:
+        keys = [
+            each.placed.key
+            for each in control.controller.replicas()
+            if each.model in models and each.placed.replica_id == self.replica
+        ]
+        if not keys:
+            raise OperationError(404, f"{self.model!r} has no replica {self.replica!r}.")
+        hot = {d.key for d in control.controller.cluster.replicas() if d.level is _HOT}
+        for variant in {Variant.parse(key[0]) for key in keys if key in hot}:
+            processor = control.dispatcher.processors.get(variant)
+            if processor is None:
+                continue
+            # Otherwise another replica would take the evicted one's place.
+            processor.desired_replicas = max(0, processor.desired_replicas - 1)
+            processor.least_replicas = min(processor.least_replicas, processor.desired_replicas)
+            if processor.model.keeps(variant.generation):
+                processor.model.scale(variant.generation, processor.least_replicas)
+        return list(control.controller.evict(replica_keys=keys, cold=self.cold))
+
+
+class Scale(Operation):
+    """Set the number of a model's replicas."""
+
+    name, event = "scale", "SCALE"
+
+    model: str = Field(min_length=1)
+    replicas: int = Field(ge=0)
+    generation: Generation | None = None
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        models = control.find(self.model)
+        control.refuse_scheduled(models)
+        requests: list[ReplicaRequest] = []
+        removed: list[dict[str, Any]] = []
+        for model in models:
+            generations = self._generations(control, model)
+            if not self.replicas and self.generation is None:
+                model.config = replace(model.config, replicas=0)
+                model.withdrawals += 1  # void replicas that were asked for and have no place yet
+            for generation in sorted(generations):
+                if self.replicas or (self.generation is not None and model.keeps(generation)):
+                    model.scale(generation, self.replicas)
+                processor = control.dispatcher.processor(model, generation)
+                processor.least_replicas = self.replicas
+                evicted = processor.scale(self.replicas)
+                request = ReplicaRequest(model, generation, self.replicas)
+                if self.replicas:
+                    requests.append(request)
+                else:
+                    removed.append(outcome_fields(request, ProvisionResult(), evicted))
+        return {"models": removed or await control.provide(requests, wait=False)}
+
+    def _generations(self, control: ControlPlane, model: Model) -> set[str]:
+        """Return the generations whose replicas are counted: the given one, or those in use."""
+        if self.generation is not None:
+            return {control.installed(self.generation)}
+        processors = control.processors(model)
+        known = {processor.variant.generation for processor in processors}
+        if self.replicas:
+            # The operator's own; else those with replicas or requests; else those that users had last.
+            in_use = {each.variant.generation for each in processors if not each.idle}
+            known = set(model.generations) or in_use or known
+        return known or {control.installed(model.deployment.runtime)}
+
+
+def _key_fields(key: Evicted) -> dict[str, Any]:
+    return {"model_key": key[0], "replica_id": key[1]}
+
+
+class Restart(Operation):
+    """Replace a model's replicas by new ones."""
+
+    name, event = "restart", "RESTART"
+
+    model: str = Field(min_length=1)
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        models = control.find(self.model)
+        existing = [each for each in control.controller.replicas() if each.model in models]
+        if not existing:
+            raise OperationError(404, f"{self.model!r} has no replica to restart.")
+        hot = [each for each in existing if each.placed.level is _HOT]
+        # Of a model that is only in memory, one replica per generation starts on a device.
+        restarted = hot or list({each.placed.model_key: each for each in existing}.values())
+        counts: dict[Processor, int] = {}
+        for each in restarted:
+            generation = Variant.parse(each.placed.model_key).generation
+            processor = control.dispatcher.processor(each.model, generation)
+            counts[processor] = counts.get(processor, 0) + 1
+        keys = [each.placed.key for each in existing]
+        control.controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
+        requests = [processor.replica_requests(count) for processor, count in counts.items()]
+        outcomes = await control.provide([each[0] for each in requests], wait=False)
+        outcomes += await control.provide([each[1] for each in requests if each[1:]], wait=False)
+        if problems := [outcome["problem"] for outcome in outcomes if outcome["problem"]]:
+            raise OperationError(409, problems[0])
+        return {"restarted": [_key_fields(each.placed.key) for each in restarted]}
+
+
+class Kill(Operation):
+    """End a request that waits or runs."""
+
+    name, event = "kill", "KILL_REQUEST"
+
+    request_id: str = Field(min_length=1)
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        if not await control.dispatcher.cancel(self.request_id, _KILLED):
+            raise OperationError(
+                404,
+                f"No request {self.request_id[:_MAX_QUOTED]!r} waits or runs here; `ndif queue` lists "
+                "those that do.",
+            )
+        return {"killed": True}
+
+
+class Stop(Operation):
+    """Stop the server as SIGTERM does."""
+
+    name, event = "stop", "STOP"
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        control.stop()
+        return STOPPING
+
+
+OPERATIONS: tuple[type[Operation], ...] = (
+    GetStatus,
+    GetQueue,
+    Export,
+    Deploy,
+    Evict,
+    Scale,
+    Restart,
+    Kill,
+    Stop,
+)
+
+Perform = Callable[[Operation], Awaitable[Answer]]
+"""Performs an operation: in this process, or through `ndif.control.rpc`."""
+
+
+def parse_operation(kind: type[Operation], content: bytes) -> Operation:
+    """Return the operation that a JSON body describes.
+
+    Raises:
+        OperationError: If the body is not valid; the message says which field, and why.
+    """
+    try:
+        return kind.model_validate_json(content)
+    except DeploymentFileError as error:
+        raise OperationError(400, str(error)) from error
+    except ValidationError as error:
+        first = problems(error)[0]
+        field = str(first.location[0]) if first.location else "the body"
+        reason = first.reason
+        if first.is_unknown:
+            reason += f"; there are: {', '.join(kind.model_fields)}"
+        raise OperationError(
+            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {reason}."
+        ) from error

@@ -1,0 +1,221 @@
+"""The wire of nnsight 0.8: a request in a multipart body, updates over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from python_multipart.exceptions import FormParserError, MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ndif.errors import problems
+from ndif.gateway.http_error import HttpError
+from ndif.schema.request import Submission
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.schema.wires import envelope_frame
+from ndif.stores.broker import Broker, Subscription
+
+_MAX_PART_HEADERS = 16 * 1024
+_MAX_PARTS = 16
+"""A client sends two. Each costs more memory than its bytes, which are what the body's limit counts."""
+_MAX_MESSAGE = 1 << 20
+_MESSAGE_TOO_BIG = 1009
+"""The close code of RFC 6455, section 7.4.1."""
+_DISCONNECTED = (WebSocketDisconnect, RuntimeError)
+"""Errors that Starlette raises when the client is gone."""
+
+
+class Envelope(BaseModel):
+    """The part `data` of a request: `nnsight.schema.request.RequestModel` of nnsight 0.8."""
+
+    model_config = ConfigDict(protected_namespaces=(), strict=True)
+
+    model_key: str
+    session_id: str = ""
+    compress: bool = False
+    env: dict[str, Any] = {}
+
+
+async def read_envelope(content_type: str, chunks: AsyncIterator[bytes]) -> Submission:
+    """Read the body of `POST /request`: the parts `data`, an envelope, and `blob`, the payload.
+
+    Raises:
+        HttpError: If the body is not multipart, lacks a part, or its envelope is not valid.
+    """
+    try:
+        parts = await MultipartReader(content_type).read(chunks)
+    except MultipartError as error:
+        raise HttpError(
+            400, f"The multipart body cannot be read: {error}. Send it again."
+        ) from error
+    if missing := [name for name in ("data", "blob") if name not in parts]:
+        raise HttpError(400, f"The multipart body lacks the part {missing[0]!r}.")
+    try:
+        envelope = Envelope.model_validate_json(bytes(parts["data"]))
+    except ValidationError as error:
+        first = problems(error)[0]
+        raise HttpError(
+            400,
+            f"The request's envelope is not valid: {first.place or 'data'}: {first.reason}.",
+        ) from error
+    return Submission(
+        envelope.model_key,
+        subscription_id=envelope.session_id or None,
+        compress=envelope.compress,
+        env=envelope.env,
+        payload=parts["blob"],
+    )
+
+
+class MultipartError(ValueError):
+    """A body that is not multipart, or ends early; the message is a clause that says why."""
+
+
+class MultipartReader:
+    """Reads one multipart body as it arrives, into memory.
+
+    The caller limits the size of the body; this class limits the number of parts and their headers.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        """Prepare to read.
+
+        Raises:
+            MultipartError: If the content type names no boundary, or an impossible one.
+        """
+        _, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary")
+        if not boundary:
+            raise MultipartError("its Content-Type names no boundary")
+        self._parts: dict[str, bytearray] = {}
+        self._part = bytearray()
+        self._field = self._value = b""
+        self._header_size = 0
+        self._is_complete = False
+        self._count = 0
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin_part,
+                    "on_part_data": self._add_data,
+                    "on_header_field": self._add_header_field,
+                    "on_header_value": self._add_header_value,
+                    "on_header_end": self._end_header,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise MultipartError(str(error)) from error
+
+    async def read(self, chunks: AsyncIterator[bytes]) -> dict[str, bytearray]:
+        """Return the parts by name once the whole body has arrived.
+
+        Raises:
+            MultipartError: If the body is not multipart or ends early.
+        """
+        try:
+            async for chunk in chunks:
+                self._parser.write(chunk)
+            self._parser.finalize()
+        except MultipartParseError as error:
+            raise MultipartError(str(error)) from error
+        if not self._is_complete:
+            raise MultipartError("it ends before its last boundary")
+        return self._parts
+
+    def _begin_part(self) -> None:
+        self._part = bytearray()
+        self._header_size = 0
+        self._count += 1
+        if self._count > _MAX_PARTS:
+            raise MultipartParseError(f"it has more than {_MAX_PARTS} parts")
+
+    def _add_data(self, data: bytes, start: int, end: int) -> None:
+        self._part += memoryview(data)[start:end]
+
+    def _add_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+        self._count_header(end - start)
+
+    def _add_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        self._count_header(end - start)
+
+    def _count_header(self, size: int) -> None:
+        self._header_size += size
+        if self._header_size > _MAX_PART_HEADERS:
+            raise MultipartParseError("a part's headers are too long")
+
+    def _end_header(self) -> None:
+        if self._field.lower() == b"content-disposition":
+            _, options = parse_options_header(self._value)
+            self._parts[options.get(b"name", b"").decode("latin-1")] = self._part
+        self._field = self._value = b""
+
+    def _end(self) -> None:
+        self._is_complete = True
+
+
+class WebSocketSubscriptions:
+    """The subscriptions of clients at `/subscribe`.
+
+    Opens one broker subscription per WebSocket, tells the client its id, and forwards its frames.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._open: dict[str, WebSocket] = {}
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route."""
+        return [WebSocketRoute("/subscribe", self.subscribe)]
+
+    async def subscribe(self, websocket: WebSocket) -> None:
+        """Send the id of a new subscription, then its frames until the client leaves."""
+        await websocket.accept()
+        subscription = await self._broker.subscribe()
+        forwarding = None
+        try:
+            await websocket.send_text(json.dumps({"session_id": subscription.id}))
+            self._open[subscription.id] = websocket
+            forwarding = asyncio.create_task(_forward(subscription, websocket))
+            while (message := await websocket.receive())["type"] != "websocket.disconnect":
+                # A client has nothing to send here.
+                if len(message.get("bytes") or message.get("text") or "") > _MAX_MESSAGE:
+                    await websocket.close(_MESSAGE_TOO_BIG)
+                    break
+        finally:
+            self._open.pop(subscription.id, None)
+            await subscription.close()
+            if forwarding is not None:
+                forwarding.cancel()
+                with contextlib.suppress(asyncio.CancelledError, *_DISCONNECTED):
+                    await forwarding
+
+    async def fail_all(self, description: str) -> None:
+        """Send every subscribed client an ERROR with this description."""
+        for session, websocket in list(self._open.items()):
+            # The gateway does not know which job a client waits for.
+            frame = envelope_frame(Response(session, Status.ERROR, description))
+            with contextlib.suppress(*_DISCONNECTED):
+                await _send(websocket, frame)
+
+
+async def _forward(subscription: Subscription, websocket: WebSocket) -> None:
+    while True:
+        await _send(websocket, await subscription.next())
+
+
+async def _send(websocket: WebSocket, frame: str | bytes) -> None:
+    if isinstance(frame, bytes):
+        await websocket.send_bytes(frame)
+    else:
+        await websocket.send_text(frame)

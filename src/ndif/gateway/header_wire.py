@@ -1,0 +1,98 @@
+"""The wire of nnsight 0.6 and 0.7: a request in HTTP headers and its body, updates over Socket.IO."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import socketio
+from starlette.datastructures import Headers
+
+from ndif.config.settings import Settings
+from ndif.gateway.http_error import HttpError
+from ndif.gateway.results import is_job_id
+from ndif.schema.request import Submission
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.schema.wires import header_frame
+from ndif.stores.broker import Broker, Subscription
+
+_UPDATE = "blocking_response"
+"""The event that clients of this wire wait for."""
+_MAX_QUOTED = 100
+"""Characters of a header that an answer repeats."""
+
+
+def read_headers(headers: Headers) -> Submission:
+    """Return what the headers of `POST /request` say; its body is the payload.
+
+    Raises:
+        HttpError: If a header is not valid.
+    """
+    compress = headers.get("nnsight-compress", "True")
+    if compress not in ("True", "False"):
+        raise HttpError(
+            400,
+            f"The header nnsight-compress must be True or False, not {compress[:_MAX_QUOTED]!r}.",
+        )
+    callback = headers.get("ndif-callback", "")
+    if callback and not callback.startswith(("http://", "https://")):
+        raise HttpError(
+            400, f"The callback must be an http or https URL, not {callback[:_MAX_QUOTED]!r}."
+        )
+    return Submission(
+        headers["nnsight-model-key"],
+        subscription_id=headers.get("ndif-session_id") or None,
+        compress=compress == "True",
+        callback=callback,
+    )
+
+
+class SocketIoSubscriptions:
+    """The subscriptions of clients at `/ws/socket.io`.
+
+    Opens one broker subscription per connection, under the connection's id, and forwards its frames.
+    """
+
+    def __init__(self, broker: Broker, settings: Settings) -> None:
+        self._broker = broker
+        self._open: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
+        self._server = socketio.AsyncServer(
+            async_mode="asgi",
+            # The middleware `SameOrigin` decides for every route which pages may connect.
+            cors_allowed_origins="*",
+            max_http_buffer_size=settings.socketio_max_http_buffer_size,
+            ping_timeout=settings.socketio_ping_timeout,
+        )
+        self._server.on("connect", self._connect)
+        self._server.on("disconnect", self._disconnect)
+        self._server.on("stream_upload", self._upload)
+        self.app = socketio.ASGIApp(self._server, socketio_path="/ws/socket.io")
+
+    async def fail_all(self, description: str) -> None:
+        """Send every subscribed client an ERROR with this description."""
+        for sid in list(self._open):
+            # The gateway does not know which job a client waits for.
+            frame = header_frame(Response(sid, Status.ERROR, description))
+            await self._server.emit(_UPDATE, frame, to=sid)
+
+    async def _connect(self, sid: str, _environ: Any, _auth: Any = None) -> None:
+        subscription = await self._broker.subscribe(sid)
+        self._open[sid] = subscription, asyncio.create_task(self._forward(subscription))
+
+    async def _disconnect(self, sid: str, _reason: Any = None) -> None:
+        if opened := self._open.pop(sid, None):
+            subscription, forwarding = opened
+            forwarding.cancel()
+            await subscription.close()
+
+    async def _upload(self, sid: str, *arguments: Any) -> None:
+        """Store what a hybrid job's client computed: the bytes, and the job's id."""
+        match arguments:
+            case (bytes() as content, str() as request_id) if is_job_id(request_id):
+                await self._broker.upload(request_id, sid, content)
+
+    async def _forward(self, subscription: Subscription) -> None:
+        while True:
+            frame = await subscription.next()
+            await self._server.emit(_UPDATE, frame, to=subscription.id)

@@ -1,0 +1,93 @@
+"""Errors as HTTP responses: one class, and one table from the server's errors to statuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from ndif.cluster.models import NotServedError
+from ndif.schema.deployment import OperationError
+from ndif.stores.accounts import NoSuchKeyError
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects import ObjectStoreError
+
+logger = logging.getLogger(__name__)
+
+RETRY_SOON = {"Retry-After": "5"}
+"""Headers of an answer that may be another in a few seconds."""
+CLOSE = {"Connection": "close"}
+"""Headers of an answer after which the rest of the request's body is not read."""
+
+_MAX_PATH = 200
+"""Characters of a request's path that an answer repeats."""
+
+
+class HttpError(Exception):
+    """An answer of 4xx or 5xx in the form that clients read: `{"detail": "A sentence."}`."""
+
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers
+
+
+def _no_route(request: Request, error: HTTPException) -> HttpError:
+    """Translate Starlette's own errors: an unknown route or method."""
+    path = request.url.path[:_MAX_PATH]
+    if error.status_code == 404:
+        detail = (
+            f"There is nothing at {path}. nnsight uses /request, /response/ID, "
+            "/results/ID, /subscribe, /ws/socket.io, /status, /env, /ping and /connected."
+        )
+    else:
+        detail = f"{request.method} is not possible at {path}."
+    return HttpError(error.status_code, detail, error.headers)
+
+
+def _broker_unavailable(_: Request, error: BrokerError) -> HttpError:
+    logger.warning("%s", error)
+    detail = f"This server cannot take requests now: {error}. Try again in a moment."
+    return HttpError(503, detail, RETRY_SOON)
+
+
+def _store_unavailable(_: Request, error: ObjectStoreError) -> HttpError:
+    # The message names the store's address, which is for the log alone.
+    logger.warning("%s", error)
+    detail = "This server cannot reach its store of results and responses. Try again in a moment."
+    return HttpError(503, detail, RETRY_SOON)
+
+
+_HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
+    HttpError: lambda _, error: error,
+    ClientDisconnect: lambda _, __: HttpError(400, "The client left before its request was read."),
+    HTTPException: _no_route,
+    NoSuchKeyError: lambda _, error: HttpError(401, str(error)),
+    NotServedError: lambda _, error: HttpError(400, str(error)),
+    OperationError: lambda _, error: HttpError(error.status, str(error)),
+    BrokerError: _broker_unavailable,
+    ObjectStoreError: _store_unavailable,
+    # The server's log has the traceback.
+    Exception: lambda _, __: HttpError(500, "The server failed at this request; its log says why."),
+}
+
+
+def _handler(
+    translate: Callable[[Request, Any], HttpError],
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def respond(request: Request, error: Exception) -> Response:
+        answer = translate(request, error)
+        return JSONResponse({"detail": answer.detail}, answer.status, answer.headers)
+
+    return respond
+
+
+EXCEPTION_HANDLERS: Mapping[Any, Any] = {
+    kind: _handler(translate) for kind, translate in _HTTP_ERRORS.items()
+}
+"""Starlette's handlers of every error that a route may raise."""

@@ -1,0 +1,293 @@
+"""Processes that load or measure models: forked from a server that has imported torch, or started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+
+from ndif.host.environment import environment, for_untrusted
+from ndif.host.runtimes import Runtime
+from ndif.runtime.frames import Channel
+from ndif.runtime.process.fork_server import OPTION, STATUS
+from ndif.tasks import within
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 600.0
+_PATIENCE_S = 5.0
+"""Seconds within which a fork server reports the exit code of a child that has ended."""
+
+
+class ForkServerError(Exception):
+    """A fork server cannot fork, or has ended."""
+
+
+class ForkedProcess:
+    """A child of a fork server, with the part of `asyncio.subprocess.Process` that its users need.
+
+    A descriptor of the process tells when it ends, whatever its server does; the server reports the exit
+    code. A child ends with its server, and the server with this process.
+    """
+
+    def __init__(
+        self, pid: int, descriptor: int, status: socket.socket, stdout: asyncio.StreamReader | None
+    ) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout = stdout
+        """Output of the process, from both streams; None if nobody reads it."""
+        self._descriptor = descriptor
+        self._ended = asyncio.create_task(self._watch(status), name="forked process")
+
+    async def wait(self) -> int:
+        """Wait for the end, and return the exit code, or minus a signal's number."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """End the process now.
+
+        Raises:
+            ProcessLookupError: if it has ended.
+        """
+        if self.returncode is not None:
+            raise ProcessLookupError
+        signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    async def _watch(self, status: socket.socket) -> int:
+        try:
+            await _readable(self._descriptor)
+            said = b""
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                said = await within(asyncio.get_running_loop().sock_recv(status, 64), _PATIENCE_S)
+            # A child is killed when its server ends, which then says nothing.
+            code: int = STATUS.unpack(said)[0] if said else -signal.SIGKILL
+            self.returncode = code
+            return code
+        finally:
+            os.close(self._descriptor)
+            status.close()
+
+
+Process = ForkedProcess | asyncio.subprocess.Process
+
+
+class _ForkServer:
+    """The server of one runtime and environment. It is usable from any event loop."""
+
+    def __init__(self, runtime: Runtime, variables: Mapping[str, str]) -> None:
+        """Start the server.
+
+        Raises:
+            OSError: if it cannot be started.
+        """
+        control, theirs = socket.socketpair()
+        self._control = Channel(control)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+                    [
+                        str(runtime.interpreter),
+                        *("-m", "ndif.runtime", str(theirs.fileno()), OPTION, runtime.generation),
+                    ],
+                    pass_fds=[theirs.fileno()],
+                    env=dict(variables),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    # Ctrl-C is for the host, which decides when its processes end.
+                    start_new_session=True,
+                )
+        except BaseException:
+            control.close()
+            raise
+        self._has_forked = False
+        self._asked = 0
+        """Number of children that are asked for and not yet forked."""
+        self._children: set[ForkedProcess] = set()
+        self.used_at = time.monotonic()
+        """Time of the last request for a child."""
+
+    @property
+    def was_killed(self) -> bool:
+        """Return True if the server has ended although it could fork."""
+        return self._process.poll() is not None and self._has_forked
+
+    @property
+    def is_idle(self) -> bool:
+        """Return True if no child of the server is alive or asked for."""
+        return not self._asked and all(child.returncode is not None for child in self._children)
+
+    async def fork(
+        self, module: str, channel: socket.socket, *, keep_output: bool
+    ) -> ForkedProcess:
+        """Fork a child that runs `module` and talks over `channel`.
+
+        Raises:
+            ForkServerError: if the server has ended, or the system refuses the fork.
+        """
+        self.used_at = time.monotonic()
+        with self._counted(), contextlib.ExitStack() as until_forked:
+            status, theirs = socket.socketpair()
+            until_forked.callback(status.close)
+            if keep_output:
+                reading, output = os.pipe()
+                until_forked.callback(os.close, reading)
+            else:
+                output = os.open(os.devnull, os.O_WRONLY)
+            try:
+                fds = [theirs.fileno(), output, channel.fileno()]
+                self._control.send({"kind": "fork", "module": module}, fds=fds)
+            except OSError as error:
+                raise ForkServerError(str(error)) from error
+            finally:
+                theirs.close()
+                os.close(output)
+            status.setblocking(False)
+            await _readable(status.fileno())
+            said, descriptors, _, _ = socket.recv_fds(status, STATUS.size, 1)
+            if not said:
+                raise ForkServerError("the fork server ended")
+            until_forked.pop_all()
+            stdout = await _reader(reading) if keep_output else None
+            child = ForkedProcess(STATUS.unpack(said)[0], descriptors[0], status, stdout)
+            self._has_forked = True
+            self._children = {one for one in self._children if one.returncode is None} | {child}
+            return child
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._asked += 1
+        try:
+            yield
+        finally:
+            self._asked -= 1
+
+    def stop(self) -> None:
+        """End the server, and every child of it that is left."""
+        self._control.socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+_Key = tuple[Runtime, tuple[tuple[str, str], ...]]
+
+
+class ForkServers:
+    """The fork servers of one host, by runtime and environment.
+
+    Processes for untrusted code have an environment without secrets, and so a server of their own.
+    Servers of the runtime beside ndif stay; others end after some time without a child.
+    """
+
+    def __init__(self, idle_s: float = _IDLE_S) -> None:
+        """`idle_s`: seconds without a child after which the server of another runtime ends."""
+        self.devices: str | None = None
+        """The `CUDA_VISIBLE_DEVICES` of every process, once the GPUs of this machine are known."""
+        self._idle_s = idle_s
+        self._servers: dict[_Key, _ForkServer] = {}
+
+    def prepare(self, runtime: Runtime, *, untrusted: bool) -> None:
+        """Start the server for such processes, unless it is there or is known to fail."""
+        key = self._key(runtime, untrusted=untrusted)
+        if key in self._servers and not self._servers[key].was_killed:
+            return
+        try:
+            self._servers[key] = _ForkServer(runtime, dict(key[1]))
+        except OSError as error:
+            logger.warning(
+                "the fork server of nnsight %s did not start: %s", runtime.version, error
+            )
+            return
+        self._retire_later(key)
+
+    async def start(
+        self,
+        runtime: Runtime,
+        module: str,
+        channel: socket.socket,
+        *,
+        untrusted: bool,
+        keep_output: bool = True,
+    ) -> Process:
+        """Start `python -m MODULE FD`, forked where a server was prepared; FD is `channel`.
+
+        Raises:
+            OSError: if the process cannot be started.
+        """
+        key = self._key(runtime, untrusted=untrusted)
+        if key in self._servers:
+            if self._servers[key].was_killed:
+                self.prepare(runtime, untrusted=untrusted)
+            try:
+                return await self._servers[key].fork(module, channel, keep_output=keep_output)
+            except ForkServerError as error:
+                logger.warning("a process of nnsight %s is not forked: %s", runtime.version, error)
+            finally:
+                self._retire_later(key)
+        return await asyncio.create_subprocess_exec(
+            str(runtime.interpreter),
+            *("-m", module, str(channel.fileno())),
+            pass_fds=[channel.fileno()],
+            env=dict(key[1]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if keep_output else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for the host, which decides when its processes end.
+            start_new_session=True,
+        )
+
+    def stop(self) -> None:
+        """End every server, and what is left of their children."""
+        while self._servers:
+            self._servers.popitem()[1].stop()
+
+    def _key(self, runtime: Runtime, *, untrusted: bool) -> _Key:
+        variables = environment(runtime, self.devices)
+        if untrusted:
+            variables = for_untrusted(variables)
+        return runtime, tuple(sorted(variables.items()))
+
+    def _retire_later(self, key: _Key) -> None:
+        if key[0].path:
+            asyncio.get_running_loop().call_later(self._idle_s, self._retire, key)
+
+    def _retire(self, key: _Key) -> None:
+        server = self._servers.get(key)
+        if server is None:
+            return
+        if not server.is_idle:
+            self._retire_later(key)
+        elif time.monotonic() - server.used_at >= self._idle_s:
+            del self._servers[key]
+            server.stop()
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def is_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(descriptor, is_ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def _reader(descriptor: int) -> asyncio.StreamReader:
+    """Return a reader of a pipe's end, which it closes."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(loop=loop)
+    file = os.fdopen(descriptor, "rb", buffering=0)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), file)
+    return reader

@@ -1,0 +1,510 @@
+"""The life of a request: its states, the events between them, and the one class that performs these.
+
+`TRANSITIONS` says which event takes a request from which states to which state, who may cause the event and
+what is stored by then. `RequestLifecycle` holds the requests of one process and applies that table.
+
+Both of its users can import this file from here: the queue, which claims requests from the broker, and the
+jobs of a replica in a process of its own (`ndif.host.jobs`), to which the queue sends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaLostError
+from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker.port import Broker, BrokerError, ClientLeftError
+from ndif.stores.objects import ObjectStoreError
+from ndif.stores.responder import Responder
+from ndif.tasks import end
+
+logger = logging.getLogger(__name__)
+
+# States, events and what may follow what
+
+
+class Party(Enum):
+    """A part of the server that causes events."""
+
+    GATEWAY = "gateway"
+    QUEUE = "queue"
+    """The process that claims requests from the broker: the embedded server, or the leader of many."""
+    REPLICA = "replica"
+    """The process of a replica that outlives leaders. It holds the requests that it was sent."""
+
+
+class Event(Enum):
+    """A step in the life of a request."""
+
+    SUBMIT = "submit"
+    CLAIM = "claim"
+    WAIT = "wait"
+    """The client is told a position in the queue."""
+    PROVISION = "provision"
+    DEPLOY = "deploy"
+    DISPATCH = "dispatch"
+    START = "start"
+    GIVE_BACK = "give back"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    RELEASE = "release"
+
+
+class Stored(Enum):
+    """A change in the stores that an event makes."""
+
+    REQUEST = "the request and its payload, with the broker"
+    CLAIM = "the claim, with the broker, for the next leader to take over"
+    STATUS = "the status: published to a live client, kept with the objects for a client that polls"
+    END = (
+        "the terminal response in the same way; the request, its payload and its claim are deleted"
+    )
+    RELEASED = "the request, its payload and its claim are deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """An event, where it may happen and what it leaves."""
+
+    sources: frozenset[Status | None]
+    """States before it; None is a request that this process does not hold."""
+    target: Status | None
+    by: frozenset[Party]
+    stored: Stored | None = None
+    """None where the claim alone says all that has to survive."""
+
+
+def _states(*states: Status | None) -> frozenset[Status | None]:
+    return frozenset(states)
+
+
+WAITING = _states(Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING)
+"""States of a request that is in a queue."""
+_RUNS = _states(Status.DISPATCHED, Status.RUNNING)
+_HELD = WAITING | _RUNS
+_QUEUE, _HOLDERS = frozenset({Party.QUEUE}), frozenset({Party.QUEUE, Party.REPLICA})
+
+TRANSITIONS = {
+    Event.SUBMIT: Transition(
+        _states(None), Status.RECEIVED, frozenset({Party.GATEWAY}), Stored.REQUEST
+    ),
+    Event.CLAIM: Transition(_states(None, Status.RECEIVED), Status.QUEUED, _HOLDERS, Stored.CLAIM),
+    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE, Stored.STATUS),
+    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
+    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
+    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
+    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
+    # A request that waits is given back where its client is away: it waits for that client first.
+    Event.GIVE_BACK: Transition(_HELD, Status.QUEUED, _HOLDERS),
+    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
+    Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS, Stored.END),
+    # Another process has stored the end: this one lets go.
+    Event.RELEASE: Transition(_HELD, None, _HOLDERS, Stored.RELEASED),
+}
+
+_REPORTS = {
+    Status.QUEUED: Event.WAIT,
+    Status.PROVISIONING: Event.PROVISION,
+    Status.DEPLOYING: Event.DEPLOY,
+    Status.RUNNING: Event.START,
+}
+"""Events that come with a status update."""
+_ENDS = {Status.COMPLETED: Event.COMPLETE, Status.ERROR: Event.FAIL}
+
+
+class IllegalTransitionError(Exception):
+    """An event that cannot happen in a request's state, or that its party may not cause."""
+
+
+def next_state(state: Status | None, event: Event, by: Party) -> Status | None:
+    """Return the state after an event.
+
+    Raises:
+        IllegalTransitionError: if `by` may not cause the event, or not in this state.
+    """
+    transition = TRANSITIONS[event]
+    if by not in transition.by or state not in transition.sources:
+        found = state.value if state is not None else "unknown"
+        raise IllegalTransitionError(f"{by.value}: {event.value} of a request that is {found}")
+    return transition.target
+
+
+# Their effects
+
+_LOOKS, _LOOK_S = 10, 0.5
+_REMEMBERED = 1000
+"""Ends that a process remembers: whoever else takes part may not have heard of them."""
+_PERSIST_S = 600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_STOP_S = 5.0
+_LOST = "The job ended, and its result was lost with its replica. Send it again."
+_LEFT = "The client left."
+_DEFECT = "The server failed while it ran this job; its log says why."
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    """One request that this process holds."""
+
+    request: Request
+    state: Status | None = None
+    losses: int = 0
+    """Replicas that failed while they ran the request."""
+    cancelled: str | None = None
+    """Reason to end the request, once it was cancelled."""
+    actor: ModelActor | None = None
+    """The replica that runs the request now."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RequestLifecycle:
+    """The requests of one process, from `claim` to `complete`.
+
+    Keeps each request's state, reports updates in order, and delivers exactly one terminal response. In the
+    queue it owns the broker's claims: a request that it claimed ends here or is claimed by the next
+    leader. In a replica's process it owns no claim: a request that does not end there is the queue's again.
+
+    Which request goes next, and on which replica, is for its callers to say.
+    """
+
+    def __init__(
+        self, broker: Broker, responder: Responder, by: Party, max_attempts: int = 1
+    ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            broker: The broker of the claims.
+            responder: Delivers updates and terminal responses.
+            by: The party that this process is.
+            max_attempts: Times that a request runs whose replica fails.
+        """
+        self._broker = broker
+        self._responder = responder
+        self._by = by
+        self._max_attempts = max_attempts
+        self._lives: dict[str, _Life] = {}
+        self._ended: dict[str, Response] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def held(self) -> list[Request]:
+        """Requests that have not ended."""
+        return [life.request for life in self._lives.values()]
+
+    @property
+    def remembered(self) -> list[str]:
+        """Ids of the requests that ended most recently."""
+        return [*self._ended]
+
+    def end_of(self, request_id: str) -> Response | None:
+        """Return how a request ended here, without its result; None if it is not known to have ended."""
+        return self._ended.get(request_id)
+
+    # The five verbs
+
+    def claim(self, request: Request) -> bool:
+        """Hold a request from now on; return False if it is held or has ended here already.
+
+        A broker whose connection was lost may hand out the same request twice.
+        """
+        if request.id in self._lives or request.id in self._ended:
+            return False
+        life = _Life(request)
+        self._move(life, Event.CLAIM)
+        self._lives[request.id] = life
+        return True
+
+    async def dispatch(self, request: Request, actor: ModelActor) -> Response:
+        """Run a request on a replica and return its terminal response, which `complete` takes.
+
+        Raises:
+            ClientLeftError: if no client heard that the request is sent; it did not run.
+            EndedError: if the request ended elsewhere before; it did not run. `release` follows.
+            ReplicaLostError: if the replica ended, or was evicted, before the request did. `give_back`
+                says what follows this error and the first.
+        """
+        life = self._lives[request.id]
+        self._move(life, Event.DISPATCH)
+        watching = None
+        if request.subscription_id is not None and self._by is Party.QUEUE:
+            watching = asyncio.create_task(self._cancel_once_absent(request.subscription_id, actor))
+        life.actor = actor
+        try:
+            if life.cancelled is not None:
+                return Response(request.id, Status.ERROR, life.cancelled)
+            return await actor.run(request, self._report_from_replica(request))
+        except (ClientLeftError, EndedError, ReplicaLostError):
+            raise
+        except (BrokerError, ObjectStoreError) as error:
+            logger.error("request %s: %s", request.id, error)  # noqa: TRY400 - a sentence
+            return Response(request.id, Status.ERROR, f"The job could not be run: {error}.")
+        except Exception:
+            # A defect of ours costs one request, not the queue.
+            logger.exception("request %s failed in its replica", request.id)
+            return Response(request.id, Status.ERROR, _DEFECT)
+        finally:
+            life.actor = None
+            if watching is not None:
+                watching.cancel()
+
+    async def give_back(
+        self, request: Request, error: ClientLeftError | ReplicaLostError | None = None
+    ) -> bool:
+        """Take a request back from a replica, or from the queue where its client is away.
+
+        A request whose client is away waits some seconds for that client: a gateway that lost its
+        connection has it again soon.
+
+        Returns:
+            True if the request is to wait in the queue again; False if it has ended.
+        """
+        life = self._lives.get(request.id)
+        if life is None or life.over.is_set() or life.state not in _HELD:
+            return False
+        if self._by is Party.REPLICA:
+            self._forget(life)
+            return False
+        self._move(life, Event.GIVE_BACK)
+        if isinstance(error, ReplicaLostError):
+            if await self._has_ended(request):  # the replica was lost after that
+                await self.release(request)
+                return False
+            reason = self._reason_after_loss(life, error)
+        else:
+            reason = await self._reason_after_absence(life)
+        if reason is None:
+            return True
+        await self.fail(request, reason)
+        return False
+
+    async def complete(self, request: Request, response: Response) -> Response:
+        """Deliver the terminal response, with which the request has ended. A second end changes nothing.
+
+        Returns:
+            The end, without its result; `delivered` says whether the client can know of it.
+        """
+        life = self._leave_for_good(request, response)
+        if life is None:
+            return self._ended.get(request.id, response)
+        return await self._end(life, response)
+
+    async def fail(self, request: Request, reason: str) -> None:
+        """End a request as an ERROR, even if the caller is cancelled meanwhile."""
+        response = Response(request.id, Status.ERROR, reason)
+        if (life := self._leave_for_good(request, response)) is not None:
+            await asyncio.shield(self._spawn(self._end(life, response), f"end of {request.id}"))
+
+    async def release(self, request: Request) -> None:
+        """Let go of a request whose terminal response was already delivered.
+
+        A client that polls may have been told since that the request waits: that client finds an end again.
+        """
+        if (life := self._lives.get(request.id)) is not None:
+            self._move(life, Event.RELEASE)
+            self._forget(life)
+        if request.subscription_id is not None:
+            return
+        end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
+        try:
+            await self._responder.ensure_end(request, end_)
+        except Exception:
+            logger.exception("request %s: its end could not be delivered", request.id)
+
+    # Beside them
+
+    async def report(self, request: Request, response: Response) -> bool:
+        """Deliver an update, unless the request is past that state when the update's turn comes.
+
+        Returns:
+            False if a live client of the request was not there to receive it.
+        """
+        if request.subscription_id is None and await self._has_ended(request):
+            return True  # another leader has ended it: the update would hide its stored end
+        return await self._responder.respond(
+            request, response, unless=lambda: not self._follows(request.id, response.status)
+        )
+
+    def cancel(self, request_id: str, reason: str) -> bool:
+        """End a request as an ERROR with `reason`; return False if none is held that has not ended.
+
+        A request that waits ends when it would be sent to a replica, unless its caller ends it before.
+        """
+        life = self._lives.get(request_id)
+        if life is None or life.state not in _HELD:
+            return False
+        life.cancelled = reason
+        if life.actor is not None:
+            life.actor.cancel(reason)
+        return True
+
+    async def until_over(self, requests: Iterable[Request]) -> None:
+        """Return once none of these requests is held."""
+        lives = [self._lives[request.id] for request in requests if request.id in self._lives]
+        await asyncio.gather(*(life.over.wait() for life in lives))
+
+    async def absent(self, requests: Iterable[Request]) -> set[str]:
+        """Return the ids of the requests whose live client is not there."""
+        requests = list(requests)
+        subscriptions = {request.subscription_id for request in requests} - {None}
+        absent = await self._broker.absent(id_ for id_ in subscriptions if id_ is not None)
+        return {request.id for request in requests if request.subscription_id in absent}
+
+    async def stop(self) -> None:
+        """Give responses on their way a few seconds to be delivered."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
+        await end(self._tasks)
+
+    # How it is done
+
+    def _move(self, life: _Life, event: Event) -> None:
+        life.state = next_state(life.state, event, self._by)
+
+    def _leave_for_good(self, request: Request, response: Response) -> _Life | None:
+        """Move a request to the state of its terminal response; return None if it has ended already."""
+        life = self._lives.get(request.id)
+        if life is None or life.state not in _HELD:
+            return None
+        self._move(life, _ENDS[response.status])
+        return life
+
+    def _follows(self, request_id: str, status: Status) -> bool:
+        """Move a request to a reported status; return False if the request is past it."""
+        life = self._lives.get(request_id)
+        if life is None:
+            return False
+        event = _REPORTS.get(status)
+        if event is None:  # DISPATCHED, LOG and STREAM change no state
+            return life.state in _RUNS
+        if life.state not in TRANSITIONS[event].sources:
+            return False
+        self._move(life, event)
+        return True
+
+    def _report_from_replica(self, request: Request) -> Any:
+        async def report(response: Response) -> bool:
+            if response.status is Status.DISPATCHED and self._by is Party.REPLICA:
+                return True  # the queue has said so
+            return await self.report(request, response)
+
+        return report
+
+    async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
+        """Cancel a job whose client has left: the job only holds up the others."""
+        await self._broker.departed(subscription_id)
+        actor.cancel(_LEFT)
+
+    async def _has_ended(self, request: Request) -> bool:
+        try:
+            return await self._broker.has_ended(request)
+        except BrokerError as error:
+            logger.warning("request %s: %s", request.id, error)
+            return False
+
+    def _reason_after_loss(self, life: _Life, error: ReplicaLostError) -> str | None:
+        """Return why a request does not run again after its replica was lost; None if it does."""
+        if life.cancelled is not None:
+            return life.cancelled
+        if isinstance(error, ReplicaEvictedError):
+            logger.info("request %s: %s; it waits for another replica", life.request.id, error)
+            return None
+        life.losses += 1
+        if life.losses < self._max_attempts:
+            logger.warning("request %s: %s; it is tried again", life.request.id, error)
+            return None
+        times = "once" if self._max_attempts == 1 else f"{self._max_attempts} times"
+        return (
+            f"The model's process was lost {times} while it ran this job ({error}). "
+            "It may need more memory than the server has."
+        )
+
+    async def _reason_after_absence(self, life: _Life) -> str | None:
+        """Return why a request ends whose client is away; None once that client is back."""
+        for _ in range(_LOOKS):
+            if not await self.absent([life.request]):
+                return None
+            await asyncio.sleep(_LOOK_S)
+        logger.info("request %s: its client left", life.request.id)
+        return life.cancelled or _LEFT
+
+    async def _end(self, life: _Life, response: Response) -> Response:
+        """Deliver a terminal response; try again in the background while the object store is away."""
+        request = life.request
+        try:
+            await self._deliver(request, response)
+        except ObjectStoreError as error:
+            if self._by is Party.QUEUE:
+                logger.warning("request %s: its end is not stored yet: %s", request.id, error)
+                self._spawn(self._deliver_later(life, response), f"late end of {request.id}")
+                return response
+            return self._remember(life, _undelivered(request))
+        except Exception:
+            logger.exception("request %s: its end could not be delivered", request.id)
+            if self._by is Party.QUEUE:
+                await self._broker.release(request)
+            return self._remember(life, _undelivered(request))
+        return self._remember(life, replace(response, delivered=True))
+
+    async def _deliver(self, request: Request, response: Response) -> None:
+        if request.subscription_id is not None:
+            if not response.delivered:
+                await self._responder.respond(request, response)
+        elif response.delivered:
+            # The replica that delivered the response may be lost before it lets go of the request.
+            await self._broker.release(request)
+        elif await self._has_ended(request):
+            # Two leaders sent it to two replicas: the first end holds, unless an update has hidden it.
+            await self._responder.ensure_end(request, response)
+        else:
+            await self._responder.respond(request, response)
+
+    async def _deliver_later(self, life: _Life, response: Response) -> None:
+        loop = asyncio.get_running_loop()
+        until, pause_s = loop.time() + _PERSIST_S, _FIRST_PAUSE_S
+        try:
+            while loop.time() < until:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                try:
+                    await self._deliver(life.request, response)
+                except ObjectStoreError as error:
+                    logger.warning("request %s: %s", life.request.id, error)
+                else:
+                    self._remember(life, replace(response, delivered=True))
+                    return
+        except Exception:
+            logger.exception("request %s: its end could not be delivered", life.request.id)
+        await self._broker.release(life.request)
+        self._remember(life, _undelivered(life.request))
+
+    def _remember(self, life: _Life, response: Response) -> Response:
+        """Keep the end of a request in mind; no client fetches a live result a second time."""
+        self._forget(life)
+        if life.request.subscription_id is not None:
+            response = replace(response, data=None, meta=None)
+        self._ended[life.request.id] = response
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return response
+
+    def _forget(self, life: _Life) -> None:
+        self._lives.pop(life.request.id, None)
+        life.over.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _undelivered(request: Request) -> Response:
+    text = "The job ended, and its result could not be delivered."
+    return Response(request.id, Status.ERROR, text)

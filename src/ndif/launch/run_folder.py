@@ -1,0 +1,345 @@
+"""The folder of one run of the server, from `ndif start` to `ndif stop`; to an operator, a session.
+
+~/.ndif/
+├── .lock                               locked by the server's process for as long as it lives
+├── current -> session_20250121_143052
+└── session_20250121_143052/
+    ├── config.json                     record of the run: process, address, options
+    ├── token                           bearer token of /admin/*
+    ├── logs/api/output.log             likewise logs/dispatcher and one for each service of the run
+    ├── results/                        results and responses until they are fetched or expire; the next run
+    │                                   takes them over
+    └── data/                           data of the run's services, removed when it ends
+
+A service that runs without a server has a run folder of its own in ~/.ndif/services/NAME.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Literal
+
+from ndif.errors import NdifError
+
+LOG_NAMES = ("api", "dispatcher", "broker", "object-store", "ray")
+"""Programs with a log of their own; the first two are the server."""
+
+NodeType = Literal["head", "worker"]
+"""A worker is a node of another machine's cluster."""
+
+_PREFIX = "session_"
+_CURRENT = "current"
+_LOCK = ".lock"
+_SIGNING_KEY = ".signing"
+_TOKEN_BYTES = 32
+_ATTEMPTS, _PAUSE_S = 5, 0.1
+_START_TIME_FIELD = 19
+"""Index of the start time in /proc/PID/stat, counted from the process's state."""
+
+
+class RunFolderError(NdifError):
+    """A run cannot have its folder."""
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process started, in ticks since boot; None if there is no such process."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    # A zombie has ended.
+    return None if after_name[0] == "Z" else int(after_name[_START_TIME_FIELD])
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Content of `config.json`: what other commands need to know about a run."""
+
+    session_id: str
+    pid: int
+    pid_started: int
+    """Start of the process in ticks since boot, which tells it from a later process of the same number."""
+    url: str
+    """Address for clients."""
+    host: str
+    """Address that the server listens on."""
+    port: int
+    started: str
+    version: str
+    arguments: list[str] = field(default_factory=list)
+    """Arguments of `ndif start`, with absolute paths."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Variables that differ from their default, without secrets."""
+    node_type: NodeType = "head"
+    services: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """For each service its `address`, and as `ours` True if it stops with this run."""
+
+    @classmethod
+    def of_this_process(
+        cls,
+        session_id: str,
+        *,
+        url: str,
+        host: str,
+        port: int,
+        version: str,
+        arguments: list[str],
+        settings: Mapping[str, Any],
+        node_type: NodeType = "head",
+        services: Mapping[str, dict[str, Any]] | None = None,
+    ) -> RunRecord:
+        """Return the record of a run that this process starts now."""
+        return cls(
+            session_id=session_id,
+            pid=os.getpid(),
+            pid_started=started_at(os.getpid()) or 0,
+            url=url,
+            host=host,
+            port=port,
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            version=version,
+            arguments=arguments,
+            settings=dict(settings),
+            node_type=node_type,
+            services=dict(services or {}),
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Return True while the run's process lives."""
+        return started_at(self.pid) == self.pid_started
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, as any process may read it."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        """Return the folder's name, which is the session's id."""
+        return self.folder.name
+
+    @property
+    def results(self) -> Path:
+        """Return the folder of stored results and responses."""
+        return self.folder / "results"
+
+    @property
+    def data(self) -> Path:
+        """Return the folder of the services' data."""
+        return self.folder / "data"
+
+    def service_data(self, name: str) -> Path:
+        """Make and return the folder of one service's data, which is removed when the run ends."""
+        path = self.data / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def log(self, name: str = LOG_NAMES[0]) -> Path:
+        """Return the log of the server or of a service."""
+        return self.folder / "logs" / name / "output.log"
+
+    def token(self) -> str | None:
+        """Return the token of /admin/*; None after the run, or without permission to read it."""
+        try:
+            return (self.folder / "token").read_text().strip() or None
+        except OSError:
+            return None
+
+    def signing_key(self) -> str:
+        """Return the key that signs the addresses of results; the run that takes them over uses it too."""
+        return (self.results / _SIGNING_KEY).read_text()
+
+    def record(self) -> RunRecord | None:
+        """Return the run's record; None if it cannot be read."""
+        try:
+            found = json.loads((self.folder / "config.json").read_text())
+            # The record of an older server lacks the newer fields.
+            return RunRecord(
+                **{each.name: found[each.name] for each in fields(RunRecord) if each.name in found}
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+class RunFolders:
+    """All run folders below one root; at most one of them belongs to a running process.
+
+    A lock of the operating system decides which process may run, so a process that is killed holds nothing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+
+    def current(self) -> RunFolder | None:
+        """Return the run folder that `current` leads to, whether or not its process lives."""
+        try:
+            folder = self.root / (self.root / _CURRENT).readlink()
+        except OSError:
+            return None
+        return RunFolder(folder) if folder.is_dir() else None
+
+    def running(self) -> tuple[RunFolder, RunRecord] | None:
+        """Return the current run folder and its record if its process lives."""
+        run_folder = self.current()
+        record = run_folder.record() if run_folder else None
+        return (run_folder, record) if run_folder and record and record.is_alive else None
+
+    def latest(self) -> RunFolder | None:
+        """Return the current run folder, or else the one that was made last."""
+        found = sorted(folder for folder in self.root.glob(f"{_PREFIX}*") if folder.is_dir())
+        return self.current() or (RunFolder(found[-1]) if found else None)
+
+    def of_service(self, name: str) -> RunFolders:
+        """Return the run folders of a service that runs without a server."""
+        return RunFolders(self.root / "services" / name)
+
+    def create(self, *logs: str) -> ActiveRunFolder:
+        """Create a run folder for this process, with a folder for each of `logs`.
+
+        Raises:
+            RunFolderError: If another process runs here, or the folder cannot be written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = self._lock()
+        except OSError as error:
+            raise RunFolderError(
+                f"Sessions cannot be kept in {self.root} ({error.strerror}). Choose another folder with "
+                "the variable NDIF_SESSION_ROOT."
+            ) from error
+        try:
+            stale = self._retire_stale()
+            folder = self._create(logs or LOG_NAMES[:2])
+            return ActiveRunFolder(folder, root=self.root, lock=lock, stale=stale)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def retire(self, run_folder: RunFolder) -> None:
+        """Remove what is valid only during the run: the link `current`, the token and services' data."""
+        current = self.current()
+        if current is not None and current.folder == run_folder.folder:
+            (self.root / _CURRENT).unlink(missing_ok=True)
+        (run_folder.folder / "token").unlink(missing_ok=True)
+        rmtree(run_folder.data, ignore_errors=True)
+
+    def already_running(self) -> str:
+        """Return the message for a second start."""
+        running = self.running()
+        where = f" at {running[1].url} (process {running[1].pid})" if running else ""
+        return (
+            f"A server is running already{where}. Stop it with `ndif stop`, or give this one a folder of "
+            "its own with the variable NDIF_SESSION_ROOT."
+        )
+
+    def return_results(self, run_folder: RunFolder) -> None:
+        """Move the results that a run took over back to the run before, for the next one to take over."""
+        before = [folder for folder in self.root.glob(f"{_PREFIX}*") if folder != run_folder.folder]
+        if before:
+            run_folder.results.rename(RunFolder(max(before)).results)
+
+    def _lock(self) -> int:
+        lock = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            # Its holder may be about to end.
+            time.sleep(_PAUSE_S)
+        os.close(lock)
+        raise RunFolderError(self.already_running())
+
+    def _retire_stale(self) -> RunFolder | None:
+        """Retire and return the run folder that still calls itself current although its lock is free."""
+        stale = self.current()
+        if stale is not None:
+            self.retire(stale)
+        (self.root / _CURRENT).unlink(missing_ok=True)
+        return stale
+
+    def _create(self, logs: Sequence[str]) -> Path:
+        name = f"{_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}"
+        for candidate in _numbered(name):
+            with contextlib.suppress(FileExistsError):
+                folder = self.root / candidate
+                folder.mkdir(mode=0o700)
+                break
+        for log in logs:
+            (folder / "logs" / log).mkdir(parents=True)
+        self._take_over_results(RunFolder(folder))
+        with _open_private(folder / "token") as token:
+            token.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
+        return folder
+
+    def _take_over_results(self, run_folder: RunFolder) -> None:
+        """Move the results of the run before into this one, so that its clients find them."""
+        for results in sorted(self.root.glob(f"{_PREFIX}*/results"), reverse=True):
+            if run_folder.results.exists():
+                rmtree(results, ignore_errors=True)
+            else:
+                results.rename(run_folder.results)
+        run_folder.results.mkdir(exist_ok=True)
+        with (
+            contextlib.suppress(FileExistsError),
+            _open_private(run_folder.results / _SIGNING_KEY, new=True) as file,
+        ):
+            file.write(secrets.token_hex(_TOKEN_BYTES))
+
+
+@dataclass(frozen=True)
+class ActiveRunFolder(RunFolder):
+    """The run folder of this process, which holds the lock."""
+
+    root: Path
+    lock: int
+    stale: RunFolder | None
+    """Run folder of a process that ended without retiring it."""
+
+    def publish(self, record: RunRecord) -> None:
+        """Write the record and make this run folder the current one, so that other commands find it."""
+        part = self.folder / ".config.json"
+        with _open_private(part) as file:
+            json.dump(asdict(record), file, indent=2)
+        part.replace(self.folder / "config.json")
+        link = self.root / f".{_CURRENT}-{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.folder.name)
+        link.replace(self.root / _CURRENT)
+
+    def end(self) -> None:
+        """Retire the run folder: its record, logs and results stay."""
+        RunFolders(self.root).retire(self)
+        os.close(self.lock)
+
+    def discard(self) -> None:
+        """Remove the run folder and hand its results back, as if the run had never begun."""
+        run_folders = RunFolders(self.root)
+        run_folders.retire(self)
+        run_folders.return_results(self)
+        rmtree(self.folder, ignore_errors=True)
+        os.close(self.lock)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}_{number}"
+        number += 1
+
+
+def _open_private(path: Path, *, new: bool = False) -> Any:
+    how = os.O_EXCL if new else os.O_TRUNC
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600), "w")

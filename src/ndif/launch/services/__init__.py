@@ -1,0 +1,17 @@
+"""Redis, an S3 server and Ray as programs: what a start needs of them, and how this machine runs them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Component = Literal["all", "api", "broker", "object-store", "ray"]
+Role = Literal[Component, "worker"]
+"""Task of one process of `ndif start`; a worker is a further node of a Ray cluster."""
+
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+STANDALONE: tuple[Literal["broker"], Literal["object-store"], Literal["ray"]] = (
+    "broker",
+    "object-store",
+    "ray",
+)
+"""Services that also run without a server, in the order in which they are started."""

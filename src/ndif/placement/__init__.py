@@ -1,0 +1,1 @@
+"""Decide which replica runs on which GPUs of which node, without side effects."""

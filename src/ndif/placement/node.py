@@ -1,0 +1,280 @@
+"""Node: what one machine has, what is on it, and what it would do for one more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from ndif.placement.capacity_index import NO_MODELS, CapacityIndex, Replicas
+from ndif.placement.demand import Demand, PlacementRules
+from ndif.placement.eviction import (
+    eviction_order,
+    fewest_evictions,
+    is_evictable,
+    make_room,
+    smallest_first,
+)
+from ndif.placement.ledger import CpuLedger, GpuLedger
+from ndif.placement.packing import assign
+from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
+from ndif.placement.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Outcome of placing a replica on a node."""
+
+    level: CandidateLevel
+    on_cpu: bool = False
+    gpu_mem_bytes_by_id: Mapping[int, int] = field(default_factory=dict)
+    gpu_memory_fraction: float | None = None
+    evictions: tuple[PlacedReplica, ...] = ()
+    """HOT replicas that are evicted for it."""
+    dropped: tuple[PlacedReplica, ...] = ()
+    """WARM replicas that are deleted for one on the CPU; `Node.with_evicted` finds those for others."""
+
+
+_NO = Candidate(CandidateLevel.CANT_ACCOMMODATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine and its replicas, immutable: each change returns another node that shares the rest.
+
+    CPU memory holds WARM replicas and replicas that run on the CPU. A replica that runs on the CPU keeps
+    its memory and its process when it becomes WARM, which frees nothing, so that it is deleted to make
+    room.
+    """
+
+    id: str
+    name: str
+    resources: Resources
+    hot: Replicas = field(default_factory=dict)
+    """Replicas on their device."""
+    warm: Replicas = field(default_factory=dict)
+    """Replicas in CPU memory."""
+    _capacity_index: CapacityIndex | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+
+    def capacity_index(self, rules: PlacementRules) -> CapacityIndex:
+        """Return the index of this node, computed once; no result depends on the cache."""
+        known = self._capacity_index
+        if known is None or not (known.rules is rules or known.rules == rules):
+            known = CapacityIndex(self.resources, self.hot, self.warm, rules)
+            object.__setattr__(self, "_capacity_index", known)
+        return known
+
+    def gpu_name(self, index: int) -> str:
+        """Return the cluster-wide name of a GPU: its UUID if known, which stays with the card."""
+        return self.resources.gpu_uuids[index] or f"GPU {index} of {self.id}"
+
+    def replicas(self) -> Iterator[PlacedReplica]:
+        """Yield every replica, HOT ones first."""
+        for level in (self.hot, self.warm):
+            for replicas in level.values():
+                yield from replicas.values()
+
+    def find(self, key: ReplicaKey) -> PlacedReplica | None:
+        """Return the replica of this name, HOT or WARM."""
+        model_key, replica_id = key
+        hot = self.hot.get(model_key, {}).get(replica_id)
+        return hot or self.warm.get(model_key, {}).get(replica_id)
+
+    def evaluate(
+        self,
+        demand: Demand,
+        replica_id: str,
+        now: float,
+        rules: PlacementRules,
+        together: Set[str] = NO_MODELS,
+    ) -> Candidate:
+        """Return how this node would place a replica; models in `together` are not evicted for it.
+
+        A WARM replica returns to the kind of device that it came from, with the size that it has.
+        """
+        if replica_id in self.hot.get(demand.model_key, {}):
+            return Candidate(CandidateLevel.DEPLOYED)
+        warm = self.warm.get(demand.model_key, {}).get(replica_id)
+        evictable_until = rules.evictable_until(now, dedicated=demand.dedicated)
+        for on_cpu in demand.on_cpu:
+            if warm is not None and warm.on_cpu != on_cpu:
+                continue
+            if not on_cpu:
+                size = demand.size_bytes if warm is None else warm.size_bytes
+                candidate = self._on_gpus(size, evictable_until, together, rules)
+            elif warm is not None:
+                return Candidate(CandidateLevel.CACHED_AND_FREE, on_cpu=True)
+            else:
+                candidate = self._on_cpu(demand, evictable_until, together)
+            if candidate.level is not CandidateLevel.CANT_ACCOMMODATE:
+                return replace(candidate, level=_level(candidate, warm is not None))
+        return _NO
+
+    def _on_gpus(
+        self, size_bytes: int, evictable_until: float, together: Set[str], rules: PlacementRules
+    ) -> Candidate:
+        resources = self.resources
+        evictions: list[PlacedReplica] = []
+        assignment = assign(resources, size_bytes, rules)
+        if assignment is None:
+            hot = (d for replicas in self.hot.values() for d in replicas.values())
+            movable = eviction_order(
+                d for d in hot if not d.on_cpu and is_evictable(d, evictable_until, together)
+            )
+            found = fewest_evictions(movable, GpuLedger(resources, rules), size_bytes)
+            if found is None:
+                return _NO
+            evictions = found
+            for replica in evictions:
+                resources = resources.given_back(replica.gpu_mem_bytes_by_id, 0)
+            assignment = assign(resources, size_bytes, rules)
+            if assignment is None:
+                return _NO
+        return Candidate(
+            CandidateLevel.FREE,
+            gpu_mem_bytes_by_id=assignment.gpu_mem_bytes_by_id,
+            gpu_memory_fraction=assignment.gpu_memory_fraction,
+            evictions=tuple(evictions),
+        )
+
+    def _on_cpu(self, demand: Demand, evictable_until: float, together: Set[str]) -> Candidate:
+        hot = (d for replicas in self.hot.values() for d in replicas.values())
+        # A WARM replica of the same model could not return, or it would have been chosen.
+        spared = together - {demand.model_key}
+        ordered = [
+            *smallest_first(self._cached(spared)),
+            *eviction_order(
+                d for d in hot if d.on_cpu and is_evictable(d, evictable_until, together)
+            ),
+        ]
+        evicted = fewest_evictions(
+            ordered, CpuLedger(self.resources.free_cpu_bytes), demand.size_bytes
+        )
+        if evicted is None:
+            return _NO
+        return Candidate(
+            CandidateLevel.FREE,
+            on_cpu=True,
+            evictions=tuple(d for d in evicted if d.level is DeploymentLevel.HOT),
+            dropped=tuple(d for d in evicted if d.level is DeploymentLevel.WARM),
+        )
+
+    def _cached(self, spared: Set[str]) -> Iterator[PlacedReplica]:
+        for model_key, replicas in self.warm.items():
+            if model_key not in spared:
+                yield from replicas.values()
+
+    def with_deployed(
+        self,
+        demand: Demand,
+        replica_id: str,
+        candidate: Candidate,
+        now: float,
+        together: Set[str] = NO_MODELS,
+        reserved_bytes: int = 0,
+    ) -> Node:
+        """Return the node with the replica HOT as `candidate` says, and the evictions done."""
+        if candidate.level is CandidateLevel.DEPLOYED:
+            return self
+        gone = [replica.key for replica in candidate.evictions]
+        if candidate.on_cpu:
+            node = self.without([*gone, *(replica.key for replica in candidate.dropped)])
+        else:
+            # While others leave the GPUs, the replica that returns is still WARM and holds CPU memory.
+            spared = together | {demand.model_key}
+            node = self.with_evicted(gone, spared, reserved_bytes) if gone else self
+        warm = self.warm.get(demand.model_key, {}).get(replica_id)
+        replica = PlacedReplica(
+            model_key=demand.model_key,
+            replica_id=replica_id,
+            node_id=self.id,
+            level=DeploymentLevel.HOT,
+            size_bytes=demand.size_bytes if warm is None else warm.size_bytes,
+            deployed=now,
+            gpu_mem_bytes_by_id=candidate.gpu_mem_bytes_by_id,
+            gpu_memory_fraction=candidate.gpu_memory_fraction,
+            dedicated=demand.dedicated,
+            on_cpu=candidate.on_cpu,
+        )
+        return node.without([replica.key]).with_replica(replica)
+
+    def with_evicted(
+        self, keys: Iterable[ReplicaKey], spared: Set[str] = NO_MODELS, reserved_bytes: int = 0
+    ) -> Node:
+        """Return the node with these HOT replicas WARM, or deleted where CPU memory does not suffice.
+
+        The smallest WARM replicas are deleted for them, none of models in `spared`. `reserved_bytes` look
+        free and are not: a replica gives them back only after these have become WARM.
+        """
+        node = self
+        found = [self.hot.get(model_key, {}).get(replica_id) for model_key, replica_id in keys]
+        for replica in smallest_first(d for d in found if d is not None):
+            cached = node._cached(spared)
+            node = node.without([replica.key])
+            free = node.resources.free_cpu_bytes - reserved_bytes
+            # A replica on the CPU keeps the memory that it has.
+            dropped = [] if replica.on_cpu else make_room(cached, free, replica.size_bytes)
+            if dropped is not None:
+                node = node.without(d.key for d in dropped).with_replica(replica.as_warm())
+        return node
+
+    def with_dedicated(self, keys: Iterable[ReplicaKey], dedicated: bool) -> Node:
+        """Return the node with these HOT replicas dedicated, or no longer."""
+        node = self
+        for key in keys:
+            replica = self.hot.get(key[0], {}).get(key[1])
+            if replica is not None and replica.dedicated != dedicated:
+                node = node.without([key]).with_replica(replace(replica, dedicated=dedicated))
+        return node
+
+    def with_replica(self, replica: PlacedReplica) -> Node:
+        """Return the node with one more replica.
+
+        Raises:
+            ValueError: if its memory is not free.
+        """
+        resources = self.resources.taken(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
+        if replica.level is DeploymentLevel.HOT:
+            more = _with(self.hot, replica)
+            return replace(self, resources=resources, hot=more)
+        return replace(self, resources=resources, warm=_with(self.warm, replica))
+
+    def without(self, keys: Iterable[ReplicaKey]) -> Node:
+        """Return the node without these replicas, HOT or WARM; their memory is free."""
+        node = self
+        for key in keys:
+            replica = node.find(key)
+            if replica is None:
+                continue
+            node = replace(
+                node,
+                resources=node.resources.given_back(replica.gpu_mem_bytes_by_id, replica.cpu_bytes),
+                hot=_without(node.hot, key),
+                warm=_without(node.warm, key),
+            )
+        return node
+
+    def emptied(self) -> Node:
+        """Return the node without replicas."""
+        return Node(self.id, self.name, self.resources.emptied())
+
+
+def _level(candidate: Candidate, warm: bool) -> CandidateLevel:
+    if candidate.evictions or candidate.dropped:
+        return CandidateLevel.CACHED_AND_FULL if warm else CandidateLevel.FULL
+    return CandidateLevel.CACHED_AND_FREE if warm else CandidateLevel.FREE
+
+
+def _with(replicas: Replicas, replica: PlacedReplica) -> Replicas:
+    mine = replicas.get(replica.model_key, {})
+    return {**replicas, replica.model_key: {**mine, replica.replica_id: replica}}
+
+
+def _without(replicas: Replicas, key: ReplicaKey) -> Replicas:
+    model_key, replica_id = key
+    if replica_id not in replicas.get(model_key, {}):
+        return replicas
+    mine = {other: d for other, d in replicas[model_key].items() if other != replica_id}
+    others = {other: theirs for other, theirs in replicas.items() if other != model_key}
+    return {**others, model_key: mine} if mine else others

@@ -1,0 +1,1 @@
+"""The processes of one model: the zygote, its runners and the owner of its weights."""

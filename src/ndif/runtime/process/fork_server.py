@@ -1,0 +1,244 @@
+"""The fork server: a process that has imported what every model process imports, and forks them.
+
+A model process that is forked starts in milliseconds instead of seconds, and shares the pages of torch,
+transformers and nnsight with the others. The server has one thread, never starts CUDA, loads no model and
+runs no user's code. Each server belongs to one runtime and one environment: libraries read variables when
+they are imported, so a server's children have exactly the server's environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ndif.runtime.frames import Channel
+from ndif.runtime.process.zygote import end_with_parent
+
+STATUS = struct.Struct("!i")
+"""A number that the server reports of a child: first its process id, at its end its exit code."""
+
+OPTION = "--fork-server"
+"""Option of `python -m ndif.runtime` that asks for a fork server instead of a model process."""
+
+_IMPORTED = (
+    "torch",
+    "transformers",
+    "transformers.pipelines",
+    "safetensors.torch",
+    "ndif.runtime.measure",
+    "ndif.runtime.process.cuda",
+    "ndif.runtime.process.forking",
+    "ndif.runtime.process.heap",
+    "ndif.runtime.process.loaded_model",
+    "ndif.runtime.process.runner",
+    "ndif.runtime.process.isolation",
+    "ndif.runtime.process.warmup_request",
+    "ndif.runtime.process.weight_owner_client",
+    "ndif.runtime.weights.weights",
+)
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_ARGUMENTS = 45
+"""Position of the arguments' first address in /proc/self/stat, counted after the command's name."""
+
+
+class CannotForkError(Exception):
+    """Something started CUDA in the server, so that no child could use it."""
+
+
+def main(fd: int, generation: str) -> None:
+    """Import what model processes of `generation` need, then fork them until the host hangs up.
+
+    Raises:
+        CannotForkError: if an import has started CUDA.
+    """
+    end_with_parent()
+    import_all(generation)
+    ForkServer(Channel(socket.socket(fileno=fd)), _PROGRAMS).serve()
+
+
+def import_all(generation: str) -> None:
+    """Import what model processes of `generation` need.
+
+    Raises:
+        CannotForkError: if that has started CUDA.
+    """
+    given = os.environ.get(_NVML_CHECK)
+    # A module that asks torch for GPUs as it is imported then asks NVML, which starts nothing.
+    os.environ[_NVML_CHECK] = "1"
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    from ndif.runtime.generations import create_generation
+    from ndif.runtime.process.cuda import Cuda
+
+    create_generation(generation)
+    if given is None:
+        del os.environ[_NVML_CHECK]
+    else:
+        os.environ[_NVML_CHECK] = given
+    if reached := Cuda().find_early_start():
+        raise CannotForkError(reached)
+
+
+def _run_model_process(fd: int) -> None:
+    from ndif.runtime.process.zygote import main
+
+    main(fd)
+
+
+def _run_measure(fd: int) -> None:
+    from ndif.runtime.measure import main
+
+    main(fd)
+
+
+Programs = Mapping[str, Callable[[int], None]]
+"""For each module that a host may start with `python -m MODULE FD`, the function that runs it."""
+
+_PROGRAMS: Programs = {"ndif.runtime": _run_model_process, "ndif.runtime.measure": _run_measure}
+
+
+class ForkServer:
+    """Forks children on request, and reports how each one ended to the host that asked for it.
+
+    A request is one frame that names a module and carries three descriptors: a channel on which the server
+    reports of the child, a pipe for what the child prints, and the child's own channel to its host. The
+    server reads nothing that its children are told, so no child finds another's secrets in its memory.
+    """
+
+    def __init__(self, control: Channel, programs: Programs) -> None:
+        self._control = control
+        self._programs = programs
+        self._children: dict[int, socket.socket] = {}
+        """The channel on which a child's end is reported, by process id."""
+
+    def serve(self) -> NoReturn:
+        """Fork on request, report who ended, end with the host.
+
+        Raises:
+            OSError: if the kernel has no descriptors of processes (Linux 5.3).
+        """
+        os.close(os.pidfd_open(os.getpid()))
+        # Children neither scan what was imported nor copy its pages by counting references.
+        gc.collect()
+        gc.freeze()
+        wake, woken = socket.socketpair()
+        woken.setblocking(False)
+        signal.set_wakeup_fd(woken.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._own = [self._control.socket, wake, woken]
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control.socket, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is wake:
+                        wake.recv(4096)
+                        self._reap()
+                    else:
+                        self._obey(selector)
+
+    def _obey(self, selector: selectors.BaseSelector) -> None:
+        try:
+            header, _, fds = self._control.receive()
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        status_fd, output, channel = fds
+        status = socket.socket(fileno=status_fd)
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            traceback.print_exc()
+            status.close()  # by which the host knows
+        else:
+            if pid == 0:
+                selector.close()
+                self._be_child(server, status, output, header["module"], channel)
+            self._children[pid] = status
+            self._introduce(pid, status)
+        os.close(output)
+        os.close(channel)
+
+    def _introduce(self, pid: int, status: socket.socket) -> None:
+        """Tell the host which process its child is."""
+        with contextlib.suppress(OSError):  # the host does not wait any more
+            # A number may be given to another process once this one is reaped. A descriptor is not.
+            process = os.pidfd_open(pid)
+            try:
+                socket.send_fds(status, [STATUS.pack(pid)], [process])
+            finally:
+                os.close(process)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            with self._children.pop(pid) as channel, contextlib.suppress(OSError):
+                channel.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
+
+    def _be_child(
+        self, server: int, status: socket.socket, output: int, module: str, channel: int
+    ) -> NoReturn:
+        """Be as a process that was started with `python -m MODULE FD`."""
+        code = 1
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            end_with_parent()
+            if os.getppid() != server:  # it ended before that could be asked for
+                os._exit(1)
+            for connection in [*self._own, *self._children.values(), status]:
+                connection.close()
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            _name_process(["-m", module, str(channel)])
+            _reseed()
+            self._programs[module](channel)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _reseed() -> None:
+    """Give this process random numbers of its own; Python's own generator sees to itself."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.seed()
+
+
+def _name_process(arguments: Sequence[str]) -> None:
+    """Change the command line that the system shows of this process, and that Python knows."""
+    sys.argv[1:] = arguments[2:]
+    sys.orig_argv[1:] = arguments
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(stat[_ARGUMENTS]), int(stat[_ARGUMENTS + 1])
+    text = b"".join(os.fsencode(argument) + b"\0" for argument in sys.orig_argv)
+    # What is longer than the server's own has no room.
+    if 0 < len(text) <= end - start:
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

@@ -1,0 +1,201 @@
+"""The state of a model that a reset between two requests restores or checks."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ndif.runtime.process.namespaces import has_same_members
+from ndif.runtime.process.proc_files import ProcFiles, content
+
+
+class ResetError(Exception):
+    """The process cannot be reset; the message says what the request left."""
+
+
+class ModelState:
+    """The state of the module tree and the objects around it, which `restore` restores."""
+
+    def __init__(self, model: Any) -> None:
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        known: set[int] = set()
+        for owner in (model, *model._module.modules(), *_neighbours(model)):
+            for found in _dicts_of(vars(owner)):
+                if id(found) not in known:
+                    known.add(id(found))
+                    self._dicts.append((found, dict.copy(found)))
+                    lists = [value for value in dict.values(found) if type(value) is list]
+                    self._lists += [(value, list(value)) for value in lists]
+        self._tokenizer = _TokenizerState(getattr(model, "tokenizer", None))
+        self._tensors = [
+            (each, each.requires_grad, each.data_ptr(), each.dtype, each.shape, dict(vars(each)))
+            for each in _tensors(model._module)
+        ]
+
+    def restore(self) -> None:
+        """Restore the module tree and the objects around it.
+
+        Raises:
+            ResetError: if a weight was replaced or the tokenizer was changed.
+        """
+        for now, before in self._dicts:
+            if not has_same_members(now, before):
+                dict.clear(now)
+                dict.update(now, before)
+        for items, before_items in self._lists:
+            items[:] = before_items
+        self._tokenizer.restore()
+        for tensor, trains, address, dtype, shape, attributes in self._tensors:
+            if (tensor.data_ptr(), tensor.dtype, tensor.shape) != (address, dtype, shape):
+                raise ResetError("a weight was replaced")
+            if not has_same_members(vars(tensor), attributes):
+                raise ResetError("a weight has other attributes")
+            if tensor.is_leaf is False or tensor._backward_hooks:
+                raise ResetError("a weight belongs to a graph")
+            if tensor.requires_grad is not trains:
+                tensor.requires_grad_(trains)
+            tensor.grad = None
+
+
+class _TokenizerState:
+    """The native state of a tokenizer (`tokenizers`), which no Python attribute shows."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        inner = getattr(tokenizer, "_tokenizer", None)
+        self._inner: Any = inner if hasattr(inner, "get_vocab_size") else None
+        if self._inner is None:
+            return
+        self._state = self._read()
+        self._padding, self._truncation = self._inner.padding, self._inner.truncation
+
+    def _read(self) -> list[Any]:
+        inner: Any = self._inner
+        parts = (inner.normalizer, inner.pre_tokenizer, inner.post_processor, inner.decoder)
+        return [
+            inner.get_vocab_size(with_added_tokens=True),
+            {number: str(token) for number, token in inner.get_added_tokens_decoder().items()},
+            [None if part is None else part.__getstate__() for part in parts],
+            [getattr(inner.model, name, None) for name in ("dropout", "unk_token", "fuse_unk")],
+            inner.encode_special_tokens,
+        ]
+
+    def restore(self) -> None:
+        """Restore the tokenizer.
+
+        Raises:
+            ResetError: if its tokens changed, or its way to split text.
+        """
+        inner = self._inner
+        if inner is None:
+            return
+        if inner.padding != self._padding:
+            inner.enable_padding(**self._padding) if self._padding else inner.no_padding()
+        if inner.truncation != self._truncation:
+            if self._truncation:
+                inner.enable_truncation(**self._truncation)
+            else:
+                inner.no_truncation()
+        if self._read() != self._state:
+            raise ResetError("the tokenizer was changed")
+
+
+def _neighbours(model: Any) -> Iterator[Any]:
+    """Yield the model's configurations, interleaver and tokenizer, if they have Python attributes."""
+    module = model._module
+    tokenizer = getattr(model, "tokenizer", None)
+    for owner in (module, model):
+        for name in ("config", "generation_config", "interleaver", "_interleaver"):
+            found = getattr(owner, name, None)
+            if type(getattr(found, "__dict__", None)) is dict:
+                yield found
+    if type(getattr(tokenizer, "__dict__", None)) is dict:
+        yield tokenizer
+
+
+def _dicts_of(members: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+    """Yield a namespace and the dictionaries in it: parameters, buffers, hooks."""
+    yield members
+    for value in members.values():
+        if issubclass(type(value), dict):
+            yield value
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+@dataclass(frozen=True, slots=True)
+class _WholePages:
+    """The whole pages of a tensor, and which of them belonged to this process alone before."""
+
+    start: int
+    end: int
+    own: Any
+
+
+class WeightsMemory:
+    """The weights in this process's memory, which `check` checks for writes.
+
+    A write to a shared page gives this process a page of its own, which the page map shows. Parts of pages
+    that hold other data, too, and pages that were this process's own before, are compared with copies.
+    Weights on GPUs are verified by their owner.
+    """
+
+    def __init__(self, module: torch.nn.Module, proc_files: ProcFiles) -> None:
+        self._proc_files = proc_files
+        self._whole: list[_WholePages] = []
+        self._copies: list[tuple[int, bytes]] = []
+        for start, end in _merged(_ranges(_tensors(module))):
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            last = end // mmap.PAGESIZE * mmap.PAGESIZE
+            if last <= first:
+                self._copy(start, end)
+                continue
+            self._copy(start, first)
+            self._copy(last, end)
+            own = proc_files.own_pages(first, last)
+            for page in own.nonzero()[0].tolist():
+                at = first + page * mmap.PAGESIZE
+                self._copy(at, at + mmap.PAGESIZE)
+            self._whole.append(_WholePages(first, last, own))
+
+    def _copy(self, start: int, end: int) -> None:
+        if end > start:
+            self._copies.append((start, content(start, end - start)))
+
+    def check(self) -> None:
+        """Check that no weight was written to.
+
+        Raises:
+            ResetError: if one was.
+        """
+        for whole in self._whole:
+            if (self._proc_files.own_pages(whole.start, whole.end) & ~whole.own).any():
+                raise ResetError("a weight was written to")
+        for start, before in self._copies:
+            if content(start, len(before)) != before:
+                raise ResetError("a weight was written to")
+
+
+def _ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    for tensor in tensors:
+        if tensor.device.type == "cpu":
+            storage = tensor.untyped_storage()
+            if storage.nbytes():
+                yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _merged(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that overlap or touch."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found

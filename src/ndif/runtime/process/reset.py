@@ -1,0 +1,253 @@
+"""The reset of a confined process between two requests of one user.
+
+After a reset the process shows no more of an earlier request than a new process does. State that is simple
+to restore is restored: settings of torch and numpy, random numbers, the model's hooks, modules that came
+with the request. Any other change is only detected: then the process ends, and the next request gets a new
+one.
+
+The reset does not keep users apart: a process never serves two of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
+from ndif.runtime.process.proc_files import ProcFiles
+from ndif.runtime.process.process_settings import ProcessSetting, settings, stop_timers
+
+if TYPE_CHECKING:
+    from ndif.runtime.frames import Channel
+    from ndif.runtime.generations import Generation
+    from ndif.runtime.process.driver import Driver
+    from ndif.runtime.process.isolation import Isolation
+
+_SLACK_BYTES = 64 << 20
+"""Bytes that the allocators may keep; the next request's memory limit is smaller by as much."""
+_TRIM_BYTES = 16 << 20
+"""Growth in bytes from which freed memory is returned to the system."""
+
+_INTERPRETER_NOTES = frozenset({"__slotnames__", "__warningregistry__", "__signature__"})
+"""Attributes that Python itself adds to classes and modules, as caches or to warn once."""
+
+_COUNTERS = (".hooks.RemovableHandle", "._lazy_seed_tracker", "._queued_calls")
+"""Attributes that torch changes when hooks are registered or seeds are set; restoring them is harmless."""
+
+
+class Reset:
+    """Return a runner's process to its state before the first request.
+
+    Owns a record of that state (see `begin`). Restores what it can and raises for the rest; the caller then
+    ends the process.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        channel: Channel,
+        driver: Driver | None,
+        isolation: Isolation,
+        proc_files: ProcFiles,
+    ) -> None:
+        assert isolation.namespaces is not None  # noqa: S101 - the zygote made them for this
+        self.proc_files = proc_files
+        self._generation = generation
+        self._channel = channel
+        self._driver = driver
+        self._namespaces = isolation.namespaces
+        self._guarded = isolation.policy is not None
+        self._settings: list[tuple[ProcessSetting, Any]] = []
+        self._limits = isolation.confinement
+
+    def begin(self) -> None:
+        """Record the state of the process before the first request."""
+        _start_threads(self._generation.model)
+        self._generation.forget()
+        gc.collect()
+        self._namespaces.inherit()
+        self._settings = [(setting, setting.read()) for setting in settings(self._driver)]
+        self._model = ModelState(self._generation.model)
+        # Weights on devices belong to another process, which verifies them.
+        own = self._generation.model._module if self._driver is None else torch.nn.Module()
+        self._weights = WeightsMemory(own, self.proc_files)
+        self._threads = self.proc_files.threads()
+        self._data = self.proc_files.data_bytes()
+        self._anonymous = self.proc_files.anonymous_bytes()
+        self._descriptors = _descriptors()
+        # Present objects stay frozen, so that a request's objects are all that the collector tracks.
+        gc.freeze()
+
+    def __call__(self, header: Mapping[str, Any], *, spilled: bool) -> None:
+        """Remove everything that a request left; `spilled` if its result is in a file of the host's.
+
+        Raises:
+            ResetError: if something cannot be removed.
+        """
+        if spilled:
+            raise ResetError("its result lies in a file that this process could still write to")
+        if header["env"].get("peft"):
+            raise ResetError("an adapter was put on the model")
+        self._check_threads()
+        stop_timers()
+        self._restore_settings()
+        self._generation.forget()
+        self._model.restore()
+        self._check_objects(loaded=self._restore_namespaces())
+        self._weights.check()
+        self._check_memory()
+        if _descriptors() != self._descriptors:
+            raise ResetError("descriptors were opened, closed or changed")
+
+    def _check_threads(self) -> None:
+        if len(sys._current_frames()) > 1 or threading.active_count() > 1:
+            raise ResetError("a thread is still running")
+        if self.proc_files.threads() > self._threads:
+            raise ResetError("a library's thread was started")
+
+    def _restore_settings(self) -> None:
+        for setting, before in self._settings:
+            if setting.is_unchanged(before):
+                continue
+            if setting.restore is not None:
+                with contextlib.suppress(Exception):
+                    setting.restore(before)
+            if setting.restore is None or not setting.is_unchanged(before):
+                raise ResetError(f"{setting.name} cannot be restored")
+        # `random` seeds itself anew at each fork; do as a new process does.
+        random.seed()
+
+    def _restore_namespaces(self) -> bool:
+        """Restore modules and classes; return True if the request loaded libraries of the server."""
+        spaces = self._namespaces
+        loaded = ""
+        for name in spaces.modules():
+            module = sys.modules.get(name)
+            if spaces.has(name) or not _of_a_library(module):
+                spaces.restore_module(name)
+            else:
+                spaces.adopt_module(name)
+                loaded = name
+        if loaded and not self._guarded:
+            # The module's own changes cannot be told from the request's.
+            raise ResetError(f"the module {loaded} was loaded")
+        if (function := spaces.patched()) is not None:
+            raise ResetError(f"the function {function} was changed")
+        changes = spaces.changes()
+        if not self._guarded:
+            for change in changes:
+                is_note = change.members is not None and _INTERPRETER_NOTES.issuperset(
+                    change.keys()
+                )
+                if not is_note and not change.name.endswith(_COUNTERS):
+                    raise ResetError(f"{change} was changed")
+        if loaded:
+            # Under the policy only libraries change libraries: when they are loaded or first used.
+            spaces.adopt(changes)
+        else:
+            for change in changes:
+                change.restore()
+        spaces.settle()
+        return bool(loaded)
+
+    def _check_objects(self, *, loaded: bool) -> None:
+        """Check that no object of the request is alive, whatever refers to it."""
+        gc.collect()
+        for found in gc.get_objects():
+            if (name := _name_of_request_object(found, loaded=loaded)) is not None:
+                raise ResetError(f"{name} is still alive")
+        gc.freeze()
+
+    def _check_memory(self) -> None:
+        if self._driver is not None:
+            self._driver.release_memory()
+        if self.proc_files.anonymous_bytes() > self._anonymous + _TRIM_BYTES:
+            ctypes.CDLL(None).malloc_trim(0)
+        # A GPU's driver maps any amount of memory, and no limit of the next request counts it.
+        if self._driver is None and self.proc_files.data_bytes() > self._data + _SLACK_BYTES:
+            raise ResetError("memory was not freed")
+
+
+def _descriptors() -> list[tuple[int, ...] | None]:
+    """Return the file behind each descriptor that this process may have; None for a closed one."""
+    found: list[tuple[int, ...] | None] = []
+    for fd in range(_MAX_DESCRIPTORS):
+        try:
+            facts = os.fstat(fd)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd)))
+    return found
+
+
+_MAX_DESCRIPTORS = 256
+
+
+def _start_threads(model: Any) -> None:
+    """Start the threads of libraries that ordinary requests start and that stay."""
+    with torch.enable_grad():
+        torch.ones(1, requires_grad=True).sum().backward()
+    with contextlib.suppress(Exception):
+        # The caller's thread tokenizes a single text, a pool of threads several.
+        model.tokenizer(["one", "two"])
+
+
+_LIBRARIES = tuple(
+    f"{os.path.normpath(folder)}/"
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")),
+        *sys.path,
+    )
+    if folder
+)
+"""The folders of the server's packages."""
+
+
+def _of_a_library(module: object) -> bool:
+    """Return True for a module that Python loaded from the folders of the server's packages."""
+    if not isinstance(module, types.ModuleType):
+        return False
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    if origin in ("built-in", "frozen"):
+        return True
+    return isinstance(origin, str) and origin.startswith(_LIBRARIES)
+
+
+def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
+    """Return the name of an object that only a request can have made; None if it may be a library's.
+
+    If the request `loaded` libraries, their functions and classes are as new as its own.
+    """
+    kind = type(found)
+    if kind is types.FunctionType:
+        file = found.__code__.co_filename
+        if not file.startswith(_LIBRARIES) and not (loaded and file.startswith("<")):
+            return f"the function {found.__qualname__}"
+    if issubclass(kind, type) and not (loaded and _of_a_library(sys.modules.get(found.__module__))):
+        return f"the class {found.__qualname__}"
+    if issubclass(kind, torch.Tensor):
+        return "a tensor"
+    if kind in _RUNNING:
+        return f"a {kind.__name__}"
+    if issubclass(kind, weakref.finalize):
+        return "a finalizer"
+    return None
+
+
+_RUNNING = frozenset(
+    {types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType}
+)

@@ -1,0 +1,1 @@
+"""Fetch, place, share and check the weights of a model."""

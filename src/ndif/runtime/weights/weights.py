@@ -1,0 +1,306 @@
+"""A model's weights apart from its modules: collect, share, place and install them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import dispatch_model, infer_auto_device_map
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
+from accelerate.utils import get_balanced_memory
+from transformers.utils import logging
+
+from ndif.runtime.process.driver import Driver, Handle
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights.transfer import to_devices
+
+Export = Callable[[Iterable[torch.Tensor]], list[Handle]]
+"""Shares tensors with other processes: `Driver.export`."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_NAMED = 5
+
+
+class WeightsError(ValueError):
+    """The weights of a model cannot be shared; the message says why."""
+
+
+def load_arguments(spec: ModelSpec) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that `spec` asks for."""
+    arguments: dict[str, Any] = {"dtype": spec.dtype}
+    device = spec.device
+    if device == "auto" and spec.max_memory:
+        first, *more = spec.max_memory
+        if more:
+            arguments["max_memory"] = dict(spec.max_memory)
+        else:
+            device = f"cuda:{first}"
+    if device is not None and device != "cpu":
+        arguments["device_map"] = device
+    if spec.trust_remote_code:
+        arguments["trust_remote_code"] = True
+    return arguments
+
+
+def collect(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return every parameter and buffer by name; a tied tensor appears under each of its names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def check(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Check that `module` has exactly the tensors `names`.
+
+    Raises:
+        WeightsError: if not.
+    """
+    differing = sorted(collect(module).keys() ^ set(names))
+    if differing:
+        raise WeightsError(
+            "The model has other tensors once it is loaded than it is built with, so it cannot be "
+            f"shared between processes: {', '.join(differing[:_NAMED])}"
+        )
+
+
+def install(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put tensors that were collected from one module into another of the same architecture.
+
+    Raises:
+        WeightsError: if the architectures differ.
+    """
+    check(module, tensors)
+    for name, tensor in tensors.items():
+        path, _, key = name.rpartition(".")
+        part = module.get_submodule(path)
+        places = part._parameters if key in part._parameters else part._buffers
+        places[key] = tensor  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedWeights:
+    """Tensors in a form that another process can map."""
+
+    names: Mapping[str, int]
+    """The index of each name's handle; names of one tensor share a handle."""
+    handles: tuple[Handle, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor], export: Export) -> ExportedWeights:
+        """Share `tensors`; the caller must keep them as long as another process may use them.
+
+        Raises:
+            WeightsError: if one of them cannot be shared.
+        """
+        different = {id(tensor): tensor for tensor in tensors.values()}
+        for name, tensor in tensors.items():
+            if type(tensor) not in _PLAIN:
+                raise WeightsError(
+                    f"{name} is a {type(tensor).__name__}, which cannot be shared between processes; "
+                    "load the model in a dtype of torch"
+                )
+            if tensor.is_meta:
+                raise WeightsError(
+                    f"There is no room on the devices for all of the model: {name} was left out. "
+                    "Load it in a smaller dtype, or give it more devices."
+                )
+        places = {key: place for place, key in enumerate(different)}
+        return cls(
+            {name: places[id(tensor)] for name, tensor in tensors.items()},
+            tuple(export(different.values())),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name, mapped into this process without a copy."""
+        made = [function(*arguments) for function, arguments in self.handles]
+        return {name: made[place] for name, place in self.names.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices of a loaded model."""
+
+    device: str
+    """The device of the model's inputs."""
+    device_map: Mapping[str, Any] | None
+    """The device of each submodule, if the model is spread over several devices."""
+    hooks: Mapping[str, Mapping[str, Any]]
+    """The arguments of accelerate's hooks, which move a module's inputs, by the module's name."""
+
+    @classmethod
+    def of(cls, module: Any) -> Placement:
+        """Return the placement of `module`."""
+        hooks = {
+            name: {
+                "execution_device": hook.execution_device,
+                "io_same_device": hook.io_same_device,
+                "skip_keys": hook.skip_keys,
+            }
+            for name, part in module.named_modules()
+            if (hook := getattr(part, "_hf_hook", None)) is not None
+        }
+        return cls(str(module.device), getattr(module, "hf_device_map", None), hooks)
+
+    def apply(self, module: Any) -> None:
+        """Replace the hooks of `module`, which nnsight has wrapped, by those of this placement."""
+        for part in module.modules():
+            if "_hf_hook" in vars(part):
+                _unhook(part)
+        if self.device_map is None:
+            return
+        module.hf_device_map = dict(self.device_map)
+        for name, arguments in self.hooks.items():
+            part = module.get_submodule(name)
+            # The hook belongs below nnsight's wrapper, as if it had been added first.
+            wrapper = vars(part).pop("forward", None)
+            add_hook_to_module(part, _Hook(**arguments))
+            if hasattr(part, "__nnsight_forward__"):  # what nnsight 0.6 and 0.7 call
+                part.__nnsight_forward__ = vars(part)["forward"].func
+            if wrapper is not None:
+                part.forward = wrapper
+
+
+def _unhook(part: Any) -> None:
+    """Remove a hook from below nnsight's wrapper."""
+    wrapper = vars(part).pop("forward", None)
+    remove_hook_from_module(part)
+    vars(part).pop("forward", None)
+    if hasattr(part, "__nnsight_forward__"):
+        part.__nnsight_forward__ = type(part).forward
+    if wrapper is not None:
+        part.forward = wrapper
+
+
+class _Hook(AlignDevicesHook):  # type: ignore[misc]
+    """Accelerate's hook for a module whose weights are, or will be, on their devices."""
+
+    def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Move no weights."""
+        return module
+
+
+_ELSEWHERE = ("cpu", "disk")
+
+
+def place(module: Any, spec: ModelSpec, driver: Driver) -> None:
+    """Move a model to the devices that `spec` names; without a device map it stays where it is.
+
+    Raises:
+        WeightsError: if the devices have too little memory for the model.
+    """
+    remove_hook_from_module(module, recurse=True)
+    vars(module).pop("hf_device_map", None)
+    arguments = load_arguments(spec)
+    if "device_map" not in arguments:
+        return
+    devices = (
+        spread(module, arguments.get("max_memory"))
+        if arguments["device_map"] == "auto"
+        else {"": torch.device(arguments["device_map"])}
+    )
+    move(module, devices, driver)
+    # No weight is left to move; the hooks that this adds move values from device to device.
+    dispatch_model(module, devices, skip_keys=module._skip_keys_device_placement)
+
+
+def move(module: torch.nn.Module, devices: Mapping[str, Any], driver: Driver) -> None:
+    """Copy a model's weights to `devices`, a device by submodule; tied weights stay tied."""
+    weights = collect(module)
+    moved: dict[int, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        if id(tensor) not in moved:
+            moved[id(tensor)] = _empty_like(tensor, _device_of(name, devices))
+    sources = {id(tensor): tensor for tensor in weights.values()}
+    with torch.no_grad():
+        to_devices(((moved[key], source) for key, source in sources.items()), driver)
+    install(module, {name: moved[id(tensor)] for name, tensor in weights.items()})
+
+
+def _empty_like(tensor: torch.Tensor, device: Any) -> torch.Tensor:
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
+    """Return the device of the innermost submodule around `name` that has one."""
+    prefix = name
+    while prefix not in devices and prefix:
+        prefix = prefix.rpartition(".")[0]
+    return devices[prefix]
+
+
+def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
+    """Return a device map that spreads a model over `max_memory`, bytes by GPU; None for all free memory.
+
+    Raises:
+        WeightsError: if the GPUs have too little memory for the whole model.
+    """
+    unsplit = list(module._no_split_modules or [])
+    balanced = get_balanced_memory(
+        module,
+        max_memory=None if max_memory is None else dict(max_memory),
+        no_split_module_classes=unsplit,
+    )
+    gpus = {device: size for device, size in balanced.items() if device not in _ELSEWHERE}
+    found: dict[str, Any] = infer_auto_device_map(
+        module, max_memory=gpus, no_split_module_classes=unsplit
+    )
+    left_out = sorted(name for name, device in found.items() if device in _ELSEWHERE)
+    if left_out:
+        raise WeightsError(
+            f"There is no room on the devices for all of the model: {left_out[0] or 'it'} was left "
+            "out. Give it more devices, or more of them."
+        )
+    return found
+
+
+_REPORT_INTERVAL_S = 0.05
+
+
+class _ProgressBar:
+    """A stand-in for a progress bar of tqdm that reports counts and draws nothing."""
+
+    def __init__(self, report: Callable[[int, int], None], args: Any, kwargs: Any) -> None:
+        self._report = report
+        self._items = args[0] if args else kwargs.get("iterable")
+        total = kwargs.get("total")
+        self.total = (
+            len(self._items) if total is None and hasattr(self._items, "__len__") else total
+        )
+        self.n = 0
+        self._reported_at = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            yield item
+            self.update()
+
+    def update(self, count: int = 1) -> None:
+        """Add to the count; report it at intervals and at the end."""
+        self.n += count
+        now = time.monotonic()
+        if self.total and (now - self._reported_at > _REPORT_INTERVAL_S or self.n >= self.total):
+            self._reported_at = now
+            self._report(self.n, int(self.total))
+
+    def __enter__(self) -> _ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return a function that does nothing: the other methods of a bar change only its looks."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+def report_progress(report: Callable[[int, int], None]) -> None:
+    """Call `report(done, total)` in place of every progress bar that transformers would draw."""
+    logging.set_tqdm_hook(lambda _, args, kwargs: _ProgressBar(report, args, kwargs))

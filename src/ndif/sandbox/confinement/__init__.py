@@ -1,0 +1,1 @@
+"""The kernel's confinement of a process: namespaces, Landlock, seccomp and limits."""

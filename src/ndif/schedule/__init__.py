@@ -1,0 +1,1 @@
+"""The calendar that says which deployments are scheduled when."""

@@ -1,0 +1,105 @@
+"""Configuration that the supervising process hands to the gateways and the dispatcher, and their set-up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ndif.schema.deployment import DeploymentConfig
+from ndif.server.supervised import ProcessSpec
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_VERBOSE_LIBRARIES = ("httpx", "httpcore")
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """Configuration that all processes of one server share, beside the environment.
+
+    It travels in a file that only this user can read, because it holds secrets.
+    """
+
+    listening: int
+    """Descriptor of the socket that the gateways share: while one starts again, the others answer."""
+    results: Path
+    """Folder of results, where no object store is configured."""
+    secret: str
+    """Key that signs the addresses of results in files."""
+    token: str
+    """Bearer token of `/admin/*`."""
+    loopback: bool
+    """True if the server listens on this machine's loopback address only."""
+    deployments: Sequence[DeploymentConfig]
+    """Models to deploy at the start."""
+
+    def write(self, path: Path) -> None:
+        """Write the configuration for `read`, with mode 0600."""
+        content: dict[str, Any] = {
+            "listening": self.listening,
+            "results": str(self.results),
+            "secret": self.secret,
+            "token": self.token,
+            "loopback": self.loopback,
+            "deployments": [asdict(config) for config in self.deployments],
+        }
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+
+    @classmethod
+    def read(cls, path: Path) -> ProcessConfig:
+        """Return the configuration that `write` wrote."""
+        content = json.loads(path.read_text())
+        content["results"] = Path(content["results"])
+        content["deployments"] = [DeploymentConfig(**config) for config in content["deployments"]]
+        return cls(**content)
+
+    def processes(
+        self,
+        file: Path,
+        gateways: int,
+        log: Path,
+        leader_log: Path,
+        leader_module: str = "ndif.server.leader",
+    ) -> list[ProcessSpec]:
+        """Return the processes of a server, which read their configuration from `file`."""
+
+        def process(name: str, module: str, log: Path, *, must_start: bool) -> ProcessSpec:
+            def command(parent_pipe: int) -> Sequence[str]:
+                return [sys.executable, "-m", module, str(file), str(parent_pipe)]
+
+            return ProcessSpec(name, command, log, must_start, inherited=(self.listening,))
+
+        return [
+            # A dispatcher that cannot reach the broker or the cluster yet tries again.
+            process("dispatcher", leader_module, leader_log, must_start=False),
+            *(
+                process(f"gateway {number}", "ndif.server.gateway_process", log, must_start=True)
+                for number in range(gateways)
+            ),
+        ]
+
+
+def on_parent_exit(parent_pipe: int, stop: Callable[[], None]) -> None:
+    """Call `stop` once the supervising process has closed its end of the pipe, or is gone."""
+    loop = asyncio.get_running_loop()
+
+    def closed() -> None:
+        loop.remove_reader(parent_pipe)
+        stop()
+
+    loop.add_reader(parent_pipe, closed)
+
+
+def configure_logging(handlers: Iterable[logging.Handler] | None = None) -> None:
+    """Log from level INFO on to `handlers`; by default to standard error, which the supervisor keeps."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers, force=True)
+    for name in _VERBOSE_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,301 @@
+"""The pub/sub channels that one process listens to, on one connection to Redis.
+
+A subscription is present while Redis counts a subscriber on its channel: a gateway that dies takes its
+subscriptions with it, and no key is left behind. A terminal update is also stored in a list until its
+gateway confirms it, because Redis drops what it publishes while that gateway's connection is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from redis.asyncio.client import PubSub
+
+from ndif.stores.broker.encoding import decode_update
+from ndif.stores.broker.port import BrokerError
+from ndif.stores.redis.client import Redis, broker_errors, retry
+from ndif.stores.redis.pipelining import ANSWER_S
+from ndif.tasks import end, within
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.2
+_RECOVER_S = 60.0
+_PLACEHOLDER = "nobody"
+"""A channel that is never published to: Redis has no messages for a connection without any channel."""
+
+
+def channel_of(subscription_id: str) -> str:
+    """Return the name of the channel on which a subscription's updates are published."""
+    return f"subscription:{subscription_id}"
+
+
+def unconfirmed_of(subscription_id: str) -> str:
+    """Return the key of the list of a subscription's terminal updates that are not confirmed."""
+    return f"unconfirmed:{subscription_id}"
+
+
+class Channel:
+    """A queue of the messages that are published under one name while this process listens."""
+
+    unconfirmed = ""
+    """Key of a list of messages to read again after the connection was lost; empty for none."""
+
+    def __init__(self, channels: Channels, name: str) -> None:
+        self.name = name
+        self._channels = channels
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def put(self, message: bytes) -> None:
+        """Deliver one message."""
+        self._messages.put_nowait(message)
+
+    async def get(self) -> bytes:
+        """Return the next message."""
+        return await self._messages.get()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._channels.close(self)
+
+
+class RedisSubscription(Channel):
+    """The production form of `Subscription`."""
+
+    def __init__(self, channels: Channels, subscription_id: str) -> None:
+        super().__init__(channels, channel_of(subscription_id))
+        self.unconfirmed = unconfirmed_of(subscription_id)
+        self._id = subscription_id
+        self._terminal: set[int] = set()
+        """Hashes of the terminal updates that were returned."""
+
+    @property
+    def id(self) -> str:
+        """See `Subscription.id`."""
+        return self._id
+
+    async def next(self) -> str | bytes:
+        """See `Subscription.next`."""
+        while True:
+            update = await self.get()
+            if hash(update) in self._terminal:  # it was published, and read from the list as well
+                continue
+            try:
+                frame, is_terminal = decode_update(update)
+            except ValueError:
+                logger.exception("a message on %s is not an update", self.name)
+                continue
+            if is_terminal:
+                self._terminal.add(hash(update))
+                self._channels.confirm(self.unconfirmed, update)
+            return frame
+
+
+class Channels:
+    """The open channels of one process, by name.
+
+    Owns the task that connects, reads messages into channels, and connects again when the connection is
+    lost. `client` is of `connect_for_pubsub`; `commands` is a client for all other commands.
+    """
+
+    def __init__(self, client: Redis, commands: Redis) -> None:
+        self._client = client
+        self._commands = commands
+        self._open: dict[str, Channel] = {}
+        self._pubsub: PubSub | None = None
+        """The connection; None while there is none."""
+        self._subscribing: dict[str, asyncio.Future[None]] = {}
+        self._unsubscribing: dict[str, asyncio.Future[None]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._recovering: asyncio.Task[None] | None = None
+        self._confirmed: list[tuple[str, bytes]] = []
+        self._confirming: asyncio.Task[None] | None = None
+
+    async def stop(self) -> None:
+        """Close every channel and the connection."""
+        await end([*filter(None, (self._reading, self._recovering, self._confirming))])
+        await self._client.aclose()
+
+    async def subscribe(self, subscription_id: str | None) -> RedisSubscription:
+        """See `Broker.subscribe`."""
+        subscription = RedisSubscription(self, subscription_id or uuid.uuid4().hex)
+        await self._listen(subscription)
+        return subscription
+
+    async def listen(self, name: str) -> Channel:
+        """Open the channel of that name.
+
+        Raises:
+            BrokerError: if the server does not confirm it.
+        """
+        channel = Channel(self, name)
+        await self._listen(channel)
+        return channel
+
+    def is_open(self, subscription_id: str) -> bool:
+        """Return True if this process holds the subscription."""
+        return channel_of(subscription_id) in self._open
+
+    async def close(self, channel: Channel) -> None:
+        """Close a channel, unless a newer one has its name."""
+        if self._open.get(channel.name) is not channel:
+            return
+        del self._open[channel.name]
+        unsubscribed = self._unsubscribing[channel.name] = _future()
+        await self._send(PubSub.unsubscribe, channel.name)
+        if self._pubsub is not None:  # else Redis has forgotten what this process listened to
+            with contextlib.suppress(BrokerError):
+                await _confirmation(unsubscribed)
+
+    def confirm(self, unconfirmed: str, update: bytes) -> None:
+        """Remove an update from its list, together with others that come soon after it."""
+        self._confirmed.append((unconfirmed, update))
+        if self._confirming is None:
+            self._confirming = asyncio.create_task(self._confirm_all(), name="confirmed updates")
+
+    async def _listen(self, channel: Channel) -> None:
+        is_new = channel.name not in self._open
+        self._open[channel.name] = channel
+        if not is_new:
+            return
+        subscribed = self._subscribing[channel.name] = _future()
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_forever(), name="live channels")
+        try:
+            await self._send(PubSub.subscribe, channel.name)
+            await _confirmation(subscribed)
+        except BaseException:
+            if self._open.get(channel.name) is channel:
+                del self._open[channel.name]
+                await self._send(PubSub.unsubscribe, channel.name)
+            raise
+
+    async def _send(self, command: Callable[[PubSub, str], Awaitable[Any]], name: str) -> None:
+        """Send a command, if there is a connection; the next one subscribes to all open channels."""
+        pubsub = self._pubsub
+        if pubsub is None:
+            return
+        try:
+            async with broker_errors(ANSWER_S):
+                await command(pubsub, name)
+        except BrokerError:
+            self._lose(pubsub)
+
+    # The connection
+
+    async def _read_forever(self) -> None:
+        connections = 0
+        while True:
+            pubsub = self._client.pubsub()
+            try:
+                await self._connect(pubsub)
+                connections += 1
+                if connections > 1:
+                    await self._recover()
+                while self._pubsub is pubsub:
+                    async with broker_errors():
+                        message = await pubsub.get_message(timeout=None)
+                    if message is not None:
+                        self._receive(message)
+            except BrokerError as error:
+                logger.warning("live channels are interrupted: %s", error)
+            except Exception:
+                logger.exception("live channels are interrupted")
+            finally:
+                self._lose(pubsub)
+                with contextlib.suppress(Exception):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _connect(self, pubsub: PubSub) -> None:
+        try:
+            async with broker_errors(ANSWER_S):
+                await pubsub.connect()  # type: ignore[no-untyped-call]
+                # From here on, whoever opens or closes a channel sends that by itself.
+                self._pubsub = pubsub
+                await pubsub.subscribe(_PLACEHOLDER, *self._open)
+        except BrokerError as error:
+            _resolve(self._subscribing, error)
+            raise
+
+    def _lose(self, pubsub: PubSub) -> None:
+        if self._pubsub is pubsub:
+            self._pubsub = None
+            _resolve(self._unsubscribing)
+
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        name = message["channel"].decode()
+        if message["type"] == "message":
+            if (channel := self._open.get(name)) is not None:
+                channel.put(message["data"])
+            return
+        pending = self._subscribing if message["type"] == "subscribe" else self._unsubscribing
+        if (confirmation := pending.pop(name, None)) is not None and not confirmation.done():
+            confirmation.set_result(None)
+
+    # Terminal updates
+
+    async def _recover(self) -> None:
+        """Start to deliver the terminal updates that were published while there was no connection."""
+        if self._recovering is not None:
+            await end([self._recovering])
+        self._recovering = asyncio.create_task(self._read_unconfirmed(), name="missed updates")
+
+    async def _read_unconfirmed(self) -> None:
+        for channel in list(self._open.values()):
+            if not channel.unconfirmed:
+                continue
+            try:
+                updates = await retry(
+                    partial(self._commands.lrange, channel.unconfirmed, 0, -1), _RECOVER_S
+                )
+            except BrokerError as error:
+                logger.warning("missed updates cannot be read: %s", error)
+                return
+            for update in updates:
+                channel.put(bytes(update))  # type: ignore[arg-type]
+
+    async def _confirm_all(self) -> None:
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            confirmed, self._confirmed = self._confirmed, []
+            try:
+                async with broker_errors():
+                    await asyncio.gather(
+                        *(self._commands.lrem(key, 1, update) for key, update in confirmed)  # type: ignore[arg-type]
+                    )
+            except BrokerError as error:
+                logger.warning("confirmed updates expire instead: %s", error)
+            except Exception:
+                logger.exception("confirmed updates expire instead")
+            if not self._confirmed:
+                self._confirming = None
+                break
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def _confirmation(future: asyncio.Future[None]) -> None:
+    try:
+        await within(future, ANSWER_S)
+    except asyncio.TimeoutError as error:
+        raise BrokerError("the broker does not answer") from error
+
+
+def _resolve(pending: dict[str, asyncio.Future[None]], error: Exception | None = None) -> None:
+    while pending:
+        _, future = pending.popitem()
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)

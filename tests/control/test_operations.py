@@ -1,0 +1,107 @@
+"""Operations over JSON and over the broker's events; `tests/queue/test_whole.py` performs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from ndif.control.control_plane import ControlPlane
+from ndif.control.operations import (
+    OPERATIONS,
+    Answer,
+    Deploy,
+    Evict,
+    Export,
+    GetQueue,
+    GetStatus,
+    Kill,
+    Operation,
+    Restart,
+    Scale,
+    Stop,
+    parse_operation,
+)
+from ndif.control.rpc import RemoteControlPlane, perform_event
+from ndif.schema.deployment import DeploymentConfig, OperationError
+from ndif.stores.leader.rpc import LeaderRpc
+from tests.on_loop import on_loop
+
+CONFIG = DeploymentConfig("org/name", "/models/x", replicas=2, execution_timeout_s=90.0)
+SAMPLES: tuple[Operation, ...] = (
+    GetStatus(),
+    GetQueue(),
+    Export(),
+    Deploy(deployments=(CONFIG,), generation="0.8", wait=True, sync=True),
+    Evict(model="org/name", replica="r1", cold=True),
+    Scale(model="org/name", replicas=3),
+    Restart(model="org/name"),
+    Kill(request_id="r"),
+    Stop(),
+)
+
+
+class EventStream:
+    """Events that are answered in the same process, through JSON."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        self.asked: list[str] = []
+        self._control = control
+
+    async def ask(self, event: str, arguments: Mapping[str, Any]) -> Any:
+        self.asked.append(event)
+        return await perform_event(self._control, event, json.loads(json.dumps(arguments)))
+
+
+@pytest.fixture
+def performed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+    """Every operation that was performed, in place of its effect."""
+    performed: list[Operation] = []
+
+    async def perform(self: Operation, _: ControlPlane) -> Answer:
+        performed.append(self)
+        return {"performed": self.name}
+
+    for kind in OPERATIONS:
+        monkeypatch.setattr(kind, "perform", perform)
+    return performed
+
+
+def test_there_is_a_sample_of_every_operation() -> None:
+    assert {type(sample) for sample in SAMPLES} == set(OPERATIONS)
+    for names in (
+        [kind.name for kind in OPERATIONS],
+        [kind.event for kind in OPERATIONS],
+    ):
+        assert len(set(names)) == len(OPERATIONS)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_an_operation_that_went_through_json_is_the_same(sample: Operation) -> None:
+    assert parse_operation(type(sample), sample.model_dump_json().encode()) == sample
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+@on_loop
+async def test_the_leader_performs_an_operation_of_another_process(
+    sample: Operation, performed: list[Operation]
+) -> None:
+    stopped: list[bool] = []
+    events = EventStream(cast(ControlPlane, None))
+    remote = RemoteControlPlane(cast(LeaderRpc, events), lambda: stopped.append(True))
+    answer = await remote.perform(sample)
+    if isinstance(sample, Stop):
+        # It ends the gateway's own server, which ends the leader.
+        assert (answer, stopped, performed) == ({"stopping": True}, [True], [])
+        return
+    assert answer == {"performed": sample.name}
+    assert (performed, events.asked, stopped) == ([sample], [sample.event], [])
+
+
+@on_loop
+async def test_an_unknown_event_is_refused() -> None:
+    with pytest.raises(OperationError, match="There is no event 'NONE'") as caught:
+        await perform_event(cast(ControlPlane, None), "NONE", {})
+    assert caught.value.status == 400

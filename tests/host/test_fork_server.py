@@ -1,0 +1,431 @@
+"""Fork servers, and their children compared with processes that are started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.host.evaluation import Evaluator
+from ndif.host.fork_server import ForkedProcess, ForkServers, Process
+from ndif.host.model_process import ModelProcess, ModelProcessError
+from ndif.host.runtimes import Runtime
+from ndif.host.shared_weights import SharedWeights
+from ndif.runtime.frames import Channel
+from ndif.runtime.process.fork_server import STATUS
+from ndif.runtime.spec import ModelSpec, UntrustedSettings
+from ndif.schema.deployment import DeploymentConfig
+from ndif.tasks import within
+from tests.on_loop import on_loop
+from tests.runtime.replica import HERE, alive, children, until
+
+TASK = "text-generation"
+UNTRUSTED = UntrustedSettings(
+    sandbox="off",
+    protector=True,
+    whitelist=None,
+    memory_bytes=1 << 30,
+    result_bytes=1 << 20,
+    max_threads=64,
+    adapters="/nowhere",
+)
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = f"""#!{sys.executable}
+# Stands for the interpreter: forks, and starts, processes that import little and say what they are like.
+import os, socket, sys
+sys.path.append({str(ROOT)!r})
+from ndif.runtime.frames import Channel
+from ndif.runtime.process.fork_server import OPTION, ForkServer
+from tests.host.process_state import answer
+
+del sys.argv[1:3]  # as Python does with -m MODULE
+if OPTION in sys.argv:
+    if os.environ.get("FORK_SERVER_FAILS"):
+        sys.exit(1)
+    ForkServer(Channel(socket.socket(fileno=int(sys.argv[1]))), {{"ndif.runtime": answer}}).serve()
+else:
+    answer(int(sys.argv[1]))
+"""
+
+
+@contextlib.asynccontextmanager
+async def some_servers(idle_s: float = 600.0) -> AsyncIterator[ForkServers]:
+    servers = ForkServers(idle_s)
+    try:
+        yield servers
+    finally:
+        servers.stop()
+        for child in CHILDREN:
+            child.close()
+            await child.process.wait()
+        CHILDREN.clear()
+
+
+CHILDREN: list[Child] = []
+"""Processes of the test that runs."""
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Runtime:
+    """A runtime whose processes answer questions about themselves."""
+    program = tmp_path / "python"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    return replace(HERE, interpreter=program)
+
+
+class Child:
+    """A process that answers questions about itself."""
+
+    def __init__(self, process: Process, channel: socket.socket) -> None:
+        self.process = process
+        self._channel = channel
+
+    async def ask(self, question: str = "state") -> Any:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._channel, f"{question}\n".encode())
+        text = b""
+        while not text.endswith(b"\n"):
+            text += (await loop.sock_recv(self._channel, 1 << 16)) or b"null\n"
+        return json.loads(text)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+async def a_child(
+    servers: ForkServers, runtime: Runtime, *, untrusted: bool = False, keep_output: bool = True
+) -> Child:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await servers.start(
+            runtime, "ndif.runtime", theirs, untrusted=untrusted, keep_output=keep_output
+        )
+    ours.setblocking(False)
+    CHILDREN.append(Child(process, ours))
+    return CHILDREN[-1]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def text_of(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text()
+
+
+# A child, compared with a process that was started anew
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+@on_loop
+async def test_a_child_is_as_a_process_that_was_started(
+    untrusted: bool, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with some_servers() as servers:
+        started = await a_child(servers, runtime, untrusted=untrusted)
+        servers.prepare(runtime, untrusted=untrusted)
+        # Others' channels are not a child's.
+        others = [await a_child(servers, runtime, untrusted=untrusted) for _ in range(2)]
+        forked = await a_child(servers, runtime, untrusted=untrusted)
+        fresh, mine = await started.ask(), await forked.ask()
+        assert isinstance(forked.process, ForkedProcess)
+        assert not isinstance(started.process, ForkedProcess)
+        assert parent(started.process.pid) == os.getpid()
+        assert parent(parent(forked.process.pid)) == os.getpid()
+        assert fresh["random"] != mine["random"]
+        randoms = [(await child.ask())["random"] for child in (*others, forked)]
+        for kind in fresh["random"]:
+            assert len({each[kind] for each in randoms}) == 3, kind
+        for state in (fresh, mine):
+            del state["random"]
+            # A leader of a session of its own.
+            assert state.pop("session") == state.pop("group") == state.pop("pid")
+        assert ("HF_TOKEN" in mine["environment"]) is not untrusted
+        assert mine["threads"] <= fresh.pop("threads")
+        mine.pop("threads")
+        assert mine == fresh
+        assert mine["limits"]["RLIMIT_NOFILE"] == [soft, hard]
+        assert mine["death_signal"] == signal.SIGKILL
+        for child in (started, forked, *others):
+            child.close()
+            assert await child.process.wait() == 0
+
+
+def test_a_child_of_the_real_server() -> None:
+    """Children have imported all that a model process does, in one thread and without CUDA."""
+    program = (
+        "import sys; from tests.host.process_state import answer;"
+        "from ndif.runtime.process import fork_server as s; fd, generation = int(sys.argv[1]), sys.argv[2];"
+        "s._PROGRAMS = {'ndif.runtime': answer}; s.main(fd, generation)"
+    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno()), "0.8"], pass_fds=[theirs.fileno()]
+        )
+    try:
+        status, its_status = socket.socketpair()
+        channel, its_channel = socket.socketpair()
+        request = {"kind": "fork", "module": "ndif.runtime"}
+        Channel(ours).send(request, fds=[its_status.fileno(), 2, its_channel.fileno()])
+        for each in (its_status, its_channel):
+            each.close()
+        (pid,) = STATUS.unpack(status.recv(STATUS.size))
+        channel.sendall(b"state\n")
+        found = json.loads(channel.makefile().readline())
+        assert found["pid"] == pid
+        assert found["threads"] == 1
+        assert not found["cuda"]
+        assert {"torch", "transformers", "nnsight"} <= {*found["imported"]}
+        channel.close()
+        assert STATUS.unpack(status.recv(STATUS.size)) == (0,)
+    finally:
+        server.kill()
+        server.wait()
+
+
+# How children end
+
+
+@on_loop
+async def test_how_a_child_ended_is_known(runtime: Runtime) -> None:
+    async with some_servers() as servers:
+        servers.prepare(runtime, untrusted=False)
+        child = await a_child(servers, runtime)
+        assert await child.ask("exit 3") is None
+        assert await child.process.wait() == child.process.returncode == 3
+        with pytest.raises(ProcessLookupError):
+            child.process.kill()
+        child = await a_child(servers, runtime)
+        child.process.kill()
+        assert await child.process.wait() == -signal.SIGKILL
+
+
+@on_loop
+async def test_an_end_is_noticed_although_the_server_says_nothing(runtime: Runtime) -> None:
+    async with some_servers() as servers:
+        servers.prepare(runtime, untrusted=False)
+        child = await a_child(servers, runtime)
+        server = parent(child.process.pid)
+        os.kill(server, signal.SIGSTOP)
+        child.process.kill()
+        waiting = asyncio.create_task(child.process.wait())
+        await asyncio.sleep(0.1)
+        os.kill(server, signal.SIGCONT)
+        assert await waiting == -signal.SIGKILL
+
+
+@on_loop
+async def test_what_a_child_prints(runtime: Runtime) -> None:
+    async with some_servers() as servers:
+        servers.prepare(runtime, untrusted=False)
+        child = await a_child(servers, runtime)
+        assert child.process.stdout is not None
+        await child.ask("print a word")
+        assert await child.process.stdout.readline() == b"a word\n"
+        child.close()
+        assert await child.process.stdout.read() == b""
+        silent = await a_child(servers, runtime, keep_output=False)
+        assert silent.process.stdout is None
+        await silent.ask("print a word")
+
+
+@on_loop
+async def test_children_end_with_a_server_that_is_killed_and_another_takes_its_place(
+    runtime: Runtime,
+) -> None:
+    async with some_servers() as servers:
+        servers.prepare(runtime, untrusted=False)
+        child = await a_child(servers, runtime)
+        server = parent(child.process.pid)
+        os.kill(server, signal.SIGKILL)
+        assert await within(child.process.wait(), 5) == -signal.SIGKILL
+        assert not alive(child.process.pid)
+        another = await a_child(servers, runtime)
+        assert isinstance(another.process, ForkedProcess)
+        assert parent(another.process.pid) not in (server, os.getpid())
+
+
+SERVER = """
+import asyncio, os, socket, sys
+from pathlib import Path
+from ndif.host.fork_server import ForkServers
+from ndif.host.runtimes import Runtime
+
+async def main():
+    servers = ForkServers()
+    runtime = Runtime("0.8", "0.8", Path(sys.argv[1]), ())
+    servers.prepare(runtime, untrusted=False)
+    ours, theirs = socket.socketpair()
+    process = await servers.start(runtime, "ndif.runtime", theirs, untrusted=False)
+    theirs.close()
+    print(process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@on_loop
+async def test_a_host_that_is_killed_leaves_nothing(runtime: Runtime) -> None:
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVER, str(runtime.interpreter), stdout=subprocess.PIPE
+    )
+    assert host.stdout is not None
+    pid = int(await host.stdout.readline())
+    server = parent(pid)
+    host.kill()
+    await host.wait()
+    await until(lambda: not alive(pid) and not alive(server))
+
+
+# When there is a server
+
+
+@on_loop
+async def test_one_server_a_runtime_and_environment(runtime: Runtime) -> None:
+    async with some_servers() as servers:
+        for _ in range(3):
+            servers.prepare(runtime, untrusted=False)
+        trusted = [await a_child(servers, runtime) for _ in range(2)]
+        assert len({parent(child.process.pid) for child in trusted}) == 1
+        # Without a server of its own, untrusted code gets none of another's.
+        other = await a_child(servers, runtime, untrusted=True)
+        assert parent(other.process.pid) == os.getpid()
+        assert other.process.pid not in children(parent(trusted[0].process.pid))
+
+
+@on_loop
+async def test_what_cannot_be_forked_is_started(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FORK_SERVER_FAILS", "1")
+    async with some_servers() as servers:
+        servers.prepare(runtime, untrusted=False)
+        for _ in range(2):
+            child = await a_child(servers, runtime)
+            assert not isinstance(child.process, ForkedProcess)
+            assert (await child.ask())["pid"] == child.process.pid
+            child.close()
+            await child.process.wait()
+        assert "is not forked" in caplog.text
+
+
+@on_loop
+async def test_a_runtime_that_cannot_be_started_says_so(tmp_path: Path) -> None:
+    broken = Runtime("0.8", "0.8.1", tmp_path / "no-python", ())
+    async with some_servers() as servers:
+        servers.prepare(broken, untrusted=False)
+        with pytest.raises(OSError, match="no-python"):
+            await a_child(servers, broken)
+
+
+@on_loop
+async def test_the_server_of_another_runtime_ends_without_children(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    overlay = replace(runtime, path=(tmp_path / "overlay",))
+    async with some_servers(idle_s=0.2) as servers:
+        servers.prepare(runtime, untrusted=False)
+        stays = await a_child(servers, runtime)
+        servers.prepare(overlay, untrusted=False)
+        child = await a_child(servers, overlay)
+        server = parent(child.process.pid)
+        await asyncio.sleep(0.5)
+        assert alive(server)
+        child.close()
+        await child.process.wait()
+        await until(lambda: not alive(server))
+        stays.close()
+        await stays.process.wait()
+        await asyncio.sleep(0.5)
+        again = await a_child(servers, runtime)
+        assert isinstance(again.process, ForkedProcess)
+
+
+@on_loop
+async def test_servers_end_with_their_host(runtime: Runtime) -> None:
+    async with some_servers() as servers:
+        servers.prepare(runtime, untrusted=False)
+        child = await a_child(servers, runtime)
+        server = parent(child.process.pid)
+    assert not alive(server)
+    assert await within(child.process.wait(), 5) == -signal.SIGKILL
+
+
+# Real model processes
+
+
+def a_model(
+    checkpoint: Path, servers: ForkServers, untrusted: UntrustedSettings | None = None
+) -> ModelProcess:
+    spec = ModelSpec(str(checkpoint), "0.8", task=TASK, device="cpu", untrusted=untrusted)
+    return ModelProcess(spec, HERE, SharedWeights(), servers)
+
+
+async def load(process: ModelProcess) -> int:
+    await process.start(60, lambda done, total: None)
+    assert isinstance(process._process, ForkedProcess)
+    assert process.model["class"] == "GPT2LMHeadModel"
+    return process._process.pid
+
+
+@on_loop
+async def test_models_are_measured_and_loaded_by_children(tiny_gpt2: Path) -> None:
+    async with some_servers() as servers:
+        servers.prepare(HERE, untrusted=False)
+        evaluate = Evaluator(fork_servers=servers)
+        config = DeploymentConfig("a/b", str(tiny_gpt2))
+        assert (await evaluate(config, HERE)).size_bytes > 0
+        processes = [a_model(tiny_gpt2, servers) for _ in range(2)]
+        first, second = [await load(process) for process in processes]
+        assert parent(first) == parent(second)
+        assert len(children(parent(first))) == 3  # one has measured
+        command = text_of(first, "cmdline").strip("\0").split("\0")
+        assert command[1:3] == ["-m", "ndif.runtime"]
+        assert re.fullmatch(r"\d+", command[3])
+        await evaluate.stop()
+        for process in processes:
+            await process.stop()
+        assert not alive(first)
+        assert not alive(second)
+
+
+@on_loop
+async def test_models_are_lost_with_their_server_and_can_be_loaded_again(
+    tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    async with some_servers() as servers:
+        servers.prepare(HERE, untrusted=True)
+        process = a_model(tiny_gpt2, servers, UNTRUSTED)
+        pid = await load(process)
+        server = parent(pid)
+        for one in (pid, server):
+            assert "hf_secret" not in text_of(one, "environ")
+        os.kill(server, signal.SIGKILL)
+        await within(process.ended.wait(), 10)
+        await process.stop()
+        with pytest.raises(ModelProcessError, match="killed by SIGKILL"):
+            await process.fork(fresh=False)
+        again = a_model(tiny_gpt2, servers, UNTRUSTED)
+        assert parent(await load(again)) != server
+        await again.stop()

@@ -1,0 +1,85 @@
+"""Wording: docstrings name their subject, and no document or message speaks in names that are gone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ndif
+
+SOURCE = Path(ndif.__file__).parent
+ROOT = Path(__file__).parents[1]
+FILES = sorted(SOURCE.rglob("*.py"))
+FORBIDDEN_FIRST_WORDS = frozenset(
+    ("What", "Whether", "Have", "Has", "It", "Its", "They", "Them", "Those", "Who", "Whom", "Whose")
+)
+"""A docstring that starts with one of these leaves its subject to be guessed."""
+
+
+def docstrings_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every docstring, those below attributes and constants included."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        for child in ast.iter_child_nodes(node):
+            if (
+                isinstance(child, ast.Expr)
+                and isinstance(child.value, ast.Constant)
+                and isinstance(child.value.value, str)
+            ):
+                yield child.lineno, child.value.value
+
+
+def first_word(text: str) -> str:
+    found = re.match(r"\W*([A-Za-z]+)", text)
+    return found[1] if found else ""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_docstrings_name_their_subject(file: Path) -> None:
+    riddles = [
+        f"{file}:{line}: {text.splitlines()[0]}"
+        for line, text in docstrings_of(file)
+        if first_word(text) in FORBIDDEN_FIRST_WORDS
+    ]
+    assert not riddles, "\n".join(riddles)
+
+
+def test_docstrings_below_attributes_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        '"""Module."""\nclass A:\n    """Class."""\n    b: int = 1\n    """What b is."""\n'
+    )
+    assert [text for _, text in docstrings_of(file)] == ["Module.", "Class.", "What b is."]
+    assert first_word("`What` b is.") == "What"
+
+
+DOCUMENTS = sorted(
+    file
+    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if file.name != "CHANGELOG.md"  # which tells of files as they were
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_files_that_a_document_names_are_there(document: Path) -> None:
+    named = set(re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|md|json))`", document.read_text()))
+    places = (ROOT, SOURCE, document.parent)
+    missing = {
+        name
+        for name in named
+        # NAME stands for a name to be chosen; `build` is what a command makes.
+        if not re.search(r"[A-Z]{2}", name) and not name.startswith("build/")
+        if not any((place / name).exists() for place in places)
+    }
+    assert not missing
+
+
+def test_every_term_of_the_glossary_that_is_code_is_in_the_source() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    source = "\n".join(file.read_text() for file in FILES)
+    terms = set(re.findall(r"`([A-Z]\w+)`", glossary))
+    assert len(terms) > 20
+    assert not {term for term in terms if not re.search(rf"^class {term}\b", source, re.MULTILINE)}
