@@ -45,11 +45,11 @@ def scenarios(module: str) -> list[str]:
     ]
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something to be so; what it is then."""
+def until(condition: Callable[[], Any], explain: Callable[[], str] = str) -> Any:
+    """Wait for something to be so; what it is then, or a failure with what `explain` returns."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, explain()
         time.sleep(0.1)
     return found
 

@@ -77,10 +77,15 @@ def test_plain_traces_share_a_process(
     server: StartedServer, users: dict[str, Client], generation: str
 ) -> None:
     before = waiting(server)
+
+    def new() -> set[int]:
+        found: set[int] = until(lambda: waiting(server) - before, lambda: "\n".join(server.output))
+        return found
+
     users[generation].run("scenario_reads_of_layers_and_logits")
-    first = until(lambda: waiting(server) - before)
+    first = new()
     users[generation].run("scenario_reads_of_layers_and_logits")
-    assert until(lambda: waiting(server) - before) == first
+    assert new() == first
 
 
 KEYLESS = ("scenario_the_address_of_the_server",)

@@ -366,6 +366,17 @@ LEFT = {
         "import threading; said = threading.active_count()",
         False,
     ),
+    "a thread that ends soon": Left(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(0.1,), daemon=True).start()",
+        "import threading; said = threading.active_count()",
+        True,
+    ),
+    "a thread of the C library's that ends soon": Left(
+        "import ctypes\nlibc = ctypes.CDLL(None)\nthread = ctypes.c_ulong()\n"
+        "libc.pthread_create(ctypes.byref(thread), None, libc.usleep, ctypes.c_void_p(100_000))",
+        "said = 1",
+        True,
+    ),
     "a thread of the C library's": Left(
         "import ctypes\nlibc = ctypes.CDLL(None)\nthread = ctypes.c_ulong()\n"
         "libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)",

@@ -18,6 +18,7 @@ import random
 import sys
 import sysconfig
 import threading
+import time
 import types
 import weakref
 from collections.abc import Mapping
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from ndif.runtime.generations import Generation
     from ndif.runtime.process.driver import Driver
     from ndif.runtime.process.isolation import Isolation
+
+_THREAD_EXIT_S = 0.5
+"""Seconds in which a thread that the block waited for, or nearly, may end: Python has joined it before the
+system has ended it, and nnsight runs each invoke in one."""
+_THREAD_POLL_S = 0.001
 
 _SLACK_BYTES = 64 << 20
 """Bytes that the allocators may keep; the next request's memory limit is smaller by as much."""
@@ -112,10 +118,18 @@ class Reset:
             raise ResetError("descriptors were opened, closed or changed")
 
     def _check_threads(self) -> None:
+        deadline = time.monotonic() + _THREAD_EXIT_S
+        while (thread := self._thread_of_request()) is not None:
+            if time.monotonic() > deadline:
+                raise ResetError(thread)
+            time.sleep(_THREAD_POLL_S)
+
+    def _thread_of_request(self) -> str | None:
         if len(sys._current_frames()) > 1 or threading.active_count() > 1:
-            raise ResetError("a thread is still running")
+            return "a thread is still running"
         if self.proc_files.threads() > self._threads:
-            raise ResetError("a library's thread was started")
+            return "a library's thread was started"
+        return None
 
     def _restore_settings(self) -> None:
         for setting, before in self._settings:
