@@ -22,3 +22,11 @@ class Status(str, Enum):
     def __init__(self, value: str) -> None:
         self.terminal = value in ("COMPLETED", "ERROR")
         """True if no other status follows."""
+
+    @property
+    def on_header_wire(self) -> Status:
+        """The status that clients of the header wire are told; they know only the earliest ones."""
+        return Status.QUEUED if self in _UNKNOWN_ON_HEADER_WIRE else self
+
+
+_UNKNOWN_ON_HEADER_WIRE = {Status.PROVISIONING, Status.DEPLOYING}

@@ -10,10 +10,6 @@ from typing import Any
 
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
-from ndif.schema.status import Status
-
-_WAITING = {Status.PROVISIONING, Status.DEPLOYING}
-"""Statuses that clients of the header wire do not know."""
 
 
 def envelope_fields(response: Response) -> dict[str, Any]:
@@ -41,10 +37,9 @@ def envelope_frame(response: Response) -> str | bytes:
 
 def header_fields(response: Response) -> dict[str, Any]:
     """Return the mapping that nnsight 0.6 and 0.7 validate."""
-    status = Status.QUEUED if response.status in _WAITING else response.status
     out: dict[str, Any] = {
         "id": response.id,
-        "status": status.value,
+        "status": response.status.on_header_wire.value,
         "description": response.description,
     }
     if isinstance(response.data, StoredResult):
