@@ -1,4 +1,4 @@
-"""What tests share: tiny models, a loopback hub, installed runtimes, one server, a client of each kind."""
+"""Shared fixtures: tiny models, a loopback hub, installed runtimes, one server, a client of each kind."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def runtimes() -> Path:
 def server_environment(
     hub_url: str, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """What a server needs to find models and runtimes without leaving this machine."""
+    """The environment in which a server can find models and runtimes without leaving this machine."""
     return {
         "HF_ENDPOINT": hub_url,
         "HF_HOME": str(tmp_path_factory.mktemp("server-hf")),

@@ -1,4 +1,4 @@
-"""What a client reads in a frame, as the response that it was."""
+"""Frames read as a client does, as the responses that they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may import what: the help answers at once, the control plane stays free of user code."""
+"""Limits of imports: the help answers at once, the control plane stays free of user code."""
 
 from __future__ import annotations
 

@@ -14,6 +14,9 @@ import ndif
 SOURCE = Path(ndif.__file__).parent
 ROOT = Path(__file__).parents[1]
 FILES = sorted(SOURCE.rglob("*.py"))
+BESIDE = sorted(
+    file for room in ("tests", "bench", "examples") for file in (ROOT / room).rglob("*.py")
+)
 FORBIDDEN_FIRST_WORDS = frozenset(
     ("What", "Whether", "Have", "Has", "It", "Its", "They", "Them", "Those", "Who", "Whom", "Whose")
 )
@@ -37,7 +40,7 @@ def first_word(text: str) -> str:
     return found[1] if found else ""
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+@pytest.mark.parametrize("file", [*FILES, *BESIDE], ids=lambda file: "/".join(file.parts[-3:]))
 def test_docstrings_name_their_subject(file: Path) -> None:
     riddles = [
         f"{file}:{line}: {text.splitlines()[0]}"

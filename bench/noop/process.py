@@ -1,4 +1,4 @@
-"""What a host starts in place of a model process: it answers every frame at once, and imports no torch.
+"""A stand-in for a model process that a host starts: it answers every frame at once, and imports no torch.
 
 Usage: process.py BYTES -m MODULE ARGUMENTS..., as an interpreter is called, for the modules that a host
 starts: ndif.runtime, ndif.runtime.weights.fetch and ndif.runtime.measure. A runner is a channel: it has no
@@ -98,7 +98,7 @@ def finish(channel: Channel, header: Header) -> None:
 
 
 def ready(spec: Mapping[str, Any], size: int) -> Header:
-    """What a process says that has loaded its model."""
+    """The report of a process that has loaded its model."""
     model = {
         "class": "Nothing",
         "parameters": size // 2,
@@ -118,7 +118,7 @@ def ready(spec: Mapping[str, Any], size: int) -> Header:
 
 
 def wait(tell: str) -> None:
-    """What a payload can ask for: be busy for as long as a file is there, which names this process."""
+    """Obey a payload: be busy for as long as a file is there, which names this process."""
     Path(tell).write_text(str(os.getpid()))
     while Path(tell).exists():
         time.sleep(_LOOK_S)

@@ -65,7 +65,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 def printed(result: Result) -> Any:
-    """What a program reads, of a command that did what it was to do."""
+    """Return the JSON of a command that did what it was to do."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 

@@ -1,4 +1,4 @@
-"""What every command has, whatever it does."""
+"""Properties of every command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from ndif.cli.main import cli
 
 SERVES_IN_A_TERMINAL = {"local start"}
-"""It prints for people alone, until it is interrupted."""
+"""A command that prints for people alone, until it is interrupted."""
 
 
 def leaves(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -1,4 +1,4 @@
-"""What commands import: nothing heavy, and for their help nothing that serves."""
+"""Imports of commands: nothing heavy, and for their help nothing that serves."""
 
 from __future__ import annotations
 

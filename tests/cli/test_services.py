@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
 host, _, port = sys.argv[sys.argv.index("--address") + 1].rpartition(":")
 HTTPServer((host, int(port)), Handler).serve_forever()
 """
-"""What stands for MinIO: it answers, and gives nothing."""
+"""A stand-in for MinIO that answers and gives nothing."""
 
 
 @pytest.fixture

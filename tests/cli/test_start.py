@@ -55,7 +55,7 @@ class Place:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def read(self, *arguments: str | Path) -> Any:
-        """What a program reads, of a command that did what it was to do."""
+        """Return the JSON of a command that did what it was to do."""
         done = self.ndif(*arguments, "--json")
         assert done.code == 0, done
         return json.loads(done.output)
@@ -353,7 +353,7 @@ class Foreground:
         )
 
     def until(self, text: str) -> str:
-        """What it says, up to the line with `text`."""
+        """Read its output up to the line with `text`."""
         assert self.process.stdout is not None
         said = ""
         for line in self.process.stdout:
@@ -392,7 +392,7 @@ def test_one_in_a_terminal_is_stopped_from_another(place: Place) -> None:
 
 
 def refused(place: Place, *arguments: str | Path, kernel: str = "", **variables: str) -> str:
-    """What a server says that must not start; nothing is left of it."""
+    """Return the words of a server that must not start; nothing is left of it."""
     for detach in ([], ["--detach"]):
         done = place.ndif("start", *detach, *arguments, kernel=kernel, **variables)
         assert (done.code, done.output) == (1, ""), done

@@ -1,4 +1,7 @@
-"""What the scenarios of every generation compare with. No client in it: each process has its own."""
+"""Comparisons for the scenarios of every generation.
+
+No client is imported here: each process has its own.
+"""
 
 from __future__ import annotations
 

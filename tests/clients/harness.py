@@ -132,7 +132,7 @@ class StartedServer(LocalServer):
         super().__init__("--port", str(port), *arguments, environment=environment)
 
     def processes(self) -> set[int]:
-        """Its model processes."""
+        """Ids of the model processes below the server."""
         return {*model_processes(self.process.pid)}
 
 

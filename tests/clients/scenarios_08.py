@@ -1,4 +1,4 @@
-"""What researchers do with nnsight 0.8, run remotely and in this process: the values must be equal."""
+"""Work of researchers with nnsight 0.8, run remotely and in this process: the values must be equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What researchers do with nnsight 0.7 and 0.6, run remotely and in this process, with equal values.
+"""Work of researchers with nnsight 0.7 and 0.6, run remotely and in this process, with equal values.
 
 `scenario_07_…` and `scenario_06_…` are of one version alone, and say why.
 """
@@ -99,7 +99,7 @@ def polled(backend: RemoteBackend, patience_s: float = 30) -> Any:
 
 
 def hidden_here(context: Context) -> torch.Tensor:
-    """What `model.transformer.h[1].output` is for the prompt."""
+    """The value of `model.transformer.h[1].output` for the prompt."""
     with context.local.trace(PROMPT):
         hidden = context.local.transformer.h[1].output.save()
     return hidden
@@ -674,7 +674,7 @@ def wait_for(condition: Callable[[], bool], patience_s: float = 10) -> None:
 
 
 def query(path: str) -> dict[str, str]:
-    """What is asked for, below which path."""
+    """Record the requests below a path."""
     return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(path).query))
 
 
@@ -1167,7 +1167,7 @@ def scenario_status(context: Context) -> None:
 
 
 def scenario_comparison(context: Context) -> None:
-    """What it says of nnsight is not looked at: this client lies over another, whose version it says."""
+    """Nnsight's own version is left out: this client is an overlay and names the one below it."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         nnsight.compare()

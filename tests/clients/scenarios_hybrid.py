@@ -1,4 +1,4 @@
-"""What a stranger may try with a hybrid job of nnsight 0.7, whose block and client converse while it runs.
+"""Attempts of an untrusted user with a hybrid job of nnsight 0.7, whose block and client converse.
 
 The server: NDIF_MAX_STREAMED_BYTES=4000000, SOCKETIO_MAX_HTTP_BUFFER_SIZE=2000000 and
 NDIF_EXECUTION_TIMEOUT_SECONDS=20.
@@ -144,7 +144,7 @@ def scenario_a_stream_without_end(context: Context) -> None:
 
 @mended()
 def scenario_a_client_that_polls(context: Context) -> None:
-    """It is not there to be asked: nobody waits for its answer."""
+    """The client is not there to be asked: nobody waits for its answer."""
     answered(context)
     with context.remote.session(remote=True, blocking=False) as session:
         numbers = torch.arange(5)
@@ -175,7 +175,7 @@ def scenario_a_stream_that_is_too_large_at_once(context: Context) -> None:
 
 
 def scenario_a_stream_that_nobody_reads(context: Context) -> None:
-    """Its client answers every question before it is asked, and reads none of them."""
+    """A client that answers every question before it is asked, and reads none of them."""
     wire = Wire()
     job = asking_without_end(context, wire)
     answer = _dumped({"answer": 1})
@@ -265,7 +265,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def _answer_of(context: Context, content: bytes) -> str:
-    """What becomes of a job whose client answers with this."""
+    """Return the outcome of a job whose client answers with this."""
     answers = RemoteBackend.stream_send
 
     def crafted(self: Any, values: Any, channel: Any) -> None:
@@ -288,7 +288,7 @@ def _answer_of(context: Context, content: bytes) -> str:
 
 @mended()
 def scenario_an_answer_that_is_code(context: Context) -> None:
-    """What a client answers is a pickle, read by the same rules as its request."""
+    """The answer of a client is a pickle, read by the same rules as its request."""
     message = _answer_of(context, pickle.dumps(_Gadget()))
     assert "builtins.eval cannot be sent to this server" in message, message
     assert "root" not in message

@@ -1,4 +1,4 @@
-"""What a real client is told by a server that allows little, and payloads of its for tests to replay.
+"""Messages of a server that allows little to a real client, and payloads of its for tests to replay.
 
 The server: NDIF_MAX_REQUEST_BYTES=1000000, NDIF_MAX_RESULT_BYTES=2000000 and
 NDIF_MAX_INLINE_RESULT_BYTES=100000.

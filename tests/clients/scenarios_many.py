@@ -1,4 +1,4 @@
-"""What a client of any generation does with one of the models of a server of many."""
+"""Work of a client of any generation with one of the models of a server of many."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Context:
 
 
 def output_of(model: Any, remote: bool) -> Any:
-    """What the model makes of a prompt, and of an edit in the middle."""
+    """The model's answer to a prompt, and to an edit in the middle."""
     prompt = "The Eiffel Tower is in [MASK]." if hasattr(model, "bert") else PROMPT
     with model.trace(prompt, remote=remote):
         if hasattr(model, "transformer"):
@@ -86,7 +86,7 @@ def scenario_what_strangers_may_not(context: Context) -> None:
 
 
 def failure(call: Any) -> str:
-    """What is said when it fails, which it must."""
+    """Return the error of a trace, which must fail."""
     try:
         call()
     except Exception as error:
@@ -95,7 +95,7 @@ def failure(call: Any) -> str:
 
 
 def end_of(job: Any) -> str:
-    """What a polled job that fails says in the end."""
+    """Return the last message of a polled job that fails."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
@@ -117,7 +117,7 @@ def runs_for(model: Any, seconds: float) -> Any:
 
 
 def told_by(jobs: list[Any]) -> list[Any]:
-    """What they saved, all of them."""
+    """Return all that they saved."""
     found: list[Any] = [None] * len(jobs)
     deadline = time.monotonic() + PATIENCE_S
     while any(result is None for result in found):
@@ -165,7 +165,7 @@ def scenario_evicted(context: Context) -> None:
 
 
 def scenario_the_server_stops_meanwhile(context: Context) -> None:
-    """Who waits at a live channel hears why no more comes."""
+    """A client at a live channel hears why no more comes."""
 
     def run() -> None:
         with context.remote.trace(PROMPT, remote=True):

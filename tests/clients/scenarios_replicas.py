@@ -43,7 +43,7 @@ def is_timed(model: Any, seconds: float) -> Any:
 
 
 def results(jobs: list[Any]) -> list[dict[str, Any]]:
-    """What they saved, all of them."""
+    """Return all that they saved."""
     found: list[Any] = [None] * len(jobs)
     deadline = time.monotonic() + PATIENCE_S
     while any(result is None for result in found):

@@ -1,4 +1,4 @@
-"""What a stranger with good intentions does: what is compiled, tables, and shapes by name."""
+"""Work of an untrusted user with good intentions: compiled code, tables, and shapes by name."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def scenario_torch_jit_in_a_block(context: Context) -> None:
 
 
 def scenario_a_function_that_was_compiled_at_home(context: Context) -> None:
-    """It runs as it is written."""
+    """The block runs as it is written."""
 
     with context.remote.trace(PROMPT, remote=True):
         found = nnsight.save(compiled_at_home(context.remote.transformer.h[0].output))

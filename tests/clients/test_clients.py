@@ -13,7 +13,7 @@ from tests.conftest import Clients
 
 
 def headers_scenarios(generation: str) -> list[str]:
-    """Those of both generations of the headers wire, and those of this one alone."""
+    """Scenarios of both generations of the header wire, and of this one alone."""
     other = {"0.6": "scenario_07_", "0.7": "scenario_06_"}[generation]
     return [name for name in scenarios("scenarios_headers") if not name.startswith(other)]
 
@@ -35,7 +35,7 @@ OF_THE_TRUSTED = {
     "scenario_what_cannot_be_sent_is_said": "module 'threading' is not available on this server",
     "scenario_what_the_user_sees": "module 'sys' is not available on this server",
 }
-"""What a stranger may not do, and is told."""
+"""Scenarios that an untrusted user is refused, in words."""
 
 
 @pytest.mark.parametrize(("generation", "scenario"), EVERY)

@@ -110,7 +110,7 @@ class Many:
 def many(
     hub: str, models: dict[str, Path], runtimes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Many]:
-    """What the tests here share."""
+    """A server, its clients and their environment, shared by the tests here."""
     started = Many(hub, models, runtimes, tmp_path_factory.mktemp("servers"))
     yield started
     started.close()
@@ -156,7 +156,7 @@ def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
 
 
 def admin(server: StartedServer, path: str) -> list[dict[str, Any]]:
-    """What a route for operators says of the models; a command of theirs takes half a second of a core."""
+    """Return the operators' route about the models; a command of theirs takes half a second of a core."""
     token = Path(server.environment["NDIF_SESSION_ROOT"], "current", "token").read_text().strip()
     request = urllib.request.Request(
         f"{server.url}/admin/{path}", headers={"Authorization": f"Bearer {token}"}

@@ -89,7 +89,7 @@ def test_plain_traces_share_a_process(
 
 
 KEYLESS = ("scenario_the_address_of_the_server",)
-"""Such as make an address of their own, without a key."""
+"""Scenarios that make an address of their own, without a key."""
 
 
 @pytest.mark.parametrize(

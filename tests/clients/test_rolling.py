@@ -66,12 +66,12 @@ def parts(host: StartedServer, module: str) -> list[psutil.Process]:
 
 
 def leads(process: psutil.Process, host: StartedServer) -> bool:
-    """Whether it has said so since it began; a driver of Ray has children that who stands by has not."""
+    """Return True if it leads since it began; a driver of Ray has children that a standby has not."""
     return log(host).rpartition("Standing by")[2].count("Leading") > 0
 
 
 def log(host: StartedServer) -> str:
-    """What its coordinator has said."""
+    """Return the log of its coordinator."""
     root = Path(host.environment["NDIF_SESSION_ROOT"])
     return (root / "current" / "logs" / "dispatcher" / "output.log").read_text()
 

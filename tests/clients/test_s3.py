@@ -49,7 +49,7 @@ def server(s3: SwiftServer, server_environment: dict[str, str]) -> Iterator[Loca
 def clients(
     server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Clients]:
-    """Its clients."""
+    """Clients of the server, one of each generation."""
     started = Clients(server, tiny_gpt2, runtimes, tmp_path_factory)
     yield started
     started.close()

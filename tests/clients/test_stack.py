@@ -22,7 +22,7 @@ from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
 @dataclass
 class Stack:
-    """What the tests here share."""
+    """A stack of services and its clients, shared by the tests here."""
 
     host: StartedServer
     ray: RayServer
@@ -116,7 +116,7 @@ def of_the_wide(
 
 
 def is_shared(host: StartedServer, name: str) -> bool:
-    """Whether clients can have what they build a model from."""
+    """Return True if clients can have the files they build a model from."""
     return host.get(f"/hub/api/models/{name}")[0] == 200
 
 

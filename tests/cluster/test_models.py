@@ -1,4 +1,4 @@
-"""What is served to whom, by the names that clients use."""
+"""Models by the names that clients use, and to whom each is served."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ NOW = 10_000.0
 
 
 def all_fit(nodes: list[int], sizes: list[int]) -> bool:
-    """Whether there is a way to give each model room on one of these nodes."""
+    """Return True if there is a way to give each model room on one of these nodes."""
     return any(
         all(
             sum(size for size, at in zip(sizes, places, strict=True) if at == index) <= room

@@ -101,7 +101,7 @@ def hub_of(*models: MirroredModel, share_weights: bool = False) -> Iterator[Serv
 
 
 def run_client(script: str, served: Served, home: Path) -> str:
-    """What a fresh process prints whose only hub is `served`."""
+    """Return the output of a fresh process whose only hub is `served`."""
     environment = {
         name: value
         for name, value in os.environ.items()

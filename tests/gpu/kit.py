@@ -81,7 +81,7 @@ def project_requirements() -> list[Requirement]:
 
 
 def download(requirements: Iterable[str], python: str, folder: Path) -> None:
-    """Have pip put the wheels of exact `requirements` for another Python into `folder`."""
+    """Download the wheels of exact `requirements` for another Python into `folder`."""
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", f"--python-version={python}", *platforms]

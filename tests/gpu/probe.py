@@ -195,7 +195,7 @@ def in_fork(work: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Owned:
-    """What an owner tells of the tensors that it shares."""
+    """The description of the tensors that an owner shares."""
 
     handles: list[Handle]
     card: str
@@ -416,7 +416,7 @@ class Report:
 
     facts: dict[str, Any]
     rows: dict[str, Any] = field(default_factory=dict)
-    """What came of an attempt: figures, or an error."""
+    """The outcome of an attempt: figures, or an error."""
     absent: str = ""
     """Why there is nothing to probe."""
 

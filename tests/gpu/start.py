@@ -69,7 +69,7 @@ def install(folders: list[Path]) -> None:
 
 
 def main() -> None:
-    """Have an environment, and be the suite in it."""
+    """Make an environment, and become the suite in it."""
     python = ENVIRONMENT / "bin" / "python"
     if WHEELS.is_dir() and not (ENVIRONMENT / "bin" / "ndif").exists():
         install(folders_of_the_machine())

@@ -38,7 +38,7 @@ class Waiting:
         self.ran: list[str] = []
         self.moves: list[str] = []
         self.runs = asyncio.Event()
-        """Whether it runs something."""
+        """True while it runs something."""
         self._start_s = start_s
         self._fails = fails
         self._running: asyncio.Future[Exception | str] | None = None

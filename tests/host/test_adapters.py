@@ -57,7 +57,7 @@ def kept(cache: Path) -> set[str]:
 
 
 def whole(cache: Path, name: str) -> bool:
-    """Whether the files of one are there to be read."""
+    """Return True if the files of one are there to be read."""
     files = list(cache.glob(f"models--org--{name}/snapshots/*/adapter_model.safetensors"))
     return len(files) == 1 and files[0].stat().st_size == ROUGHLY
 

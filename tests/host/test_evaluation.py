@@ -1,4 +1,4 @@
-"""What models take, worked out by real processes and compared with models that are loaded."""
+"""The sizes of models, worked out by real processes and compared with models that are loaded."""
 
 from __future__ import annotations
 

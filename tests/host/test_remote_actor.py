@@ -1,4 +1,4 @@
-"""What a replica does for leaders that come and go: once, whoever asks however often."""
+"""A replica whose leaders come and go: it does each thing once, whoever asks however often."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ class Lives:
     # Leaders
 
     async def lead(self) -> None:
-        """Have a leader more; those before it do not know."""
+        """Add a leader; the earlier ones do not know."""
         whereabouts: dict[str, RayModelActor] = {}
         ray_actors: list[RayModelActor] = []
         lanes = None

@@ -46,7 +46,7 @@ class Zygote:
         self.first_words = IDLE
         self.mute = self.gone = self.real = False
         self.reaping = False
-        """Whether a runner that is killed ends at once."""
+        """True if a runner that is killed ends at once."""
 
     async def fork(self) -> RunnerHandle:
         if self.gone:

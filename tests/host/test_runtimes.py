@@ -50,7 +50,7 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ignore(line: str) -> None:
-    """What pip says, where it does not matter."""
+    """Output of pip, where it does not matter."""
 
 
 def python(runtime_path: tuple[Path, ...], code: str) -> str:

@@ -1,4 +1,4 @@
-"""What a server is to start with, and what it must have: without starting one."""
+"""The plan of a server and its requirements, without starting one."""
 
 from __future__ import annotations
 

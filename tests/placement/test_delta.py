@@ -1,4 +1,4 @@
-"""What has to be done, and that doing it leaves nothing to do."""
+"""Deltas, and that nothing is left to do after one is applied."""
 
 from __future__ import annotations
 

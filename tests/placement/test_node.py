@@ -1,4 +1,4 @@
-"""What a node would do for a replica, and what becomes of those that go."""
+"""A node's candidates for a replica, and the replicas that it evicts."""
 
 from __future__ import annotations
 

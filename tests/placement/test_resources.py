@@ -1,4 +1,4 @@
-"""What a node has: declared, taken, given back."""
+"""A node's resources: declared, taken, given back."""
 
 from __future__ import annotations
 

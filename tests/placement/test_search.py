@@ -25,14 +25,14 @@ NOW = 10_000.0
 MINIMUM_S = 3600.0
 
 Place = tuple[bool, int]
-"""Whether on the CPU, and the level: the least wins."""
+"""The order of candidates, on the CPU or not and by level: the least wins."""
 
 
 # By brute force
 
 
 def gpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
-    """Whether a model fits on GPUs of a node beside those that stay."""
+    """Return True if a model fits on GPUs of a node beside those that stay."""
     total = node.resources.gpu_bytes
     tenants: list[list[int]] = [[] for _ in total]
     for replica in staying:
@@ -59,7 +59,7 @@ def gpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
 
 
 def cpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
-    """Whether a model fits in the CPU memory of a node beside those that stay."""
+    """Return True if a model fits in the CPU memory of a node beside those that stay."""
     used = sum(d.size_bytes for d in staying if d.on_cpu or d.level is DeploymentLevel.WARM)
     return size <= node.resources.cpu_bytes - used
 
@@ -70,7 +70,7 @@ def subsets(items: Sequence[PlacedReplica]) -> Iterable[tuple[PlacedReplica, ...
 
 
 def goes(replica: PlacedReplica, demand: Demand, together: set[str], on_cpu: bool) -> bool:
-    """Whether a replica may have to go for what is wanted."""
+    """Return True if a replica may have to go for what is wanted."""
     if replica.level is DeploymentLevel.WARM:
         return on_cpu and replica.model_key not in together - {demand.model_key}
     ripe = demand.dedicated or NOW - replica.deployed >= MINIMUM_S
@@ -107,7 +107,7 @@ def places(cluster: Cluster, demand: Demand, together: set[str]) -> set[Place]:
 def could_have_stayed(
     node: Node, evicted: Sequence[PlacedReplica], size: int, on_cpu: bool
 ) -> list[PlacedReplica]:
-    """Those that one need not have evicted, given the others."""
+    """Return the evictions that were not needed, given the others."""
     room = cpu_room if on_cpu else gpu_room
     return [
         spared
@@ -177,7 +177,7 @@ def one_more(node: Node, replica_id: str, rng: random.Random) -> Node:
 
 
 def shares(node: Node, index: int, size: int) -> bool:
-    """Whether a model may have its share of this GPU."""
+    """Return True if a model may have its share of this GPU."""
     total = node.resources.gpu_bytes[index]
     used = sum(d.gpu_mem_bytes_by_id.get(index, 0) for d in node.replicas())
     return 3 * size <= total and used + size <= 0.8 * total and total - used >= 0.3 * total

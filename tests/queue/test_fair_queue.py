@@ -1,4 +1,4 @@
-"""Whose turn it is: fairness, priority and its ageing, honest positions, and what never happens."""
+"""Choice of the next request: fairness, priority and its ageing, honest positions, and what never happens."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ _lines = st.builds(
 
 @dataclass
 class History:
-    """What a history does to a line, and who overtook whom."""
+    """Apply a history to a queue; return who overtook whom."""
 
     line: FairQueue[None]
     ahead: dict[str, int] = field(default_factory=dict)

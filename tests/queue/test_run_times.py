@@ -133,7 +133,7 @@ DISTRIBUTIONS: dict[str, Draw] = {
 
 @dataclass
 class Told:
-    """What an arrival was told, and what came of it."""
+    """The estimate that an arrival was told, and its real wait."""
 
     wait: WaitEstimate
     real: float

@@ -63,7 +63,7 @@ GPU, CPU = 100, 150
 
 
 class Memory:
-    """What really is in memory, at every moment no more than there is."""
+    """The real contents of a memory, at every moment no more than there is."""
 
     def __init__(self, capacity: Mapping[Any, int]) -> None:
         self._capacity = capacity
@@ -219,7 +219,7 @@ class World:
     ) -> None:
         self.sizes = sizes
         self.hub: dict[str, str] = {}
-        """What a hub calls a model, by what it takes for that in small letters."""
+        """Names of models at a hub, by their spelling in small letters."""
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
         self.actors: dict[tuple[str, str], Actor] = {}
         self.broker = MemoryBroker()
@@ -416,7 +416,7 @@ def test_eviction_tells_those_who_wait_and_lets_end_what_runs(tmp_path: Path) ->
 
 
 class Stubborn(Actor):
-    """Its process breaks down, and takes its time to end."""
+    """Actor whose process breaks down, and takes its time to end."""
 
     def die(self) -> None:
         self._end_run(ReplicaLostError("it does not answer"))
@@ -1222,7 +1222,7 @@ def test_two_names_of_one_model_are_one_deployment(tmp_path: Path) -> None:
 
 
 REAL, ALIAS = "org/name", "name"
-"""What a hub calls a model, and what it takes for that as well."""
+"""The name of a model at a hub, and other spellings that the hub accepts."""
 
 
 @pytest.mark.parametrize(

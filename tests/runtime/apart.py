@@ -13,7 +13,7 @@ PATIENCE_S = 60
 
 
 def apart(module: str, *arguments: str | Path) -> Any:
-    """What `python -m module arguments` prints, which is JSON."""
+    """Run `python -m module arguments`; return the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT,

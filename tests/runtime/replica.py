@@ -74,7 +74,7 @@ def pretending(folder: Path) -> Runtime:
 
 
 class Sent(Backend):
-    """What a client would send."""
+    """Return the payload that a client would send."""
 
     payload: bytes
 

@@ -16,7 +16,7 @@ NEW_YORK = ZoneInfo("America/New_York")
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 10, 1, tzinfo=UTC)
 YEAR = (NOW - timedelta(days=31), NOW + timedelta(days=400))
-"""What is looked at by default."""
+"""The default period."""
 
 Span = tuple[datetime, datetime]
 

@@ -105,7 +105,7 @@ def rules(draw: st.DrawFn) -> str:
 @settings(max_examples=80, deadline=None)
 @given(rules(), st.integers(-800, 100), st.sampled_from(["Europe/Berlin", "America/New_York"]))
 def test_rules_mean_what_the_library_says(rule: str, days: int, zone: str) -> None:
-    """They are followed here because it has no bounds; what comes out must be the same."""
+    """Such rules are followed here because it has no bounds; what comes out must be the same."""
     day = f"{NOW + timedelta(days=days):%Y%m%d}"
     text = calendar(
         event(

@@ -31,7 +31,7 @@ def dedicating(name: str) -> bytes:
 
 @dataclass
 class Site:
-    """What a web server answers, and what it was asked."""
+    """A web server's answers, and the requests to it."""
 
     url: str = ""
     status: int = 200

@@ -52,11 +52,11 @@ class Place:
         return found
 
     def gone_within(self, seconds: float) -> bool:
-        """Whether nothing is left, by then at the latest."""
+        """Return True if nothing is left, by then at the latest."""
         return within(seconds, lambda: not self.processes())
 
     def temporary(self) -> list[str]:
-        """What lies in the folder for temporary files, but for what torch keeps there for later."""
+        """Return the temporary files, without those that torch keeps for later."""
         return sorted(path.name for path in self.tmp.iterdir() if "torch" not in path.name)
 
 

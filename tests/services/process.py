@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Whether something listens there."""
+    """Return True if something listens there."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
@@ -57,7 +57,7 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """True if it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -93,12 +93,12 @@ class Process:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Have it answer nobody, though it is there."""
+        """Stop the process: it is there and answers nobody."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have it go on."""
+        """Continue the process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

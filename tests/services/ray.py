@@ -62,7 +62,7 @@ class RayNode:
         psutil.wait_procs(processes, timeout=10)
 
     def runs(self, module: str) -> bool:
-        """Whether a process of this module is among those that run on it."""
+        """Return True if a process of this module is among those that run on it."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if module in process.cmdline():
@@ -109,7 +109,7 @@ class RayServer:
 
     @property
     def nodes(self) -> list[RayNode]:
-        """Those that were added to the head."""
+        """Nodes that were added to the head."""
         return self._nodes[1:]
 
     def workers(self, kind: str) -> list[psutil.Process]:

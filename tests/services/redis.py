@@ -42,11 +42,11 @@ class RedisServer:
         self._process.kill()
 
     def pause(self) -> None:
-        """Have it take connections and answer nothing, until `resume`."""
+        """Let it take connections and answer nothing, until `resume`."""
         self._process.pause()
 
     def resume(self) -> None:
-        """Have it go on."""
+        """Continue the server."""
         self._process.resume()
 
     def command(self, *words: str) -> str:

@@ -121,24 +121,24 @@ class SwiftServer:
         self._proxy, *self._stores = self._processes
 
     def start(self) -> None:
-        """Have it back."""
+        """Start the proxy again."""
         self._proxy.start()
 
     def stop(self) -> None:
-        """Have it refuse connections, until `start`."""
+        """Let it refuse connections, until `start`."""
         self._proxy.stop()
 
     def pause(self) -> None:
-        """Have it take connections and answer nothing, until `resume`."""
+        """Let it take connections and answer nothing, until `resume`."""
         self._proxy.pause()
 
     def resume(self) -> None:
-        """Have it go on."""
+        """Continue the proxy."""
         self._proxy.resume()
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """Have it gone for a while."""
+        """Stop the proxy for a while."""
         self.stop()
         try:
             yield
@@ -179,7 +179,7 @@ def _process(folder: Path, name: str, program: str, port: int) -> Process:
 
 
 def _serves(port: int) -> bool:
-    """Whether the proxy answers: a socket that listens may still have nobody behind it."""
+    """Return True if the proxy answers: a socket that listens may still have nobody behind it."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
         connection.request("GET", "/healthcheck")

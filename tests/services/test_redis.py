@@ -1,4 +1,4 @@
-"""What tests of the broker rely on of their Redis."""
+"""The behaviour of Redis on which tests of the broker rely."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Scene = Callable[[ModelActor, Usage], Coroutine[Any, Any, None]]
 
 
 def play(scene: Scene, run_s: float = 5.0, *, on_cpu: bool = False) -> Usage:
-    """Have a scene played with a replica on two GPUs, and its usage until the end."""
+    """Play a scene with a replica on two GPUs, and its usage until the end."""
 
     async def main() -> Usage:
         journal = Journal([TraceRequest(0.0, VARIANT.model, "ada", run_s)])

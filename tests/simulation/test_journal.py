@@ -1,4 +1,4 @@
-"""What there was of something, by the hour."""
+"""Journals of a day, by the hour."""
 
 from __future__ import annotations
 

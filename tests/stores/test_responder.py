@@ -1,4 +1,4 @@
-"""What becomes of a polled job's updates while the object store is away."""
+"""Updates of a polled job while the object store is away."""
 
 from __future__ import annotations
 

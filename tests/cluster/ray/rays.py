@@ -68,7 +68,7 @@ def place_on(node_id: str, config: DeploymentConfig, replica_id: str) -> PlacedR
 
 
 async def node_called(cluster: RayCluster, name: str) -> str:
-    """Its id."""
+    """Id of the node of that name."""
     return next(node.id for node in await cluster.discover() if node.name == name)
 
 
@@ -110,7 +110,7 @@ async def a_replica(
 
 
 class Client:
-    """What a client sends, and is told."""
+    """A client's request, and the responses to it."""
 
     def __init__(self, broker: Broker, session: Any) -> None:
         self._broker = broker
@@ -182,5 +182,5 @@ def as_a_leader(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 async def nothing(_: Response) -> bool:
-    """What a replica that delivers itself has to say to whoever asks it to."""
+    """Return the answer of a replica that delivers itself to whoever asks it to."""
     return True

@@ -65,7 +65,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FileStore:
 def environment(
     redis: RedisServer, s3: SwiftServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """What every node is started with."""
+    """The settings with which every node is started."""
     return {
         "NDIF_BROKER_URL": redis.url,
         "NDIF_OBJECT_STORE_URL": s3.url,
@@ -149,7 +149,7 @@ async def test_traces_run_on_a_node(
 
 
 def deafen_others(redis: RedisServer) -> None:
-    """Have every process but this lose the connection on which it hears."""
+    """Make every process but this one lose the connection on which it hears."""
     mine = {connection.laddr.port for connection in psutil.Process().net_connections()}
     for client in redis.command("client", "list", "type", "pubsub").splitlines():
         address = dict(part.partition("=")[::2] for part in client.split())["addr"]

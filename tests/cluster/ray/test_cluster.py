@@ -1,4 +1,4 @@
-"""What a node declares to Ray, and what is read of it."""
+"""The resources that a node declares to Ray, and how they are read."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ ACTS = {
     VARIABLES: "reads CUDA_VISIBLE_DEVICES",
     FILES: "loads a library of its own and opens its device alone",
 }
-"""What a driver does as it starts, by the point of its mend."""
+"""Acts of a driver as it starts, by the point of its mend."""
 
 CARD, ANOTHERS_CARD = Path("/dev/zero"), Path("/dev/full")
 """Device files that stand for a replica's GPU, and for another's."""
@@ -172,7 +172,7 @@ class Handles:
     """How this process opens handles."""
 
     open_events = True
-    """Whether a handle with an event has its event opened."""
+    """True if a handle with an event has its event opened."""
 
 
 class _Past:

@@ -142,7 +142,7 @@ REVERSIONS: dict[int, Callable[[PretendDriver], None]] = {
 
 
 def column(checkpoint: Path, reverted: list[int]) -> dict[str, str]:
-    """What comes of a runner for each act of the driver."""
+    """Return the outcome of a runner for each act of the driver."""
     from ndif.runtime.frames import Channel
     from ndif.runtime.process.zygote import Zygote
     from ndif.runtime.spec import ModelSpec, UntrustedSettings
@@ -193,7 +193,7 @@ def outcome(zygote: Any) -> str:
 
 
 def in_a_fork(run: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """What `run` returns, in a process of which nothing is left."""
+    """Return the result of `run` in a process of which nothing is left."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(reading)

@@ -34,7 +34,7 @@ def faults(run: Callable[[], object]) -> int:
 
 
 def in_a_fork(run: Callable[[], object]) -> Any:
-    """What `run` gives in a fork of this process."""
+    """Return the result of `run` in a fork of this process."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -33,7 +33,7 @@ def with_holes() -> list[int]:
 
 
 def in_holes(count: int) -> Callable[[], None]:
-    """What a request does: take memory, write to it, give it back."""
+    """Do as a request does: take memory, write to it, give it back."""
 
     def run() -> None:
         for piece in [_libc.malloc(HOLE - 50) for _ in range(count)]:

@@ -51,14 +51,14 @@ class Site:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def says(self, code: str, key: str) -> Any:
-        """What a block of a user's says."""
+        """Return the words of a user's block."""
         response = self.wait(self.served.run(executing(self.client, code), trusted=False, key=key))
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
         return torch.load(io.BytesIO(response.data.content), weights_only=False)["said"][0]
 
     def stays(self) -> bool:
-        """Whether the last request's process waits for its user's next."""
+        """Return True if the last request's process waits for its user's next."""
         return self.wait(self.served.actor._fresh.wait_until_reset())
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ def test_with_its_weights_it_computes_the_same(checkpoint: Path) -> None:
 
 
 def results(model: Any) -> list[Any]:
-    """What it computes, plainly and in the ways that lean on more than its weights."""
+    """Return the results of a model, plainly and in the ways that lean on more than its weights."""
     torch.manual_seed(0)
     tokens = model.tokenizer(PROMPT, return_tensors="pt")
     plain = model._module(**tokens).logits
@@ -154,7 +154,7 @@ def test_a_tensor_is_shared_once_however_many_names_it_has(tmp_path: Path) -> No
 
 
 class TestRefusals:
-    """What cannot be shared is said when the model is loaded, not when it runs."""
+    """Weights that cannot be shared are refused when the model is loaded, not when it runs."""
 
     def test_another_kind_of_model(self) -> None:
         two, three = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False)

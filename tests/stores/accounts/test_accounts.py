@@ -1,4 +1,4 @@
-"""Who may do what: everybody alike, or as a file says."""
+"""Permissions: the same for everybody, or as a file says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every form of `Broker` must do. A second form is one more entry in `FORMS`."""
+"""The contract of every form of `Broker`. A second form is one more entry in `FORMS`."""
 
 from __future__ import annotations
 

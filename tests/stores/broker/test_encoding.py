@@ -36,7 +36,7 @@ WITHOUT_A_KEY = [
     "received",
     "receipt",
 ]
-"""What a version takes that knows no key; it refuses any other."""
+"""The fields of a version that knows no key; it refuses any other."""
 
 
 def a_request(user: str, key: str) -> Request:

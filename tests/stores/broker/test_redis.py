@@ -1,4 +1,4 @@
-"""What is asked of Redis is answered, each its own, whatever becomes of the connection."""
+"""Commands to Redis: each has its own answer, whatever becomes of the connection."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cutting:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Its URL."""
+        """Listen while the block runs; yield the URL."""
         listening = await asyncio.start_server(self._carry, HOST)
         port = listening.sockets[0].getsockname()[1]
         yield f"redis://{HOST}:{port}/0"

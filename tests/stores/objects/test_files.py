@@ -1,4 +1,4 @@
-"""What is the file store's alone: a folder of its owner's, addresses that it signs and answers itself."""
+"""Behaviour of the file store alone: a folder of its owner's, addresses that it signs and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every form of `ObjectStore` must do. One form more is one more entry in `FORMS`."""
+"""The contract of every form of `ObjectStore`. One form more is one more entry in `FORMS`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Form:
         [Path, float], AbstractAsyncContextManager[tuple[ObjectStore, httpx.AsyncClient]]
     ]
     expires: str
-    """What its addresses call their time."""
+    """The parameter that holds the time of its addresses."""
     ttl_s: float
     """A time to live that it tells from another half as long."""
 

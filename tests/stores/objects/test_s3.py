@@ -1,4 +1,4 @@
-"""What is the S3 store's alone, against a real server: addresses, the bucket, and a server that is away."""
+"""Behaviour of the S3 store alone, against a real server: addresses, the bucket, an absent server."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_every_byte_of_an_upload_arrives(address: S3Address, size: int) ->
 
 
 def test_an_upload_cannot_be_made_shorter() -> None:
-    """It is read as memory, and memory that goes away under its reader ends the process."""
+    """The file is read as memory, and memory that goes away under its reader ends the process."""
     upload = filled(S3Store(S3Address("http://h:1", "http://h:1", "a", "b"), LONG_S), b"content")
     with pytest.raises(PermissionError):
         os.truncate(upload.fileno(), 1)
@@ -323,7 +323,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TlsInFront:
-    """What operators put in front of a store: it ends TLS and passes on what is said."""
+    """A proxy that operators put in front of a store: it ends TLS and passes on the rest."""
 
     def __init__(self, certificate: Path, port: int) -> None:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
