@@ -1,4 +1,4 @@
-"""Choice of the next request: fairness, priority and its ageing, honest positions, and what never happens."""
+"""Choice of the next request: fairness, priority and its ageing, honest positions, invariants."""
 
 from __future__ import annotations
 
