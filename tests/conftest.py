@@ -153,7 +153,7 @@ def clients(
 
 
 @pytest.fixture(scope="session")
-def strangers(
+def untrusted(
     sandboxed: LocalServer,
     tiny_gpt2: Path,
     runtimes: Path,

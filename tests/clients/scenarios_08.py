@@ -339,7 +339,7 @@ def adapted_from_a_hub(context: Context) -> None:
     assert not torch.equal(adapted, plain)
 
 
-def adapters_that_strangers_may_not_name(context: Context) -> None:
+def adapters_that_untrusted_users_may_not_name(context: Context) -> None:
     def asked(name: str) -> str:
         backend = RemoteBackend(context.remote.to_model_key(), env={"peft": name})
 

@@ -80,7 +80,7 @@ def scenario_one_process_runs_all(context: Context) -> None:
     assert first == second
 
 
-def scenario_what_strangers_may_not(context: Context) -> None:
+def scenario_what_untrusted_users_may_not(context: Context) -> None:
     said = failure(lambda: processes_of(context.remote))
     assert "module 'os' is not available on this server" in said, said
 

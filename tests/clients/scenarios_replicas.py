@@ -33,7 +33,7 @@ def runs_for(model: Any, seconds: float) -> Any:
 
 
 def is_timed(model: Any, seconds: float) -> Any:
-    """Send a stranger's job that takes as long, and says when it ran."""
+    """Send an untrusted job that takes as long, and says when it ran."""
     with model.trace(PROMPT, remote=True, blocking=False) as tracer:
         hidden = model.transformer.h[1].output.save()
         began = time.time()
@@ -82,11 +82,11 @@ def scenario_a_short_job(context: Context) -> None:
     results([runs_for(context.remote, 0.1)])
 
 
-def scenario_three_of_strangers_run_side_by_side(context: Context) -> None:
+def scenario_three_untrusted_jobs_run_side_by_side(context: Context) -> None:
     told = [r["told"] for r in results([is_timed(context.remote, 3) for _ in range(3)])]
     assert max(began for began, _ in told) < min(ended for _, ended in told)
 
 
-def scenario_jobs_of_strangers_while_a_node_is_lost(context: Context) -> None:
+def scenario_untrusted_jobs_while_a_node_is_lost(context: Context) -> None:
     found = results([is_timed(context.remote, 3) for _ in range(5)])
     assert all(result["hidden"].shape[-1] == 64 for result in found)

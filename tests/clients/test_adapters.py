@@ -29,5 +29,5 @@ def test_an_adapter_of_a_hub(reaching: Client) -> None:
     reaching.run("adapted_from_a_hub")
 
 
-def test_what_a_stranger_may_not_name(strangers: Clients) -> None:
-    strangers["0.8"].run("adapters_that_strangers_may_not_name")
+def test_what_an_untrusted_user_may_not_name(untrusted: Clients) -> None:
+    untrusted["0.8"].run("adapters_that_untrusted_users_may_not_name")

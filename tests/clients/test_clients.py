@@ -44,10 +44,10 @@ def test_trusted(clients: Clients, generation: str, scenario: str) -> None:
 
 
 @pytest.mark.parametrize(("generation", "scenario"), EVERY)
-def test_sandboxed(strangers: Clients, generation: str, scenario: str) -> None:
+def test_sandboxed(untrusted: Clients, generation: str, scenario: str) -> None:
     refusal = OF_THE_TRUSTED.get(scenario)
     if refusal is None:
-        strangers[generation].run(scenario)
+        untrusted[generation].run(scenario)
     else:
         with pytest.raises(AssertionError, match=refusal):
-            strangers[generation].run(scenario)
+            untrusted[generation].run(scenario)

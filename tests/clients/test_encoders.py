@@ -1,4 +1,4 @@
-"""Models that no sentence is continued with are served as others are, also to strangers."""
+"""Models that no sentence is continued with are served as others are, also to untrusted users."""
 
 from __future__ import annotations
 

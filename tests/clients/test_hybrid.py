@@ -1,4 +1,4 @@
-"""Hybrid jobs of strangers: what they may send each way, and that nothing of it stays with the server."""
+"""Hybrid jobs of untrusted users: what they may send each way, and that nothing of it stays behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALLOWANCE = 64 << 20
 
 @pytest.fixture(scope="module")
 def limited(server_environment: dict[str, str]) -> Iterator[LocalServer]:
-    """A server for strangers, with low limits."""
+    """A server for untrusted users, with low limits."""
     started = LocalServer(NAME, "--sandbox", environment={**server_environment, **LIMITS})
     try:
         yield started.ready()
@@ -54,7 +54,9 @@ def peak_memory(server: LocalServer) -> int:
 
 
 @pytest.mark.parametrize("scenario", scenarios("scenarios_hybrid"))
-def test_what_a_stranger_may_try(client: Client, limited: LocalServer, scenario: str) -> None:
+def test_what_an_untrusted_user_may_try(
+    client: Client, limited: LocalServer, scenario: str
+) -> None:
     before = peak_memory(limited)
     client.run(scenario)
     assert peak_memory(limited) - before < ALLOWANCE

@@ -344,7 +344,7 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
     trusted = many.client(server, "tests/llama", key="may-do-anything")
     trusted.run("scenario_one_process_runs_all")
     plain = many.client(server, "tests/llama", key="may-do-little")
-    plain.run("scenario_what_strangers_may_not")
+    plain.run("scenario_what_untrusted_users_may_not")
     plain.run("scenario_a_trace")
     trusted.run("scenario_one_process_runs_all")
 

@@ -128,12 +128,12 @@ def running(host: StartedServer, name: str) -> int:
 def test_each_node_runs_a_job_at_the_same_time(stack: Stack, of_the_wide: Client) -> None:
     assert len({replica["node_id"] for replica in replicas(stack.host, WIDE)}) == 3
     assert all(node.runs("ndif.runtime") for node in stack.ray.nodes)
-    of_the_wide.run("scenario_three_of_strangers_run_side_by_side")
+    of_the_wide.run("scenario_three_untrusted_jobs_run_side_by_side")
 
 
 def test_two_nodes_go_on_where_there_were_three(stack: Stack, of_the_wide: Client) -> None:
     """The third is lost with the job that it runs."""
-    scenario = "scenario_jobs_of_strangers_while_a_node_is_lost"
+    scenario = "scenario_untrusted_jobs_while_a_node_is_lost"
     with ThreadPoolExecutor() as threads:
         jobs = threads.submit(of_the_wide.run, scenario)
         until(lambda: all(r["request_id"] for r in replicas(stack.host, WIDE)))

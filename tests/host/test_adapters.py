@@ -1,4 +1,4 @@
-"""The cache of adapters that strangers name, filled from a real hub on loopback."""
+"""The cache of adapters that untrusted users name, filled from a real hub on loopback."""
 
 from __future__ import annotations
 

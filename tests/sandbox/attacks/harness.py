@@ -379,7 +379,8 @@ class Site:
             return
         zygote, runners = self.zygote(), self.runners()
         for pid in runners:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the attack may have ended it by now
+                os.kill(pid, signal.SIGKILL)
         while runners & _children(zygote):
             time.sleep(0.01)
         time.sleep(0.1)

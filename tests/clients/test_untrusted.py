@@ -1,4 +1,4 @@
-"""Strangers who mean no harm: what they can do, and what they are told where they cannot."""
+"""Untrusted users who mean no harm: what they can do, and what they are told where they cannot."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.conftest import NAME, client_environment
 
 
 @pytest.fixture(scope="module")
-def stranger(
+def untrusted_client(
     sandboxed: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
     """A client of nnsight 0.8."""
-    home = tmp_path_factory.mktemp("client-stranger")
+    home = tmp_path_factory.mktemp("client-untrusted")
     started = Client(
-        "scenarios_strangers", NAME, tiny_gpt2, client_environment(sandboxed, home, None)
+        "scenarios_untrusted", NAME, tiny_gpt2, client_environment(sandboxed, home, None)
     )
     yield started
     started.close()
 
 
-@pytest.mark.parametrize("scenario", scenarios("scenarios_strangers"))
-def test_what_a_stranger_does(stranger: Client, scenario: str) -> None:
-    stranger.run(scenario)
+@pytest.mark.parametrize("scenario", scenarios("scenarios_untrusted"))
+def test_what_an_untrusted_user_does(untrusted_client: Client, scenario: str) -> None:
+    untrusted_client.run(scenario)
