@@ -12,8 +12,8 @@ from ndif.gateway.http_error import RETRY_SOON, HttpError
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
-    from ndif.stores.leader.shared_cache import SharedCache
-    from ndif.stores.redis.client import Redis
+    from ndif.stores.leader import SharedCache
+    from ndif.stores.redis import Redis
 
 _NOTHING_PUBLISHED = (
     "No process of this server has come up yet that could run a job. Try again in a moment."
@@ -92,6 +92,6 @@ class PublishedCatalogue:
 
     async def connected(self) -> bool:
         """See `Catalogue.connected`."""
-        from ndif.stores.leader.lock import somebody_leads
+        from ndif.stores.leader import somebody_leads
 
         return await somebody_leads(self._client)

@@ -26,7 +26,7 @@ from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
-    from ndif.stores.leader.shared_cache import SharedCache
+    from ndif.stores.leader import SharedCache
 
 logger = logging.getLogger(__name__)
 

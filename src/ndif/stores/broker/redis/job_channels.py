@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -23,13 +24,11 @@ from ndif.stores.broker.encoding import (
 from ndif.stores.broker.port import BrokerError, ClientLeftError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.channels import Channel, channel_of
-from ndif.stores.broker.redis.scripts import ENDS
-from ndif.stores.redis.client import broker_errors
+from ndif.stores.broker.redis.scripts import ENDS, record_of
+from ndif.stores.redis import retry
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
-
-_RETRY_S = 1.0
 
 
 def _jobs_of(replica: str) -> str:
@@ -50,12 +49,12 @@ class JobReceiver:
         Raises:
             BrokerError: if no job would arrive.
         """
-        return cls(broker, await broker.channels.listen(_jobs_of(replica)))
+        return cls(broker, await broker.channels.open(Channel(broker.channels, _jobs_of(replica))))
 
     async def next(self) -> Request:
         """Return the next job, with its payload if Redis stores that."""
         while True:
-            content = await self._channel.get()
+            content = await self._channel.messages.get()
             try:
                 return decode_job(content)
             except Exception:
@@ -64,8 +63,7 @@ class JobReceiver:
     async def give_back(self, request: Request) -> None:
         """Tell the leader that a job came here and did not end."""
         with contextlib.suppress(BrokerError):  # the leader asks soon anyway
-            async with broker_errors():
-                await self._broker.client.publish(ENDS, encode_return(request.id))
+            await self._broker.client.publish(ENDS, encode_return(request.id))
 
 
 class JobSender:
@@ -108,10 +106,9 @@ class JobSender:
             )
         self._running[request.id] = news
         try:
-            async with broker_errors():
-                receivers = await self._broker.scripts.hand_over(
-                    request.id, _jobs_of(replica), encode_job(request), channel, update
-                )
+            receivers = await self._broker.hand_over(
+                [record_of(request.id)], [_jobs_of(replica), encode_job(request), channel, update]
+            )
             if receivers is None:
                 raise ClientLeftError
             return await news if receivers else None
@@ -127,14 +124,10 @@ class JobSender:
         return False
 
     async def _receive_forever(self) -> None:
-        channel = None
-        while channel is None:
-            with contextlib.suppress(BrokerError):
-                channel = await self._broker.channels.listen(ENDS)
-            if channel is None:
-                await asyncio.sleep(_RETRY_S)
+        channels = self._broker.channels
+        channel = await retry(lambda: channels.open(Channel(channels, ENDS)), math.inf)
         while True:
-            request_id, response = decode_end(await channel.get())
+            request_id, response = decode_end(await channel.messages.get())
             news = self._running.get(request_id)
             if news is not None and not news.done():
                 news.set_result(response)
