@@ -29,15 +29,12 @@ class Catalogue(Protocol):
         Raises:
             HttpError: If no process of the server has published its models.
         """
-        ...
 
     async def status(self) -> dict[str, Any]:
         """Return the answer of `GET /status`."""
-        ...
 
     async def connected(self) -> bool:
         """Return True if the server can run a request that arrives now."""
-        ...
 
 
 class InProcessCatalogue:

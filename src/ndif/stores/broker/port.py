@@ -32,18 +32,14 @@ def full(held: int, limit: int) -> str:
 class Subscription(Protocol):
     """One client's live channel."""
 
-    @property
-    def id(self) -> str:
-        """The id that a client puts in its requests to receive their updates here."""
-        ...
+    id: str
+    """The id that a client puts in its requests to receive their updates here."""
 
     async def next(self) -> str | bytes:
         """Return the next update of any request of this subscription, in order, as its client reads it."""
-        ...
 
     async def close(self) -> None:
         """End the subscription, because its client has disconnected."""
-        ...
 
 
 class Broker(Protocol):
@@ -62,11 +58,9 @@ class Broker(Protocol):
         Raises:
             BrokerError: if the server behind the broker cannot be used.
         """
-        ...
 
     async def stop(self) -> None:
         """Release everything that belongs to this process alone."""
-        ...
 
     async def submit(self, request: Request) -> None:
         """Store a request for the queue.
@@ -74,11 +68,9 @@ class Broker(Protocol):
         Raises:
             BrokerError: if the request is not stored.
         """
-        ...
 
     async def claim(self) -> Request:
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
-        ...
 
     async def payload(self, request: Request) -> bytes | bytearray:
         """Return the payload of a request that has not been released.
@@ -86,11 +78,9 @@ class Broker(Protocol):
         Raises:
             BrokerError: if the payload cannot be read.
         """
-        ...
 
     async def release(self, request: Request) -> None:
         """Delete a claimed request that gets no further response."""
-        ...
 
     async def subscribe(self, subscription_id: str | None = None) -> Subscription:
         """Open a subscription, under a new id unless one is given.
@@ -98,7 +88,6 @@ class Broker(Protocol):
         Raises:
             BrokerError: if no update would arrive.
         """
-        ...
 
     async def publish(self, request: Request, response: Response) -> bool:
         """Send an update to the subscription of `request`, and return True if its client receives it.
@@ -108,11 +97,9 @@ class Broker(Protocol):
         Raises:
             BrokerError: if the update cannot be sent.
         """
-        ...
 
     async def conclude(self, request: Request, response: Response) -> None:
         """Delete a claimed request whose terminal `response` is stored, so that it does not run again."""
-        ...
 
     async def has_ended(self, request: Request) -> bool:
         """Return True if a request that this process claimed has had its terminal response.
@@ -120,20 +107,15 @@ class Broker(Protocol):
         Raises:
             BrokerError: if the broker cannot be asked.
         """
-        ...
 
     async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
         """Return those of the subscriptions that no client holds open."""
-        ...
 
     async def departed(self, subscription_id: str) -> None:
         """Return once no client holds the subscription open."""
-        ...
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
         """Hand a hybrid job an upload of its own client; drop one from any other subscription."""
-        ...
 
     async def uploaded(self, request: Request) -> bytes:
         """Return the next upload of the client of `request`."""
-        ...

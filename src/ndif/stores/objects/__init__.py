@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ndif.config.settings import Settings
-from ndif.stores.objects.files import FileStore
-from ndif.stores.objects.port import ObjectStore, ObjectStoreError, Upload
+from ndif.stores.objects.files import FileStore as FileStore
+from ndif.stores.objects.port import ObjectStore as ObjectStore
+from ndif.stores.objects.port import ObjectStoreError as ObjectStoreError
+from ndif.stores.objects.port import Upload as Upload
 
 
 def open_store(settings: Settings, folder: Path, secret: str | None = None) -> ObjectStore:
@@ -21,8 +23,7 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
         return FileStore(folder, settings.result_ttl_s, secret)
     try:
         # One machine needs no obstore.
-        from ndif.stores.objects.s3 import S3Store
-        from ndif.stores.objects.s3_address import S3Address
+        from ndif.stores.objects.s3 import S3Address, S3Store
     except ImportError as error:
         raise ObjectStoreError(
             f"results on S3 need obstore ({error}): pip install 'ndif[server]' on Python 3.11 or later"
@@ -39,6 +40,3 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
         ),
         settings.result_ttl_s,
     )
-
-
-__all__ = ["FileStore", "ObjectStore", "ObjectStoreError", "Upload", "open_store"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from ndif.stores.objects.port import SWEPT, check, is_key, is_ours, lifetime_s
+from ndif.tasks import end
 
 _SWEEPS_PER_LIFETIME = 10
 _PART = ".ndif-part-"
@@ -69,9 +70,7 @@ class FileStore:
     async def stop(self) -> None:
         """See `ObjectStore.stop`."""
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+            await end([self._sweeper])
 
     def create(self) -> FileUpload:
         """See `ObjectStore.create`."""

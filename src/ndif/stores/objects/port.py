@@ -15,7 +15,6 @@ class Upload(Protocol):
 
     def fileno(self) -> int:
         """Return a descriptor, open for writing, that may be handed to another process."""
-        ...
 
     async def commit(self, key: str) -> int:
         """Store the written bytes as the object `key`, and return their number.
@@ -23,11 +22,9 @@ class Upload(Protocol):
         Raises:
             ObjectStoreError: if the store stays unreachable.
         """
-        ...
 
     def discard(self) -> None:
         """Drop the written bytes. Does nothing after a commit."""
-        ...
 
 
 class ObjectStore(Protocol):
@@ -42,15 +39,12 @@ class ObjectStore(Protocol):
 
     async def start(self) -> None:
         """Start to delete expired objects."""
-        ...
 
     async def stop(self) -> None:
         """Stop deleting expired objects."""
-        ...
 
     def create(self) -> Upload:
         """Return a new object without a key."""
-        ...
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """Store `content` as `key` in one atomic step.
@@ -63,7 +57,6 @@ class ObjectStore(Protocol):
         Raises:
             ObjectStoreError: if the store stays unreachable.
         """
-        ...
 
     async def get(self, key: str) -> bytes | None:
         """Return the content of `key`, or None if there is no such object.
@@ -71,7 +64,6 @@ class ObjectStore(Protocol):
         Raises:
             ObjectStoreError: if the store is unreachable.
         """
-        ...
 
     async def delete(self, key: str) -> None:
         """Delete the object `key`, if there is one.
@@ -79,14 +71,12 @@ class ObjectStore(Protocol):
         Raises:
             ObjectStoreError: if the store is unreachable.
         """
-        ...
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """Return a signed URL of `key` that expires with it.
 
         With `once`, the client fetches the URL one time, and the store may delete the object soon after.
         """
-        ...
 
 
 SWEPT = ("results", "responses", "requests")
