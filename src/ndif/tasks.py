@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 # `asyncio.wait_for` may lose a cancellation before Python 3.12, and the canceller then waits for ever.
 if sys.version_info >= (3, 11):
-    from asyncio import timeout
+    from asyncio import timeout as timeout
 else:
-    from async_timeout import timeout
+    from async_timeout import timeout as timeout
 
 T = TypeVar("T")
 
@@ -24,13 +24,6 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:
-    """Return the result of `work`, which is cancelled after so many seconds.
-
-    Raises:
-        asyncio.TimeoutError: if `work` was cancelled for its time.
-    """
+    """Return the result of `work`, which is cancelled after so many seconds."""
     async with timeout(seconds):
         return await work
-
-
-__all__ = ["end", "timeout", "within"]

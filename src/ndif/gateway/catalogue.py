@@ -24,11 +24,7 @@ class Catalogue(Protocol):
     """The models of a server and their state, as its clients see them."""
 
     async def models(self) -> Models:
-        """Return every model.
-
-        Raises:
-            HttpError: If no process of the server has published its models.
-        """
+        """Return every model."""
 
     async def status(self) -> dict[str, Any]:
         """Return the answer of `GET /status`."""

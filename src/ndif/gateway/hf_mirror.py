@@ -6,7 +6,6 @@ A client uses it with `HF_ENDPOINT=http://HOST:PORT/hub`.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import logging
 import threading
@@ -75,12 +74,9 @@ class _NotFoundError(Exception):
     def __init__(self, code: str, message: str, commit: str | None = None) -> None:
         super().__init__(message)
         in_header = message.encode("ascii", "backslashreplace").decode()
-        self._headers = {"X-Error-Code": code, "X-Error-Message": in_header}
+        self.headers = {"X-Error-Code": code, "X-Error-Message": in_header}
         if commit is not None:
-            self._headers["X-Repo-Commit"] = commit
-
-    def response(self) -> Response:
-        return JSONResponse({"error": str(self)}, 404, self._headers)
+            self.headers["X-Repo-Commit"] = commit
 
 
 class _HubFile(FileResponse):
@@ -102,52 +98,35 @@ class HfMirror:
     def routes(self) -> list[BaseRoute]:
         """Return the routes, relative to the endpoint that clients use."""
         routes: list[BaseRoute] = []
-        # Starlette runs plain functions in threads: these read files.
-        info, tree, resolve = map(_with_not_found, (self._info, self._tree, self._resolve))
+        info, tree, resolve = map(self._answering, (_info, _tree, _resolve))
         for repository in ("{organization}/{name}", "{name}"):
             api = f"/api/models/{repository}"
             routes += [
-                Route(api, info, methods=["GET"]),
-                Route(f"{api}/revision/{{revision:path}}", info, methods=["GET"]),
-                Route(f"{api}/tree/{{location:path}}", tree, methods=["GET"]),
-                Route(f"/{repository}/resolve/{{location:path}}", resolve, methods=["GET"]),
+                Route(api, info),
+                Route(f"{api}/revision/{{revision:path}}", info),
+                Route(f"{api}/tree/{{location:path}}", tree),
+                Route(f"/{repository}/resolve/{{location:path}}", resolve),
             ]
         return routes
 
-    def _info(self, http: Request) -> Response:
-        repository = self._repository(http)
-        repository.split(http.path_params.get("revision", "main"), whole=True)
-        return JSONResponse(repository.info())
+    def _answering(
+        self, answer: Callable[[_Repository, Request], Response]
+    ) -> Callable[[Request], Response]:
+        # Starlette runs plain functions in threads: these read files.
+        def respond(http: Request) -> Response:
+            try:
+                return answer(self._repository(http), http)
+            except _NotFoundError as error:
+                return JSONResponse({"error": str(error)}, 404, error.headers)
 
-    def _tree(self, http: Request) -> Response:
-        repository = self._repository(http)
-        folder = repository.split(http.path_params["location"])
-        recursive = http.query_params.get("recursive", "").lower() in ("true", "1")
-        return JSONResponse(repository.tree(folder, recursive=recursive))
-
-    def _resolve(self, http: Request) -> Response:
-        repository = self._repository(http)
-        name = repository.split(http.path_params["location"])
-        file = repository.file(name)
-        try:
-            stat_result = file.path.stat()
-        except OSError:
-            raise _NotFoundError("EntryNotFound", f"{_shown(name)} is gone.") from None
-        return _HubFile(
-            file.path,
-            headers={"ETag": f'"{file.etag}"', "X-Repo-Commit": repository.listing.commit},
-            media_type="application/octet-stream",
-            stat_result=stat_result,
-        )
+        return respond
 
     def _repository(self, http: Request) -> _Repository:
         parts = (http.path_params.get("organization"), http.path_params["name"])
         repo_id = "/".join(filter(None, parts))
-        try:
-            # Like the Hub, ignore the case of the name and answer with the right one.
-            return self._repositories[repo_id.casefold()]
-        except KeyError:
-            pass
+        # Like the Hub, ignore the case of the name and answer with the right one.
+        if repository := self._repositories.get(repo_id.casefold()):
+            return repository
         served = ", ".join(each.model.repo_id for each in self._repositories.values())
         raise _NotFoundError(
             "RepoNotFound",
@@ -155,6 +134,32 @@ class HfMirror:
             if served
             else "This server has not loaded its model yet: try again when it is ready.",
         )
+
+
+def _info(repository: _Repository, http: Request) -> Response:
+    repository.split(http.path_params.get("revision", "main"), whole=True)
+    return JSONResponse(repository.info())
+
+
+def _tree(repository: _Repository, http: Request) -> Response:
+    folder = repository.split(http.path_params["location"])
+    recursive = http.query_params.get("recursive", "").lower() in ("true", "1")
+    return JSONResponse(repository.tree(folder, recursive=recursive))
+
+
+def _resolve(repository: _Repository, http: Request) -> Response:
+    name = repository.split(http.path_params["location"])
+    file = repository.file(name)
+    try:
+        stat_result = file.path.stat()
+    except OSError:
+        raise _NotFoundError("EntryNotFound", f"{_shown(name)} is gone.") from None
+    return _HubFile(
+        file.path,
+        headers={"ETag": f'"{file.etag}"', "X-Repo-Commit": repository.listing.commit},
+        media_type="application/octet-stream",
+        stat_result=stat_result,
+    )
 
 
 class _Repository:
@@ -180,9 +185,6 @@ class _Repository:
         Args:
             location: A revision, and unless `whole` a path below it.
             whole: All of `location` is a revision.
-
-        Raises:
-            _NotFoundError: If the revision is not served.
         """
         names = {"main", self.listing.commit, self.model.revision or "main"}
         for name in names:
@@ -216,11 +218,7 @@ class _Repository:
         }
 
     def tree(self, folder: str, *, recursive: bool) -> list[dict[str, object]]:
-        """Return the answer that `HfApi.list_repo_tree` reads.
-
-        Raises:
-            _NotFoundError: If no file of the folder is shared.
-        """
+        """Return the answer that `HfApi.list_repo_tree` reads."""
         listing = self.listing
         prefix = f"{folder}/" if folder else ""
         below = {name: file for name, file in listing.files.items() if name.startswith(prefix)}
@@ -241,11 +239,7 @@ class _Repository:
         ]
 
     def file(self, name: str) -> _File:
-        """Return the shared file of that name.
-
-        Raises:
-            _NotFoundError: If there is none.
-        """
+        """Return the shared file of that name."""
         # Only files of the listing are ever opened: no path leads out of the folder.
         file = self.listing.files.get(name)
         if file is None:
@@ -265,17 +259,6 @@ class _Repository:
         commit = listing.commit if listing.is_complete else None
         message = f"There is no {_shown(name)} in {self.model.repo_id}."
         return _NotFoundError("EntryNotFound", message, commit)
-
-
-def _with_not_found(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
-    @functools.wraps(endpoint)
-    def answer(http: Request) -> Response:
-        try:
-            return endpoint(http)
-        except _NotFoundError as error:
-            return error.response()
-
-    return answer
 
 
 def _list(snapshot: Snapshot) -> _Listing:

@@ -15,7 +15,6 @@ from ndif.gateway.http_error import HttpError
 from ndif.stores.objects import FileStore, ObjectStore
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_BYTES = "application/octet-stream"
 _OK = 200
 
 
@@ -25,11 +24,7 @@ def is_job_id(text: str) -> bool:
 
 
 def _job_id(http: Request) -> str:
-    """Return the id in the path.
-
-    Raises:
-        HttpError: If it does not have the form of an id.
-    """
+    """Return the id in the path."""
     request_id: str = http.path_params["id"]
     if not is_job_id(request_id):
         raise HttpError(404, f"{request_id[:64]!r} is not the id of a job.")
@@ -44,7 +39,7 @@ class ResponseRoute:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/response/{id}", self.response, methods=["GET"])]
+        return [Route("/response/{id}", self.response)]
 
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response, as the responder stored it."""
@@ -67,7 +62,7 @@ class ResultRoute:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/results/{id}", self.result, methods=["GET"])]
+        return [Route("/results/{id}", self.result)]
 
     async def result(self, http: Request) -> Response:
         """Answer with a result's bytes, or with a range of them."""
@@ -88,20 +83,16 @@ class ResultRoute:
                 f"There is no result here: results are kept {self._store.ttl_s:g} s, and those of a "
                 "waiting client until it has fetched them.",
             )
-        if once:
-            return _ResultFileOnce(path, lambda: self._store.fetched(key))
-        return _ResultFile(path, media_type=_BYTES)
+        return _ResultFile(path, lambda: self._store.fetched(key) if once else None)
 
 
 class _ResultFile(FileResponse):
-    chunk_size = 1 << 20
-
-
-class _ResultFileOnce(_ResultFile):
     """A file whose complete delivery is reported."""
 
+    chunk_size = 1 << 20
+
     def __init__(self, path: Path, on_delivered: Callable[[], None]) -> None:
-        super().__init__(path, media_type=_BYTES)
+        super().__init__(path, media_type="application/octet-stream")
         self._on_delivered = on_delivered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

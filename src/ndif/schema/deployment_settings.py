@@ -92,11 +92,7 @@ class CheckpointError(NdifError):
 
 
 def parse_model(name: str) -> ModelKey:
-    """Return the model that a repo id or a whole model key names.
-
-    Raises:
-        ValueError: If it names none; the message says what would.
-    """
+    """Return the model that a repo id or a whole model key names, or raise a `ValueError` that says so."""
     name = name.strip()
     if "{" in name:
         return ModelKey.parse(name)
@@ -113,10 +109,7 @@ def parse_deployment(
 ) -> DeploymentConfig:
     """Return the deployment of the model `name` with the settings in `fields`.
 
-    Settings that `fields` lacks are those of `base`, or the defaults.
-
-    Raises:
-        SettingsError: With every problem of the name and the settings.
+    Settings that `fields` lacks are those of `base`, or the defaults. A `SettingsError` has every problem.
     """
     problems: dict[str, str] = {}
     key = settings = None
@@ -185,14 +178,9 @@ def _unknown_setting(field: str) -> str:
 
 
 def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
-    """Return the deployment that CHECKPOINT on a command line asks for.
+    """Return the deployment that CHECKPOINT on a command line asks for, or raise a `CheckpointError`.
 
-    Args:
-        argument: ORG/NAME, a model key, or ORG/NAME=FOLDER.
-        here: The folder is on this machine, and not only on the server's.
-
-    Raises:
-        CheckpointError: If it asks for nothing.
+    It is ORG/NAME, a model key, or ORG/NAME=FOLDER: `here`, on this machine, or only on the server's.
     """
     name, equals, place = argument.partition("=")
     if "{" in name or not equals:

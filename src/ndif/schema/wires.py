@@ -50,11 +50,7 @@ def header_fields(response: Response) -> dict[str, Any]:
 
 
 def header_frame(response: Response) -> bytes:
-    """Return the payload of one `blocking_response` event.
-
-    Raises:
-        ValueError: If an inline result is compressed, which these clients would not unpack.
-    """
+    """Return the payload of one `blocking_response` event."""
     if isinstance(response.data, InlineResult):
         if response.data.compressed:
             raise ValueError("an inline result of this wire must not be compressed")

@@ -62,19 +62,11 @@ class Accounts(Protocol):
     """The users of a server."""
 
     async def account(self, key: str, host: str) -> Account:
-        """Return the account of an API key, which may be empty, used from the machine `host`.
-
-        Raises:
-            NoSuchKeyError: if the server does not accept the key.
-        """
+        """Return the account of an API key, which may be empty, used from the machine `host`."""
 
 
 def open_accounts(settings: Settings) -> Accounts:
-    """Return the accounts of `NDIF_API_KEYS`, or those that need no key.
-
-    Raises:
-        KeysError: if the file of keys cannot be used.
-    """
+    """Return the accounts of `NDIF_API_KEYS`, or those that need no key."""
     if settings.api_keys is None:
         return OpenAccounts(hotswapping=settings.hotswapping)
     return FileAccounts(settings.api_keys.expanduser())
@@ -132,11 +124,7 @@ class FileAccounts:
     """The form of `Accounts` whose users are in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file at `path`.
-
-        Raises:
-            KeysError: if the file cannot be used.
-        """
+        """Read the file at `path`."""
         self._path = path
         self._mark: tuple[int, int, int] | None = None
         self._accounts: dict[str, Account] = {}

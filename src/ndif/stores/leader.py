@@ -105,11 +105,7 @@ class LeaderLock:
 
 
 async def somebody_leads(client: Redis) -> bool:
-    """Return True if some process leads.
-
-    Raises:
-        BrokerError: if Redis does not answer.
-    """
+    """Return True if some process leads."""
     return bool(await client.exists(_KEY))
 
 
@@ -122,20 +118,12 @@ class SharedCache:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def write(self, name: str, value: Any, life_s: float) -> None:
-        """Store `value` under `name` for `life_s` seconds.
-
-        Raises:
-            BrokerError: if the value is not written.
-        """
+        """Store `value` under `name` for `life_s` seconds."""
         content = json.dumps(value, separators=(",", ":"))
         await self._client.set(name, content, px=int(life_s * 1000))
 
     async def read(self, name: str) -> Any:
-        """Return the value of `name`, at most half a second old; None if there is none.
-
-        Raises:
-            BrokerError: if Redis does not answer.
-        """
+        """Return the value of `name`, at most half a second old; None if there is none."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             now = asyncio.get_running_loop().time()
             read_at, value = self._read.get(name, (-_FRESH_S, None))
@@ -165,8 +153,7 @@ class LeaderRpc:
     async def ask(self, event: str, arguments: Mapping[str, Any]) -> Any:
         """Return the leader's answer, however long that takes while a process leads.
 
-        Raises:
-            OperationError: if the leader refuses, or with 503 if no process leads.
+        Its refusal is an `OperationError`, as is one with 503 if no process leads.
         """
         event_id = uuid.uuid4().hex
         entry = {

@@ -30,7 +30,7 @@ _STALL_S = 1.0
 _PAUSE_S = 0.2
 _RETRIES = 2
 
-_AT_ONCE = 32
+_AT_ONCE = 16
 """Maximum number of commands without an answer, each of which holds a connection."""
 
 _BLOCKING = frozenset({"BLPOP", "XREAD", "XREADGROUP"})
@@ -59,11 +59,7 @@ class BrokerClient(Redis):
         self._running: set[asyncio.Future[Any]] = set()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """See `Redis.execute_command`.
-
-        Raises:
-            BrokerError: if the command fails, or the server does not answer.
-        """
+        """See `Redis.execute_command`."""
         command = super().execute_command
         with broker_errors():
             if args[0] in _BLOCKING:
@@ -132,11 +128,7 @@ def broker_errors() -> Iterator[None]:
 
 
 async def retry(work: Callable[[], Awaitable[T]], within_s: float) -> T:
-    """Repeat `work` until it succeeds: a broker that is restarted comes back.
-
-    Raises:
-        BrokerError: if it still fails after `within_s` seconds.
-    """
+    """Repeat `work` for so long until it succeeds: a broker that is restarted comes back."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while True:

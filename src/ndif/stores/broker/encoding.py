@@ -96,11 +96,7 @@ def encode_update(request: Request, response: Response) -> bytes:
 
 
 def decode_update(content: bytes) -> tuple[str | bytes, bool]:
-    """Decode an update into its frame and True if it is terminal.
-
-    Raises:
-        ValueError: if the bytes are not an update, or one of another version.
-    """
+    """Decode an update into its frame and True if it is terminal."""
     if not content or not content[0] & _UPDATE:
         raise ValueError(f"an update does not begin with {content[:1]!r}")
     kind, frame = content[0], content[1:]

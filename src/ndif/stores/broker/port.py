@@ -47,66 +47,44 @@ class Broker(Protocol):
 
     A submitted request stays stored until it is released or has its terminal response. The gateway submits
     and subscribes; the queue claims; whoever runs a request publishes. The broker never reads a payload.
+    `start`, `submit`, `payload`, `subscribe`, `publish` and `has_ended` raise `BrokerError` if they fail.
     """
 
     outlives: bool
     """True if requests outlive this process and can be claimed by the next."""
 
     async def start(self) -> None:
-        """Prepare for the methods below.
-
-        Raises:
-            BrokerError: if the server behind the broker cannot be used.
-        """
+        """Prepare for the methods below."""
 
     async def stop(self) -> None:
         """Release everything that belongs to this process alone."""
 
     async def submit(self, request: Request) -> None:
-        """Store a request for the queue.
-
-        Raises:
-            BrokerError: if the request is not stored.
-        """
+        """Store a request for the queue."""
 
     async def claim(self) -> Request:
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
 
     async def payload(self, request: Request) -> bytes | bytearray:
-        """Return the payload of a request that has not been released.
-
-        Raises:
-            BrokerError: if the payload cannot be read.
-        """
+        """Return the payload of a request that has not been released."""
 
     async def release(self, request: Request) -> None:
         """Delete a claimed request that gets no further response."""
 
     async def subscribe(self, subscription_id: str | None = None) -> Subscription:
-        """Open a subscription, under a new id unless one is given.
-
-        Raises:
-            BrokerError: if no update would arrive.
-        """
+        """Open a subscription, under a new id unless one is given."""
 
     async def publish(self, request: Request, response: Response) -> bool:
         """Send an update to the subscription of `request`, and return True if its client receives it.
 
         A terminal response also concludes a claimed request, in the same step.
-
-        Raises:
-            BrokerError: if the update cannot be sent.
         """
 
     async def conclude(self, request: Request, response: Response) -> None:
         """Delete a claimed request whose terminal `response` is stored, so that it does not run again."""
 
     async def has_ended(self, request: Request) -> bool:
-        """Return True if a request that this process claimed has had its terminal response.
-
-        Raises:
-            BrokerError: if the broker cannot be asked.
-        """
+        """Return True if a request that this process claimed has had its terminal response."""
 
     async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
         """Return those of the subscriptions that no client holds open."""

@@ -15,9 +15,6 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
     """Return a store on S3 if `NDIF_OBJECT_STORE_URL` names a server, else one of files below `folder`.
 
     Processes that share the folder sign its URLs with the same `secret`.
-
-    Raises:
-        ObjectStoreError: if the settings of the server are invalid, or obstore is not installed.
     """
     if not settings.object_store_url:
         return FileStore(folder, settings.result_ttl_s, secret)

@@ -99,11 +99,7 @@ class FileStore:
             self.path(key).unlink()
 
     def path(self, key: str) -> Path:
-        """Return the path of the object `key`.
-
-        Raises:
-            FileNotFoundError: if `key` is invalid, or leads outside the store.
-        """
+        """Return the path of an object; a key that leads outside the store is a `FileNotFoundError`."""
         path = self.root / key
         if not is_key(key) or not path.resolve().is_relative_to(self.root):
             raise FileNotFoundError(key[:100])

@@ -116,11 +116,6 @@ class S3Address:
         """Return a client of the bucket at `url`, which retries an unreachable server for `patience_s`.
 
         An answer that is large may be of any length if it never stops for so long.
-
-        Raises:
-            OSError: if the file of authorities cannot be read.
-            ValueError: if that file holds none.
-            obstore.exceptions.BaseError: if `url` is invalid.
         """
         credential: S3Credential = {
             "access_key_id": self.access_key,
@@ -210,9 +205,6 @@ class S3Store:
             ttl_s: Seconds after which results and responses expire.
             patience_s: Seconds for which a write that must not be lost is retried.
             hurried_s: Seconds for which everything else is retried.
-
-        Raises:
-            ObjectStoreError: if the file of authorities cannot be read, or holds none.
         """
         self.ttl_s = ttl_s
         self._address = address
@@ -283,11 +275,7 @@ class S3Store:
         return obstore.sign(self._public, "GET", key, timedelta(seconds=valid))
 
     async def sweep(self) -> None:
-        """Delete expired objects. Other servers may do the same meanwhile.
-
-        Raises:
-            ObjectStoreError: if the store is unreachable.
-        """
+        """Delete expired objects. Other servers may do the same meanwhile."""
         with self._errors():
             for folder in SWEPT:
                 await self._sweep(folder)

@@ -111,11 +111,7 @@ class Channels:
         await self._client.aclose()
 
     async def open(self, channel: ChannelT) -> ChannelT:
-        """Start to listen, instead of any other channel of the same name.
-
-        Raises:
-            BrokerError: if the server does not confirm it.
-        """
+        """Start to listen, instead of any other channel of the same name."""
         is_new = channel.name not in self._open
         self._open[channel.name] = channel
         if is_new:

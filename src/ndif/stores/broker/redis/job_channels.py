@@ -44,11 +44,7 @@ class JobReceiver:
 
     @classmethod
     async def open(cls, broker: RedisBroker, replica: str) -> JobReceiver:
-        """Listen for the jobs of the replica of that name.
-
-        Raises:
-            BrokerError: if no job would arrive.
-        """
+        """Listen for the jobs of the replica of that name."""
         return cls(broker, await broker.channels.open(Channel(broker.channels, _jobs_of(replica))))
 
     async def next(self) -> Request:
@@ -94,9 +90,6 @@ class JobSender:
 
         Returns:
             The terminal response, or whatever `news` is given meanwhile. None if the request was not sent.
-
-        Raises:
-            ClientLeftError: if the client did not receive `announced`; then the request was not sent.
         """
         channel, update = "", b""
         if request.subscription_id is not None:
