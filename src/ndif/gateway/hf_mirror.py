@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +45,6 @@ class MirroredModel:
     revision: str | None
     task: str | None
 
-    def look(self, *, share_weights: bool) -> Snapshot:
-        """Return the model's files, without weights unless they are shared."""
-        if isinstance(self.source, Snapshot):
-            return self.source
-        return scan(self.source, self.revision, share_weights=share_weights)
-
 
 @dataclass(frozen=True)
 class _File:
@@ -79,10 +73,6 @@ class _NotFoundError(Exception):
             self.headers["X-Repo-Commit"] = commit
 
 
-class _HubFile(FileResponse):
-    chunk_size = _CHUNK_BYTES
-
-
 class HfMirror:
     """The routes over the models that this server has loaded."""
 
@@ -98,7 +88,8 @@ class HfMirror:
     def routes(self) -> list[BaseRoute]:
         """Return the routes, relative to the endpoint that clients use."""
         routes: list[BaseRoute] = []
-        info, tree, resolve = map(self._answering, (_info, _tree, _resolve))
+        answers = _Repository.info, _Repository.tree, _Repository.resolve
+        info, tree, resolve = map(self._answering, answers)
         for repository in ("{organization}/{name}", "{name}"):
             api = f"/api/models/{repository}"
             routes += [
@@ -136,56 +127,33 @@ class HfMirror:
         )
 
 
-def _info(repository: _Repository, http: Request) -> Response:
-    repository.split(http.path_params.get("revision", "main"), whole=True)
-    return JSONResponse(repository.info())
-
-
-def _tree(repository: _Repository, http: Request) -> Response:
-    folder = repository.split(http.path_params["location"])
-    recursive = http.query_params.get("recursive", "").lower() in ("true", "1")
-    return JSONResponse(repository.tree(folder, recursive=recursive))
-
-
-def _resolve(repository: _Repository, http: Request) -> Response:
-    name = repository.split(http.path_params["location"])
-    file = repository.file(name)
-    try:
-        stat_result = file.path.stat()
-    except OSError:
-        raise _NotFoundError("EntryNotFound", f"{_shown(name)} is gone.") from None
-    return _HubFile(
-        file.path,
-        headers={"ETag": f'"{file.etag}"', "X-Repo-Commit": repository.listing.commit},
-        media_type="application/octet-stream",
-        stat_result=stat_result,
-    )
-
-
 class _Repository:
     """One model's files, listed at the first request for them."""
 
     def __init__(self, model: MirroredModel, *, share_weights: bool) -> None:
         self.model = model
         self._share_weights = share_weights
-        self._lock = threading.Lock()
-        self._listing: _Listing | None = None
 
-    @property
+    @cached_property
     def listing(self) -> _Listing:
         """The shared files and their commit."""
-        with self._lock:
-            if self._listing is None:
-                self._listing = _list(self.model.look(share_weights=self._share_weights))
-            return self._listing
+        snapshot = self.model.source
+        if not isinstance(snapshot, Snapshot):
+            snapshot = scan(snapshot, self.model.revision, share_weights=self._share_weights)
+        files = {
+            name: _File(path, path.stat().st_size, _etag(path))
+            for name, path in snapshot.files.items()
+        }
+        contents = [f"{name}\n{file.etag}\n".encode() for name, file in files.items()]
+        return _Listing(
+            commit=snapshot.commit or _sha1(*contents),
+            is_complete=snapshot.commit is None,
+            files=files,
+            withheld=snapshot.withheld,
+        )
 
     def split(self, location: str, *, whole: bool = False) -> str:
-        """Return the path below the revision with which `location` begins.
-
-        Args:
-            location: A revision, and unless `whole` a path below it.
-            whole: All of `location` is a revision.
-        """
+        """Return the path below the revision with which `location` begins, or which it is as a `whole`."""
         names = {"main", self.listing.commit, self.model.revision or "main"}
         for name in names:
             if location == name or (location.startswith(f"{name}/") and not whole):
@@ -195,10 +163,11 @@ class _Repository:
             f"{self.model.repo_id} is served at revision {self.model.revision or 'main'} alone.",
         )
 
-    def info(self) -> dict[str, object]:
-        """Return the answer that `HfApi.model_info` reads."""
+    def info(self, http: Request) -> Response:
+        """Answer as `HfApi.model_info` reads it."""
+        self.split(http.path_params.get("revision", "main"), whole=True)
         listing, task = self.listing, self.model.task
-        return {
+        content = {
             "id": self.model.repo_id,
             "modelId": self.model.repo_id,
             "sha": listing.commit,
@@ -216,10 +185,12 @@ class _Repository:
                 for name, file in listing.files.items()
             ],
         }
+        return JSONResponse(content)
 
-    def tree(self, folder: str, *, recursive: bool) -> list[dict[str, object]]:
-        """Return the answer that `HfApi.list_repo_tree` reads."""
-        listing = self.listing
+    def tree(self, http: Request) -> Response:
+        """Answer as `HfApi.list_repo_tree` reads it."""
+        folder, listing = self.split(http.path_params["location"]), self.listing
+        recursive = http.query_params.get("recursive", "").lower() in ("true", "1")
         prefix = f"{folder}/" if folder else ""
         below = {name: file for name, file in listing.files.items() if name.startswith(prefix)}
         if folder and not below:
@@ -232,19 +203,32 @@ class _Repository:
                     oid = _sha1(path.encode(), listing.commit.encode())
                     entries[path] = {"type": "directory", "path": path, "oid": oid, "size": 0}
             entries[name] = {"type": "file", "path": name, "oid": file.etag, "size": file.size}
-        return [
+        shown = [
             entry
             for path, entry in sorted(entries.items())
             if recursive or "/" not in path.removeprefix(prefix)
         ]
+        return JSONResponse(shown)
 
-    def file(self, name: str) -> _File:
-        """Return the shared file of that name."""
+    def resolve(self, http: Request) -> Response:
+        """Answer with a file."""
+        name = self.split(http.path_params["location"])
         # Only files of the listing are ever opened: no path leads out of the folder.
         file = self.listing.files.get(name)
         if file is None:
             raise self._not_found(name)
-        return file
+        try:
+            stat_result = file.path.stat()
+        except OSError:
+            raise _NotFoundError("EntryNotFound", f"{_shown(name)} is gone.") from None
+        answer = FileResponse(
+            file.path,
+            headers={"ETag": f'"{file.etag}"', "X-Repo-Commit": self.listing.commit},
+            media_type="application/octet-stream",
+            stat_result=stat_result,
+        )
+        answer.chunk_size = _CHUNK_BYTES
+        return answer
 
     def _not_found(self, name: str) -> _NotFoundError:
         listing = self.listing
@@ -259,19 +243,6 @@ class _Repository:
         commit = listing.commit if listing.is_complete else None
         message = f"There is no {_shown(name)} in {self.model.repo_id}."
         return _NotFoundError("EntryNotFound", message, commit)
-
-
-def _list(snapshot: Snapshot) -> _Listing:
-    files = {
-        name: _File(path, path.stat().st_size, _etag(path)) for name, path in snapshot.files.items()
-    }
-    contents = [f"{name}\n{file.etag}\n".encode() for name, file in files.items()]
-    return _Listing(
-        commit=snapshot.commit or _sha1(*contents),
-        is_complete=snapshot.commit is None,
-        files=files,
-        withheld=snapshot.withheld,
-    )
 
 
 def _etag(path: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -25,8 +24,6 @@ take both together for a user's opaque name.
 """
 
 _text = json.JSONEncoder(separators=(",", ":")).encode
-# Accepted requests name few models, each of them often.
-_model = lru_cache(maxsize=128)(ModelKey.parse)
 
 
 def encode_request(request: Request) -> bytes:
@@ -41,7 +38,7 @@ def encode_request(request: Request) -> bytes:
 def decode_request(content: bytes, **known: Any) -> Request:
     """Decode what `encode_request` returned; `known` replaces or adds fields."""
     record = json.loads(content.decode())
-    record |= {"model": _model(record["model"]), "wire": Wire(record["wire"])}
+    record |= {"model": ModelKey.parse(record["model"]), "wire": Wire(record["wire"])}
     user, keyed, key = record["user"].rpartition(_KEY)
     if keyed:
         record |= {"user": user, "key": key}

@@ -48,7 +48,6 @@ _GATHER_S = 0.005
 """Seconds between two reads of the stream, so that under load each read returns several requests."""
 _LOOK_S = 1.0
 """Seconds between two checks that the clients of running jobs are present."""
-_ABSENT_AT_ONCE = 1000
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
 _TERMINAL_S = 600.0
@@ -66,13 +65,9 @@ class RedisBroker:
     def __init__(
         self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
     ) -> None:
-        """Create a broker that connects when it is first used.
+        """Create a broker that connects to `url` when it is first used.
 
-        Args:
-            url: The server, as redis://HOST:PORT/DB.
-            objects: The store of larger payloads.
-            inline_bytes: Size up to which Redis stores a payload.
-            max_bytes: Limit of the payloads of all unfinished requests. One alone may be larger.
+        The payloads of all unfinished requests have at most `max_bytes`; one alone may be larger.
         """
         self.client = connect(url)
         self._objects = objects
@@ -294,13 +289,11 @@ class RedisBroker:
     async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
         """See `Broker.absent`. While Redis is away, no subscription counts as absent."""
         elsewhere = [each for each in subscription_ids if not self.channels.is_open(each)]
-        absent: set[str] = set()
-        for start in range(0, len(elsewhere), _ABSENT_AT_ONCE):
-            part = elsewhere[start : start + _ABSENT_AT_ONCE]
+        counts: list[Any] = []
+        if elsewhere:
             with contextlib.suppress(BrokerError):
-                counts = await self.client.pubsub_numsub(*map(channel_of, part))
-                absent |= {n for n, (_, count) in zip(part, counts, strict=True) if not count}
-        return absent
+                counts = await self.client.pubsub_numsub(*map(channel_of, elsewhere))
+        return {each for each, (_, count) in zip(elsewhere, counts, strict=False) if not count}
 
     async def departed(self, subscription_id: str) -> None:
         """See `Broker.departed`."""

@@ -161,17 +161,14 @@ class Channels:
         except BrokerError:
             self._lose(pubsub)
 
-    # The connection
-
     async def _read_forever(self) -> None:
-        connections = 0
         while True:
             pubsub = self._client.pubsub()
             try:
                 await self._connect(pubsub)
-                connections += 1
-                if connections > 1:
-                    await self._recover()
+                # Terminal updates may have been published while there was no connection.
+                await end([*filter(None, [self._recovering])])
+                self._recovering = asyncio.create_task(self._read_unconfirmed(), name="recovery")
                 while self._pubsub is pubsub:
                     with broker_errors():
                         message = await pubsub.get_message(timeout=None)
@@ -214,22 +211,13 @@ class Channels:
         if (confirmation := pending.pop(name, None)) is not None and not confirmation.done():
             confirmation.set_result(None)
 
-    # Terminal updates
-
-    async def _recover(self) -> None:
-        """Start to deliver the terminal updates that were published while there was no connection."""
-        if self._recovering is not None:
-            await end([self._recovering])
-        self._recovering = asyncio.create_task(self._read_unconfirmed(), name="missed updates")
-
     async def _read_unconfirmed(self) -> None:
         for channel in list(self._open.values()):
             if not channel.unconfirmed:
                 continue
+            read = partial(self._commands.lrange, channel.unconfirmed, 0, -1)
             try:
-                updates = await retry(
-                    partial(self._commands.lrange, channel.unconfirmed, 0, -1), _RECOVER_S
-                )
+                updates = await retry(read, _RECOVER_S)
             except BrokerError as error:
                 logger.warning("missed updates cannot be read: %s", error)
                 return
@@ -256,11 +244,7 @@ def _future() -> asyncio.Future[None]:
 
 
 def _resolve(pending: dict[str, asyncio.Future[None]], error: Exception | None = None) -> None:
-    while pending:
-        _, future = pending.popitem()
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
+    for future in pending.values():
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(None)
+    pending.clear()

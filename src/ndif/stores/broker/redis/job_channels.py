@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from dataclasses import dataclass
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -35,12 +36,12 @@ def _jobs_of(replica: str) -> str:
     return f"jobs:{replica}"
 
 
+@dataclass(frozen=True, slots=True)
 class JobReceiver:
     """The replica's end: receives its jobs."""
 
-    def __init__(self, broker: RedisBroker, channel: Channel) -> None:
-        self._broker = broker
-        self._channel = channel
+    _broker: RedisBroker
+    _channel: Channel
 
     @classmethod
     async def open(cls, broker: RedisBroker, replica: str) -> JobReceiver:
@@ -88,15 +89,13 @@ class JobSender:
     ) -> Response | None:
         """Publish `announced` to the request's client, send the request to `replica`, and await its end.
 
-        Returns:
-            The terminal response, or whatever `news` is given meanwhile. None if the request was not sent.
+        Return the terminal response, or whatever `news` is given meanwhile; None if it is not sent.
+        If the client did not receive `announced`, the request is not sent, for a `ClientLeftError`.
         """
         channel, update = "", b""
         if request.subscription_id is not None:
-            channel, update = (
-                channel_of(request.subscription_id),
-                encode_update(request, announced),
-            )
+            channel = channel_of(request.subscription_id)
+            update = encode_update(request, announced)
         self._running[request.id] = news
         try:
             receivers = await self._broker.hand_over(
