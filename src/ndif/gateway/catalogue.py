@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
@@ -33,18 +34,13 @@ class Catalogue(Protocol):
         """Return True if the server can run a request that arrives now."""
 
 
+@dataclass(frozen=True)
 class InProcessCatalogue:
     """The catalogue of a gateway in the same process as the controller."""
 
-    def __init__(
-        self,
-        models: Models,
-        status: Callable[[], dict[str, Any]],
-        connected: Callable[[], bool],
-    ) -> None:
-        self._models = models
-        self._status = status
-        self._connected = connected
+    _models: Models
+    _status: Callable[[], dict[str, Any]]
+    _connected: Callable[[], bool]
 
     async def models(self) -> Models:
         """See `Catalogue.models`."""

@@ -200,11 +200,7 @@ class S3Store:
     ) -> None:
         """Create a store whose bucket is created with the first object.
 
-        Args:
-            address: The bucket.
-            ttl_s: Seconds after which results and responses expire.
-            patience_s: Seconds for which a write that must not be lost is retried.
-            hurried_s: Seconds for which everything else is retried.
+        A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`.
         """
         self.ttl_s = ttl_s
         self._address = address

@@ -196,11 +196,9 @@ class RedisBroker:
                 for request in await self._arrivals():
                     await self._claimed.put(request)
                 await asyncio.sleep(_GATHER_S)
-            except BrokerError as error:
-                logger.warning("no requests can be claimed: %s", error)
-                await asyncio.sleep(_LOOK_S)
-            except Exception:
-                logger.exception("no requests can be claimed")
+            except Exception as error:
+                is_defect = not isinstance(error, BrokerError)
+                logger.warning("no requests can be claimed: %s", error, exc_info=is_defect)
                 await asyncio.sleep(_LOOK_S)
 
     async def _inherit(self) -> None:

@@ -174,10 +174,9 @@ class Channels:
                         message = await pubsub.get_message(timeout=None)
                     if message is not None:
                         self._receive(message)
-            except BrokerError as error:
-                logger.warning("live channels are interrupted: %s", error)
-            except Exception:
-                logger.exception("live channels are interrupted")
+            except Exception as error:
+                is_defect = not isinstance(error, BrokerError)
+                logger.warning("live channels are interrupted: %s", error, exc_info=is_defect)
             finally:
                 self._lose(pubsub)
                 with contextlib.suppress(Exception):
