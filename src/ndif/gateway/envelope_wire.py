@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -21,6 +21,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_frame
 from ndif.stores.broker import Broker, Subscription
+from ndif.tasks import end
 
 _MAX_PART_HEADERS = 16 * 1024
 _MAX_PARTS = 16
@@ -88,7 +89,6 @@ class MultipartReader:
         self._part = bytearray()
         self._field = self._value = b""
         self._header_size = 0
-        self._is_complete = False
         self._count = 0
         self._parser = MultipartParser(
             boundary,
@@ -98,7 +98,6 @@ class MultipartReader:
                 "on_header_field": self._add_header_field,
                 "on_header_value": self._add_header_value,
                 "on_header_end": self._end_header,
-                "on_end": self._end,
             },
         )
 
@@ -107,7 +106,7 @@ class MultipartReader:
         async for chunk in chunks:
             self._parser.write(chunk)
         self._parser.finalize()
-        if not self._is_complete:
+        if self._parser.state != MultipartState.END:
             raise FormParserError("it ends before its last boundary")
         return self._parts
 
@@ -139,9 +138,6 @@ class MultipartReader:
             _, options = parse_options_header(self._value)
             self._parts[options.get(b"name", b"").decode("latin-1")] = self._part
         self._field = self._value = b""
-
-    def _end(self) -> None:
-        self._is_complete = True
 
 
 class WebSocketSubscriptions:
@@ -176,9 +172,7 @@ class WebSocketSubscriptions:
             self._open.pop(subscription.id, None)
             await subscription.close()
             if forwarding is not None:
-                forwarding.cancel()
-                with contextlib.suppress(asyncio.CancelledError, *_DISCONNECTED):
-                    await forwarding
+                await end([forwarding])
 
     async def fail_all(self, description: str) -> None:
         """Send every subscribed client an ERROR with this description."""
@@ -190,8 +184,9 @@ class WebSocketSubscriptions:
 
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:
-    while True:
-        await _send(websocket, await subscription.next())
+    with contextlib.suppress(*_DISCONNECTED):
+        while True:
+            await _send(websocket, await subscription.next())
 
 
 async def _send(websocket: WebSocket, frame: str | bytes) -> None:

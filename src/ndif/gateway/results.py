@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
@@ -31,11 +32,11 @@ def _job_id(http: Request) -> str:
     return request_id
 
 
+@dataclass(frozen=True)
 class ResponseRoute:
     """Answers with the last response of a job whose client polls."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    store: ObjectStore
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -44,21 +45,21 @@ class ResponseRoute:
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response, as the responder stored it."""
         request_id = _job_id(http)
-        content = await self._store.get(f"responses/{request_id}.json")
+        content = await self.store.get(f"responses/{request_id}.json")
         if content is None:
             raise HttpError(
                 404,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
-                f"{self._store.ttl_s:g} seconds.",
+                f"{self.store.ttl_s:g} seconds.",
             )
         return Response(content, media_type="application/json")
 
 
+@dataclass(frozen=True)
 class ResultRoute:
     """Answers with results that are files of this server, at addresses that the server signed."""
 
-    def __init__(self, store: FileStore) -> None:
-        self._store = store
+    store: FileStore
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -70,20 +71,20 @@ class ResultRoute:
         query = http.query_params
         once = "once" in query
         expires, signature = query.get("expires", ""), query.get("signature", "")
-        if not self._store.verify(key, expires, signature, once=once):
+        if not self.store.verify(key, expires, signature, once=once):
             raise HttpError(
                 403,
                 "This address of a result is not signed by this server, or its time is over: use it as "
-                f"it came with COMPLETED, within {self._store.ttl_s:g} seconds.",
+                f"it came with COMPLETED, within {self.store.ttl_s:g} seconds.",
             )
-        path = self._store.path(key)
+        path = self.store.path(key)
         if not path.is_file():
             raise HttpError(
                 404,
-                f"There is no result here: results are kept {self._store.ttl_s:g} s, and those of a "
+                f"There is no result here: results are kept {self.store.ttl_s:g} s, and those of a "
                 "waiting client until it has fetched them.",
             )
-        return _ResultFile(path, lambda: self._store.fetched(key) if once else None)
+        return _ResultFile(path, lambda: self.store.fetched(key) if once else None)
 
 
 class _ResultFile(FileResponse):

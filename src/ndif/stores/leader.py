@@ -17,7 +17,7 @@ from typing import Any
 from ndif.schema.deployment import OperationError
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.redis import Redis
-from ndif.tasks import end
+from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
 
@@ -196,9 +196,7 @@ class LeaderRpc:
                     continue
                 for entry_id, entry in (each for _, entries in found for each in entries):
                     last = entry_id
-                    task = asyncio.create_task(self._carry_out(entry, handler), name="event")
-                    self._answering.add(task)
-                    task.add_done_callback(self._answering.discard)
+                    start(self._carry_out(entry, handler), self._answering, "event")
         finally:
             await end(list(self._answering))
 

@@ -14,6 +14,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.tasks import start
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,7 @@ class Responder:
                     await self._broker.conclude(request, response)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
-            task = asyncio.create_task(_call_back(request, response))
-            self._callbacks.add(task)
-            task.add_done_callback(self._callbacks.discard)
+            start(_call_back(request, response), self._callbacks, "callback")
         return heard
 
     async def ensure_end(self, request: Request, end: Response) -> None:

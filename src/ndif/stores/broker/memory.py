@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ndif.schema import wires
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.port import QueueFullError, full
+from ndif.stores.broker.port import QueueFullError
 
 _MAX_UNREAD = 1
 """Uploads that wait for a hybrid job's block, which asks for one at a time and never reads more."""
@@ -62,7 +62,7 @@ class MemoryBroker:
         """See `Broker.submit`."""
         after = self._bytes + len(request.payload)
         if self._bytes and self._max_bytes is not None and after > self._max_bytes:
-            raise QueueFullError(full(self._bytes, self._max_bytes))
+            raise QueueFullError(self._bytes, self._max_bytes)
         self._bytes = after
         self._unfinished[request.id] = request
         self._queue.put_nowait(request)

@@ -16,17 +16,15 @@ class BrokerError(Exception):
 class QueueFullError(BrokerError):
     """The payloads of unfinished requests have as many bytes as the server holds."""
 
+    def __init__(self, held: int, limit: int) -> None:
+        super().__init__(
+            f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
+            f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
+        )
+
 
 class ClientLeftError(Exception):
     """The request was not dispatched, because its client is no longer subscribed."""
-
-
-def full(held: int, limit: int) -> str:
-    """Return the message of a `QueueFullError`."""
-    return (
-        f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
-        f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
-    )
 
 
 class Subscription(Protocol):

@@ -273,8 +273,24 @@ class S3Store:
     async def sweep(self) -> None:
         """Delete expired objects. Other servers may do the same meanwhile."""
         with self._errors():
-            for folder in SWEPT:
-                await self._sweep(folder)
+            try:
+                for folder in SWEPT:
+                    await self._sweep(folder)
+            except BaseError as error:
+                if not no_bucket(error):
+                    raise
+
+    async def _sweep(self, folder: str) -> None:
+        age = timedelta(seconds=lifetime_s(folder, self.ttl_s) + _CLOCK_S)
+        async for found in obstore.list(self._hurried, folder, chunk_size=1000):
+            oldest = datetime.now(timezone.utc) - age
+            past = [
+                each["path"]
+                for each in found
+                if is_ours(each["path"]) and each["last_modified"] < oldest
+            ]
+            with contextlib.suppress(FileNotFoundError):
+                await obstore.delete_async(self._hurried, past)
 
     async def _create_bucket(self) -> None:
         """Create the bucket by a signed request, because obstore has no call for that."""
@@ -309,22 +325,6 @@ class S3Store:
             except ObjectStoreError as error:
                 logger.warning("expired objects are not deleted now: %s", error)
             await asyncio.sleep(min(_SWEEP_AT_LEAST_EVERY_S, self.ttl_s / _SWEEPS_PER_LIFETIME))
-
-    async def _sweep(self, folder: str) -> None:
-        age = timedelta(seconds=lifetime_s(folder, self.ttl_s) + _CLOCK_S)
-        try:
-            async for found in obstore.list(self._hurried, folder, chunk_size=1000):
-                oldest = datetime.now(timezone.utc) - age
-                past = [
-                    each["path"]
-                    for each in found
-                    if is_ours(each["path"]) and each["last_modified"] < oldest
-                ]
-                with contextlib.suppress(FileNotFoundError):
-                    await obstore.delete_async(self._hurried, past)
-        except BaseError as error:
-            if not no_bucket(error):
-                raise
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import uuid
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from redis.commands.core import AsyncScript
@@ -23,7 +23,7 @@ from ndif.config.settings import OLDEST_REDIS
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_request, encode_request, encode_update
-from ndif.stores.broker.port import BrokerError, QueueFullError, full
+from ndif.stores.broker.port import BrokerError, QueueFullError
 from ndif.stores.broker.redis import scripts
 from ndif.stores.broker.redis.channels import (
     Channels,
@@ -34,7 +34,7 @@ from ndif.stores.broker.redis.channels import (
 from ndif.stores.broker.redis.scripts import GROUP, HELD, QUEUE, end_arguments, keys_of, record_of
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.stores.redis import connect, connect_for_pubsub, is_too_old, retry
-from ndif.tasks import end
+from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class RedisBroker:
         if not is_inline:
             held = int(await self.client.get(HELD) or 0)
             if held and held + size > self._max_bytes:
-                raise QueueFullError(full(held, self._max_bytes))
+                raise QueueFullError(held, self._max_bytes)
             await self._objects.put(_object_of(request.id), payload)
         held_too_much = await self._submit(
             [record_of(request.id), QUEUE, HELD],
@@ -129,7 +129,7 @@ class RedisBroker:
         if held_too_much is not None:
             if not is_inline:
                 await self._objects.delete(_object_of(request.id))
-            raise QueueFullError(full(held_too_much, self._max_bytes))
+            raise QueueFullError(held_too_much, self._max_bytes)
 
     async def claim(self) -> Request:
         """See `Broker.claim`."""
@@ -169,13 +169,7 @@ class RedisBroker:
             except BrokerError as error:
                 logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
 
-        await asyncio.wait([self._in_background(let_go())], timeout=_UPDATE_S)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name="release")
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-        return task
+        await asyncio.wait([start(let_go(), self._releases, "release")], timeout=_UPDATE_S)
 
     async def _delete_payload(self, request: Request) -> None:
         try:
@@ -276,7 +270,7 @@ class RedisBroker:
             _TERMINAL_S,
         )
         if elsewhere:
-            self._in_background(self._delete_payload(request))
+            start(self._delete_payload(request), self._releases, "release")
         return bool(received)
 
     async def has_ended(self, request: Request) -> bool:
