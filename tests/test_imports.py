@@ -21,7 +21,7 @@ SOURCE = Path(ndif.__file__).parent
 ENGINES = {
     "stores/objects/s3": "obstore",
     "stores/broker/redis/": "redis",
-    "stores/redis/": "redis",
+    "stores/redis": "redis",
     "cluster/ray/": "ray",
     "launch/services/redis": "redis",
 }

@@ -41,13 +41,7 @@ class Http(uvicorn.Server):
         up: Callable[[], None] = lambda: None,
         farewell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Create a server.
-
-        Args:
-            config: See `uvicorn.Server`.
-            up: Called once the server answers.
-            farewell: Awaited before any client's connection is closed.
-        """
+        """Create a server that calls `up` once it answers, and `farewell` before it closes connections."""
         super().__init__(config)
         self._up = up
         self._farewell = farewell
@@ -95,8 +89,7 @@ class Http(uvicorn.Server):
 def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
     """Return a socket that listens on `port`, or on the first free one from 8289.
 
-    Raises:
-        StartError: if the port is taken, with `advice` at its end, or the host is not this machine's.
+    If the port is taken, a `StartError` ends with `advice`.
     """
     for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT):
         try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Coroutine
 from typing import Any, TypeVar
 
 # `asyncio.wait_for` may lose a cancellation before Python 3.12, and the canceller then waits for ever.
 if sys.version_info >= (3, 11):
-    from asyncio import timeout
+    from asyncio import timeout as timeout
 else:
-    from async_timeout import timeout
+    from async_timeout import timeout as timeout
 
 T = TypeVar("T")
 
@@ -23,14 +23,15 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def within(work: Awaitable[T], seconds: float) -> T:
-    """Return the result of `work`, which is cancelled after so many seconds.
+def start(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]], name: str) -> asyncio.Task[T]:
+    """Start a task, which `tasks` holds until it ends."""
+    task = asyncio.create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
-    Raises:
-        asyncio.TimeoutError: if `work` was cancelled for its time.
-    """
+
+async def within(work: Awaitable[T], seconds: float) -> T:
+    """Return the result of `work`, which is cancelled after so many seconds."""
     async with timeout(seconds):
         return await work
-
-
-__all__ = ["end", "timeout", "within"]

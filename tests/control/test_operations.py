@@ -26,7 +26,7 @@ from ndif.control.operations import (
 )
 from ndif.control.rpc import RemoteControlPlane, perform_event
 from ndif.schema.deployment import DeploymentConfig, OperationError
-from ndif.stores.leader.rpc import LeaderRpc
+from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop
 
 CONFIG = DeploymentConfig("org/name", "/models/x", replicas=2, execution_timeout_s=90.0)

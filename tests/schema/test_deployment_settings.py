@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ndif.errors import NdifError
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import from_value, to_entry
-from ndif.schema.deployment_settings import CheckpointError, parse_checkpoint
+from ndif.schema.deployment_settings import parse_checkpoint
 
 KEY = 'a.b.C:{"repo_id": "org/name", "revision": "v2", "task": "fill-mask"}'
 
@@ -37,7 +38,7 @@ def test_a_folder_has_a_name_and_its_task_is_read(tiny_gpt2: Path) -> None:
 def test_a_folder_may_be_a_relative_path(tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny_gpt2.parent)
     assert parse_checkpoint(f"org/name={tiny_gpt2.name}").checkpoint == str(tiny_gpt2.resolve())
-    with pytest.raises(CheckpointError, match=f"write ORG/NAME={tiny_gpt2.name}"):
+    with pytest.raises(NdifError, match=f"write ORG/NAME={tiny_gpt2.name}"):
         parse_checkpoint(tiny_gpt2.name)
 
 
@@ -57,14 +58,14 @@ def test_a_folder_may_be_a_relative_path(tiny_gpt2: Path, monkeypatch: pytest.Mo
 def test_an_argument_that_names_no_checkpoint_is_refused_with_advice(
     argument: str, says: str
 ) -> None:
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(NdifError) as refused:
         parse_checkpoint(argument)
     assert says in str(refused.value)
 
 
 def test_a_folder_of_another_machine_is_not_looked_for_here() -> None:
     assert parse_checkpoint("org/name=/models/x", here=False).checkpoint == "/models/x"
-    with pytest.raises(CheckpointError, match="write its whole path"):
+    with pytest.raises(NdifError, match="write its whole path"):
         parse_checkpoint("org/name=models/x", here=False)
 
 

@@ -13,7 +13,7 @@ from ndif.stores.broker import BrokerError
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
-    from ndif.stores.leader.shared_cache import SharedCache
+    from ndif.stores.leader import SharedCache
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
 from ndif.schema.deployment import OperationError
-from ndif.stores.leader.rpc import LeaderRpc
+from ndif.stores.leader import LeaderRpc
 
 _MAX_QUOTED = 100
 """Characters of an unknown event's name that an error repeats."""

@@ -39,7 +39,7 @@ class AdminRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         return [
-            Route("/admin/config", self._with_token(self.config), methods=["GET"]),
+            Route("/admin/config", self._with_token(self.config)),
             *(
                 Route(
                     f"/admin/{kind.name}",

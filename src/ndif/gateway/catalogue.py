@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
@@ -12,8 +13,8 @@ from ndif.gateway.http_error import RETRY_SOON, HttpError
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
-    from ndif.stores.leader.shared_cache import SharedCache
-    from ndif.stores.redis.client import Redis
+    from ndif.stores.leader import SharedCache
+    from ndif.stores.redis import Redis
 
 _NOTHING_PUBLISHED = (
     "No process of this server has come up yet that could run a job. Try again in a moment."
@@ -24,34 +25,22 @@ class Catalogue(Protocol):
     """The models of a server and their state, as its clients see them."""
 
     async def models(self) -> Models:
-        """Return every model.
-
-        Raises:
-            HttpError: If no process of the server has published its models.
-        """
-        ...
+        """Return every model."""
 
     async def status(self) -> dict[str, Any]:
         """Return the answer of `GET /status`."""
-        ...
 
     async def connected(self) -> bool:
         """Return True if the server can run a request that arrives now."""
-        ...
 
 
+@dataclass(frozen=True)
 class InProcessCatalogue:
     """The catalogue of a gateway in the same process as the controller."""
 
-    def __init__(
-        self,
-        models: Models,
-        status: Callable[[], dict[str, Any]],
-        connected: Callable[[], bool],
-    ) -> None:
-        self._models = models
-        self._status = status
-        self._connected = connected
+    _models: Models
+    _status: Callable[[], dict[str, Any]]
+    _connected: Callable[[], bool]
 
     async def models(self) -> Models:
         """See `Catalogue.models`."""
@@ -92,6 +81,6 @@ class PublishedCatalogue:
 
     async def connected(self) -> bool:
         """See `Catalogue.connected`."""
-        from ndif.stores.leader.lock import somebody_leads
+        from ndif.stores.leader import somebody_leads
 
         return await somebody_leads(self._client)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from python_multipart.exceptions import FormParserError, MultipartParseError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -21,6 +21,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_frame
 from ndif.stores.broker import Broker, Subscription
+from ndif.tasks import end
 
 _MAX_PART_HEADERS = 16 * 1024
 _MAX_PARTS = 16
@@ -46,12 +47,11 @@ class Envelope(BaseModel):
 async def read_envelope(content_type: str, chunks: AsyncIterator[bytes]) -> Submission:
     """Read the body of `POST /request`: the parts `data`, an envelope, and `blob`, the payload.
 
-    Raises:
-        HttpError: If the body is not multipart, lacks a part, or its envelope is not valid.
+    Whatever is wrong with it is an `HttpError`.
     """
     try:
         parts = await MultipartReader(content_type).read(chunks)
-    except MultipartError as error:
+    except FormParserError as error:
         raise HttpError(
             400, f"The multipart body cannot be read: {error}. Send it again."
         ) from error
@@ -74,10 +74,6 @@ async def read_envelope(content_type: str, chunks: AsyncIterator[bytes]) -> Subm
     )
 
 
-class MultipartError(ValueError):
-    """A body that is not multipart, or ends early; the message is a clause that says why."""
-
-
 class MultipartReader:
     """Reads one multipart body as it arrives, into memory.
 
@@ -85,50 +81,33 @@ class MultipartReader:
     """
 
     def __init__(self, content_type: str) -> None:
-        """Prepare to read.
-
-        Raises:
-            MultipartError: If the content type names no boundary, or an impossible one.
-        """
         _, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if not boundary:
-            raise MultipartError("its Content-Type names no boundary")
+            raise FormParserError("its Content-Type names no boundary")
         self._parts: dict[str, bytearray] = {}
         self._part = bytearray()
         self._field = self._value = b""
         self._header_size = 0
-        self._is_complete = False
         self._count = 0
-        try:
-            self._parser = MultipartParser(
-                boundary,
-                {
-                    "on_part_begin": self._begin_part,
-                    "on_part_data": self._add_data,
-                    "on_header_field": self._add_header_field,
-                    "on_header_value": self._add_header_value,
-                    "on_header_end": self._end_header,
-                    "on_end": self._end,
-                },
-            )
-        except FormParserError as error:
-            raise MultipartError(str(error)) from error
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_part_data": self._add_data,
+                "on_header_field": self._add_header_field,
+                "on_header_value": self._add_header_value,
+                "on_header_end": self._end_header,
+            },
+        )
 
     async def read(self, chunks: AsyncIterator[bytes]) -> dict[str, bytearray]:
-        """Return the parts by name once the whole body has arrived.
-
-        Raises:
-            MultipartError: If the body is not multipart or ends early.
-        """
-        try:
-            async for chunk in chunks:
-                self._parser.write(chunk)
-            self._parser.finalize()
-        except MultipartParseError as error:
-            raise MultipartError(str(error)) from error
-        if not self._is_complete:
-            raise MultipartError("it ends before its last boundary")
+        """Return the parts by name once the whole body has arrived."""
+        async for chunk in chunks:
+            self._parser.write(chunk)
+        self._parser.finalize()
+        if self._parser.state != MultipartState.END:
+            raise FormParserError("it ends before its last boundary")
         return self._parts
 
     def _begin_part(self) -> None:
@@ -136,7 +115,7 @@ class MultipartReader:
         self._header_size = 0
         self._count += 1
         if self._count > _MAX_PARTS:
-            raise MultipartParseError(f"it has more than {_MAX_PARTS} parts")
+            raise FormParserError(f"it has more than {_MAX_PARTS} parts")
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
         self._part += memoryview(data)[start:end]
@@ -152,16 +131,13 @@ class MultipartReader:
     def _count_header(self, size: int) -> None:
         self._header_size += size
         if self._header_size > _MAX_PART_HEADERS:
-            raise MultipartParseError("a part's headers are too long")
+            raise FormParserError("a part's headers are too long")
 
     def _end_header(self) -> None:
         if self._field.lower() == b"content-disposition":
             _, options = parse_options_header(self._value)
             self._parts[options.get(b"name", b"").decode("latin-1")] = self._part
         self._field = self._value = b""
-
-    def _end(self) -> None:
-        self._is_complete = True
 
 
 class WebSocketSubscriptions:
@@ -196,9 +172,7 @@ class WebSocketSubscriptions:
             self._open.pop(subscription.id, None)
             await subscription.close()
             if forwarding is not None:
-                forwarding.cancel()
-                with contextlib.suppress(asyncio.CancelledError, *_DISCONNECTED):
-                    await forwarding
+                await end([forwarding])
 
     async def fail_all(self, description: str) -> None:
         """Send every subscribed client an ERROR with this description."""
@@ -210,8 +184,9 @@ class WebSocketSubscriptions:
 
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:
-    while True:
-        await _send(websocket, await subscription.next())
+    with contextlib.suppress(*_DISCONNECTED):
+        while True:
+            await _send(websocket, await subscription.next())
 
 
 async def _send(websocket: WebSocket, frame: str | bytes) -> None:

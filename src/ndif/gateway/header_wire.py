@@ -24,11 +24,7 @@ _MAX_QUOTED = 100
 
 
 def read_headers(headers: Headers) -> Submission:
-    """Return what the headers of `POST /request` say; its body is the payload.
-
-    Raises:
-        HttpError: If a header is not valid.
-    """
+    """Return what the headers of `POST /request` say, or raise an `HttpError`; its body is the payload."""
     compress = headers.get("nnsight-compress", "True")
     if compress not in ("True", "False"):
         raise HttpError(

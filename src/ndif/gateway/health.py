@@ -26,13 +26,8 @@ class HealthRoutes:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
-        return [
-            Route("/ping", self.ping, methods=["GET"]),
-            Route("/connected", self.connected, methods=["GET"]),
-            Route("/status", self.status, methods=["GET"]),
-            Route("/env", self.env, methods=["GET"]),
-            Route("/whoami", self.whoami, methods=["GET"]),
-        ]
+        answers = self.ping, self.connected, self.status, self.env, self.whoami
+        return [Route(f"/{answer.__name__}", answer) for answer in answers]
 
     async def ping(self, _: Request) -> Response:
         """Answer that the server is up."""

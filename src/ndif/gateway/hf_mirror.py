@@ -6,12 +6,11 @@ A client uses it with `HF_ENDPOINT=http://HOST:PORT/hub`.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
-    from ndif.stores.leader.shared_cache import SharedCache
+    from ndif.stores.leader import SharedCache
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +44,6 @@ class MirroredModel:
     """A snapshot in a Hugging Face cache, a plain folder, or files that another machine sent."""
     revision: str | None
     task: str | None
-
-    def look(self, *, share_weights: bool) -> Snapshot:
-        """Return the model's files, without weights unless they are shared."""
-        if isinstance(self.source, Snapshot):
-            return self.source
-        return scan(self.source, self.revision, share_weights=share_weights)
 
 
 @dataclass(frozen=True)
@@ -75,16 +68,9 @@ class _NotFoundError(Exception):
     def __init__(self, code: str, message: str, commit: str | None = None) -> None:
         super().__init__(message)
         in_header = message.encode("ascii", "backslashreplace").decode()
-        self._headers = {"X-Error-Code": code, "X-Error-Message": in_header}
+        self.headers = {"X-Error-Code": code, "X-Error-Message": in_header}
         if commit is not None:
-            self._headers["X-Repo-Commit"] = commit
-
-    def response(self) -> Response:
-        return JSONResponse({"error": str(self)}, 404, self._headers)
-
-
-class _HubFile(FileResponse):
-    chunk_size = _CHUNK_BYTES
+            self.headers["X-Repo-Commit"] = commit
 
 
 class HfMirror:
@@ -102,52 +88,36 @@ class HfMirror:
     def routes(self) -> list[BaseRoute]:
         """Return the routes, relative to the endpoint that clients use."""
         routes: list[BaseRoute] = []
-        # Starlette runs plain functions in threads: these read files.
-        info, tree, resolve = map(_with_not_found, (self._info, self._tree, self._resolve))
+        answers = _Repository.info, _Repository.tree, _Repository.resolve
+        info, tree, resolve = map(self._answering, answers)
         for repository in ("{organization}/{name}", "{name}"):
             api = f"/api/models/{repository}"
             routes += [
-                Route(api, info, methods=["GET"]),
-                Route(f"{api}/revision/{{revision:path}}", info, methods=["GET"]),
-                Route(f"{api}/tree/{{location:path}}", tree, methods=["GET"]),
-                Route(f"/{repository}/resolve/{{location:path}}", resolve, methods=["GET"]),
+                Route(api, info),
+                Route(f"{api}/revision/{{revision:path}}", info),
+                Route(f"{api}/tree/{{location:path}}", tree),
+                Route(f"/{repository}/resolve/{{location:path}}", resolve),
             ]
         return routes
 
-    def _info(self, http: Request) -> Response:
-        repository = self._repository(http)
-        repository.split(http.path_params.get("revision", "main"), whole=True)
-        return JSONResponse(repository.info())
+    def _answering(
+        self, answer: Callable[[_Repository, Request], Response]
+    ) -> Callable[[Request], Response]:
+        # Starlette runs plain functions in threads: these read files.
+        def respond(http: Request) -> Response:
+            try:
+                return answer(self._repository(http), http)
+            except _NotFoundError as error:
+                return JSONResponse({"error": str(error)}, 404, error.headers)
 
-    def _tree(self, http: Request) -> Response:
-        repository = self._repository(http)
-        folder = repository.split(http.path_params["location"])
-        recursive = http.query_params.get("recursive", "").lower() in ("true", "1")
-        return JSONResponse(repository.tree(folder, recursive=recursive))
-
-    def _resolve(self, http: Request) -> Response:
-        repository = self._repository(http)
-        name = repository.split(http.path_params["location"])
-        file = repository.file(name)
-        try:
-            stat_result = file.path.stat()
-        except OSError:
-            raise _NotFoundError("EntryNotFound", f"{_shown(name)} is gone.") from None
-        return _HubFile(
-            file.path,
-            headers={"ETag": f'"{file.etag}"', "X-Repo-Commit": repository.listing.commit},
-            media_type="application/octet-stream",
-            stat_result=stat_result,
-        )
+        return respond
 
     def _repository(self, http: Request) -> _Repository:
         parts = (http.path_params.get("organization"), http.path_params["name"])
         repo_id = "/".join(filter(None, parts))
-        try:
-            # Like the Hub, ignore the case of the name and answer with the right one.
-            return self._repositories[repo_id.casefold()]
-        except KeyError:
-            pass
+        # Like the Hub, ignore the case of the name and answer with the right one.
+        if repository := self._repositories.get(repo_id.casefold()):
+            return repository
         served = ", ".join(each.model.repo_id for each in self._repositories.values())
         raise _NotFoundError(
             "RepoNotFound",
@@ -163,27 +133,27 @@ class _Repository:
     def __init__(self, model: MirroredModel, *, share_weights: bool) -> None:
         self.model = model
         self._share_weights = share_weights
-        self._lock = threading.Lock()
-        self._listing: _Listing | None = None
 
-    @property
+    @cached_property
     def listing(self) -> _Listing:
         """The shared files and their commit."""
-        with self._lock:
-            if self._listing is None:
-                self._listing = _list(self.model.look(share_weights=self._share_weights))
-            return self._listing
+        snapshot = self.model.source
+        if not isinstance(snapshot, Snapshot):
+            snapshot = scan(snapshot, self.model.revision, share_weights=self._share_weights)
+        files = {
+            name: _File(path, path.stat().st_size, _etag(path))
+            for name, path in snapshot.files.items()
+        }
+        contents = [f"{name}\n{file.etag}\n".encode() for name, file in files.items()]
+        return _Listing(
+            commit=snapshot.commit or _sha1(*contents),
+            is_complete=snapshot.commit is None,
+            files=files,
+            withheld=snapshot.withheld,
+        )
 
     def split(self, location: str, *, whole: bool = False) -> str:
-        """Return the path below the revision with which `location` begins.
-
-        Args:
-            location: A revision, and unless `whole` a path below it.
-            whole: All of `location` is a revision.
-
-        Raises:
-            _NotFoundError: If the revision is not served.
-        """
+        """Return the path below the revision with which `location` begins, or which it is as a `whole`."""
         names = {"main", self.listing.commit, self.model.revision or "main"}
         for name in names:
             if location == name or (location.startswith(f"{name}/") and not whole):
@@ -193,10 +163,11 @@ class _Repository:
             f"{self.model.repo_id} is served at revision {self.model.revision or 'main'} alone.",
         )
 
-    def info(self) -> dict[str, object]:
-        """Return the answer that `HfApi.model_info` reads."""
+    def info(self, http: Request) -> Response:
+        """Answer as `HfApi.model_info` reads it."""
+        self.split(http.path_params.get("revision", "main"), whole=True)
         listing, task = self.listing, self.model.task
-        return {
+        content = {
             "id": self.model.repo_id,
             "modelId": self.model.repo_id,
             "sha": listing.commit,
@@ -214,14 +185,12 @@ class _Repository:
                 for name, file in listing.files.items()
             ],
         }
+        return JSONResponse(content)
 
-    def tree(self, folder: str, *, recursive: bool) -> list[dict[str, object]]:
-        """Return the answer that `HfApi.list_repo_tree` reads.
-
-        Raises:
-            _NotFoundError: If no file of the folder is shared.
-        """
-        listing = self.listing
+    def tree(self, http: Request) -> Response:
+        """Answer as `HfApi.list_repo_tree` reads it."""
+        folder, listing = self.split(http.path_params["location"]), self.listing
+        recursive = http.query_params.get("recursive", "").lower() in ("true", "1")
         prefix = f"{folder}/" if folder else ""
         below = {name: file for name, file in listing.files.items() if name.startswith(prefix)}
         if folder and not below:
@@ -234,23 +203,32 @@ class _Repository:
                     oid = _sha1(path.encode(), listing.commit.encode())
                     entries[path] = {"type": "directory", "path": path, "oid": oid, "size": 0}
             entries[name] = {"type": "file", "path": name, "oid": file.etag, "size": file.size}
-        return [
+        shown = [
             entry
             for path, entry in sorted(entries.items())
             if recursive or "/" not in path.removeprefix(prefix)
         ]
+        return JSONResponse(shown)
 
-    def file(self, name: str) -> _File:
-        """Return the shared file of that name.
-
-        Raises:
-            _NotFoundError: If there is none.
-        """
+    def resolve(self, http: Request) -> Response:
+        """Answer with a file."""
+        name = self.split(http.path_params["location"])
         # Only files of the listing are ever opened: no path leads out of the folder.
         file = self.listing.files.get(name)
         if file is None:
             raise self._not_found(name)
-        return file
+        try:
+            stat_result = file.path.stat()
+        except OSError:
+            raise _NotFoundError("EntryNotFound", f"{_shown(name)} is gone.") from None
+        answer = FileResponse(
+            file.path,
+            headers={"ETag": f'"{file.etag}"', "X-Repo-Commit": self.listing.commit},
+            media_type="application/octet-stream",
+            stat_result=stat_result,
+        )
+        answer.chunk_size = _CHUNK_BYTES
+        return answer
 
     def _not_found(self, name: str) -> _NotFoundError:
         listing = self.listing
@@ -265,30 +243,6 @@ class _Repository:
         commit = listing.commit if listing.is_complete else None
         message = f"There is no {_shown(name)} in {self.model.repo_id}."
         return _NotFoundError("EntryNotFound", message, commit)
-
-
-def _with_not_found(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
-    @functools.wraps(endpoint)
-    def answer(http: Request) -> Response:
-        try:
-            return endpoint(http)
-        except _NotFoundError as error:
-            return error.response()
-
-    return answer
-
-
-def _list(snapshot: Snapshot) -> _Listing:
-    files = {
-        name: _File(path, path.stat().st_size, _etag(path)) for name, path in snapshot.files.items()
-    }
-    contents = [f"{name}\n{file.etag}\n".encode() for name, file in files.items()]
-    return _Listing(
-        commit=snapshot.commit or _sha1(*contents),
-        is_complete=snapshot.commit is None,
-        files=files,
-        withheld=snapshot.withheld,
-    )
 
 
 def _etag(path: Path) -> str:

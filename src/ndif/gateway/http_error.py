@@ -27,14 +27,8 @@ _MAX_PATH = 200
 """Characters of a request's path that an answer repeats."""
 
 
-class HttpError(Exception):
+class HttpError(HTTPException):
     """An answer of 4xx or 5xx in the form that clients read: `{"detail": "A sentence."}`."""
-
-    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.headers = headers
 
 
 def _no_route(request: Request, error: HTTPException) -> HttpError:
@@ -82,7 +76,7 @@ def _handler(
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def respond(request: Request, error: Exception) -> Response:
         answer = translate(request, error)
-        return JSONResponse({"detail": answer.detail}, answer.status, answer.headers)
+        return JSONResponse({"detail": answer.detail}, answer.status_code, answer.headers)
 
     return respond
 

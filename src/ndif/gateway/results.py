@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
@@ -15,7 +16,6 @@ from ndif.gateway.http_error import HttpError
 from ndif.stores.objects import FileStore, ObjectStore
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_BYTES = "application/octet-stream"
 _OK = 200
 
 
@@ -25,49 +25,45 @@ def is_job_id(text: str) -> bool:
 
 
 def _job_id(http: Request) -> str:
-    """Return the id in the path.
-
-    Raises:
-        HttpError: If it does not have the form of an id.
-    """
+    """Return the id in the path."""
     request_id: str = http.path_params["id"]
     if not is_job_id(request_id):
         raise HttpError(404, f"{request_id[:64]!r} is not the id of a job.")
     return request_id
 
 
+@dataclass(frozen=True)
 class ResponseRoute:
     """Answers with the last response of a job whose client polls."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    store: ObjectStore
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/response/{id}", self.response, methods=["GET"])]
+        return [Route("/response/{id}", self.response)]
 
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response, as the responder stored it."""
         request_id = _job_id(http)
-        content = await self._store.get(f"responses/{request_id}.json")
+        content = await self.store.get(f"responses/{request_id}.json")
         if content is None:
             raise HttpError(
                 404,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
-                f"{self._store.ttl_s:g} seconds.",
+                f"{self.store.ttl_s:g} seconds.",
             )
         return Response(content, media_type="application/json")
 
 
+@dataclass(frozen=True)
 class ResultRoute:
     """Answers with results that are files of this server, at addresses that the server signed."""
 
-    def __init__(self, store: FileStore) -> None:
-        self._store = store
+    store: FileStore
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/results/{id}", self.result, methods=["GET"])]
+        return [Route("/results/{id}", self.result)]
 
     async def result(self, http: Request) -> Response:
         """Answer with a result's bytes, or with a range of them."""
@@ -75,33 +71,29 @@ class ResultRoute:
         query = http.query_params
         once = "once" in query
         expires, signature = query.get("expires", ""), query.get("signature", "")
-        if not self._store.verify(key, expires, signature, once=once):
+        if not self.store.verify(key, expires, signature, once=once):
             raise HttpError(
                 403,
                 "This address of a result is not signed by this server, or its time is over: use it as "
-                f"it came with COMPLETED, within {self._store.ttl_s:g} seconds.",
+                f"it came with COMPLETED, within {self.store.ttl_s:g} seconds.",
             )
-        path = self._store.path(key)
+        path = self.store.path(key)
         if not path.is_file():
             raise HttpError(
                 404,
-                f"There is no result here: results are kept {self._store.ttl_s:g} s, and those of a "
+                f"There is no result here: results are kept {self.store.ttl_s:g} s, and those of a "
                 "waiting client until it has fetched them.",
             )
-        if once:
-            return _ResultFileOnce(path, lambda: self._store.fetched(key))
-        return _ResultFile(path, media_type=_BYTES)
+        return _ResultFile(path, lambda: self.store.fetched(key) if once else None)
 
 
 class _ResultFile(FileResponse):
-    chunk_size = 1 << 20
-
-
-class _ResultFileOnce(_ResultFile):
     """A file whose complete delivery is reported."""
 
+    chunk_size = 1 << 20
+
     def __init__(self, path: Path, on_delivered: Callable[[], None]) -> None:
-        super().__init__(path, media_type=_BYTES)
+        super().__init__(path, media_type="application/octet-stream")
         self._on_delivered = on_delivered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -32,6 +33,7 @@ _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
 
+@dataclass
 class SubmitRoute:
     """Accepts requests of both wires.
 
@@ -40,22 +42,15 @@ class SubmitRoute:
     stays opaque here. Every refusal is an `HttpError` that says what to do.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        broker: Broker,
-        responder: Responder,
-        runtimes: Runtimes,
-        catalogue: Catalogue,
-        accounts: Accounts,
-    ) -> None:
-        self._settings = settings
-        self._broker = broker
-        self._responder = responder
-        self._runtimes = runtimes
-        self._installed = runtimes.installed()
-        self._catalogue = catalogue
-        self._accounts = accounts
+    settings: Settings
+    broker: Broker
+    responder: Responder
+    runtimes: Runtimes
+    catalogue: Catalogue
+    accounts: Accounts
+
+    def __post_init__(self) -> None:
+        self._installed = self.runtimes.installed()
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -64,7 +59,7 @@ class SubmitRoute:
     async def submit(self, http: HttpRequest) -> Response:
         """Accept a request and answer RECEIVED."""
         host = http.client.host if http.client else ""
-        account = await self._accounts.account(http.headers.get("ndif-api-key", ""), host)
+        account = await self.accounts.account(http.headers.get("ndif-api-key", ""), host)
         version = http.headers.get("nnsight-version", "")
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
             wire = Wire.ENVELOPE
@@ -109,17 +104,13 @@ class SubmitRoute:
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.subscription_id is None:
             # A client that polls at once must find the job.
-            await self._responder.respond(request, received)
-        await self._broker.submit(request)
+            await self.responder.respond(request, received)
+        await self.broker.submit(request)
         return JSONResponse(wires.fields(request, received))
 
     async def _body(self, http: HttpRequest) -> AsyncIterator[bytes]:
-        """Yield the body's chunks.
-
-        Raises:
-            HttpError: If the body is larger than NDIF_MAX_REQUEST_BYTES, before more of it is read.
-        """
-        limit = self._settings.max_request_bytes
+        """Yield the body's chunks."""
+        limit = self.settings.max_request_bytes
         length = http.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > limit:
             raise _too_large(limit)
@@ -131,17 +122,12 @@ class SubmitRoute:
             yield chunk
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
-        """Return the key under which the server keeps the model that a client's key names.
-
-        Raises:
-            HttpError: If the key is not valid, or the model is served to another generation alone.
-            NotServedError: If the model is not served to this account.
-        """
+        """Return the key under which the server keeps the model that a client's key names."""
         try:
             key = ModelKey.parse(text)
         except ValueError as error:
             raise HttpError(400, str(error)) from error
-        known = await self._catalogue.models()
+        known = await self.catalogue.models()
         model = known.admit(key, hotswapping=account.hotswapping, keep=False)
         only = model.deployment.runtime
         if only is not None and only != generation:
@@ -153,15 +139,11 @@ class SubmitRoute:
         return model.key
 
     def _generation(self, version: str, wire: Wire) -> str:
-        """Return the installed generation that understands a client of this version and wire.
-
-        Raises:
-            HttpError: If none does, with the command that installs one.
-        """
+        """Return the installed generation that understands a client of this version and wire."""
         generation = generation_of(version)
         if generation is not None and generation not in self._installed:
             # A runtime that was added since the server started is served without a restart.
-            self._installed = self._runtimes.installed()
+            self._installed = self.runtimes.installed()
         installed = self._installed
         served = ", ".join(sorted(r.version for r in installed.values()))
         if generation is None:
@@ -186,11 +168,7 @@ class SubmitRoute:
         )
 
     async def _check(self, submission: Submission) -> None:
-        """Refuse a payload that cannot be run and a subscription that is not open.
-
-        Raises:
-            HttpError: In each case.
-        """
+        """Refuse a payload that cannot be run and a subscription that is not open."""
         if not submission.payload:
             raise HttpError(400, "The request has no payload.")
         if submission.compress and not submission.payload.startswith(_ZSTD_MAGIC):
@@ -200,7 +178,7 @@ class SubmitRoute:
                 "on its way. Send it again.",
             )
         waits_on = submission.subscription_id
-        if waits_on is not None and await self._broker.absent([waits_on]):
+        if waits_on is not None and await self.broker.absent([waits_on]):
             raise HttpError(
                 409,
                 "The connection for updates that this request names is not open. Run the trace again; "

@@ -1,4 +1,7 @@
-"""Deployments as an operator writes them: a YAML or JSON file, a JSON body, or a variable."""
+"""Deployments as an operator writes them: a YAML or JSON file, a JSON body, or a variable.
+
+Each function that reads them raises a `DeploymentFileError` with every problem it finds.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +74,7 @@ def schema() -> dict[str, Any]:
 
 
 def read_file(path: Path) -> tuple[DeploymentConfig, ...]:
-    """Return the deployments in a YAML or JSON file.
-
-    Raises:
-        DeploymentFileError: With every problem of the file.
-    """
+    """Return the deployments in a YAML or JSON file."""
     try:
         text = read_text(path, _MAX_MIB)
     except TextFileError as error:
@@ -84,30 +83,18 @@ def read_file(path: Path) -> tuple[DeploymentConfig, ...]:
 
 
 def read(text: str, source: str) -> tuple[DeploymentConfig, ...]:
-    """Return the deployments in YAML or JSON text; errors call it `source`.
-
-    Raises:
-        DeploymentFileError: With every problem of the text.
-    """
+    """Return the deployments in YAML or JSON text; errors call it `source`."""
     entries = _from_json(text, source) if source.endswith(".json") else _from_yaml(text, source)
     return _checked(entries, source)
 
 
 def from_value(value: object, source: str) -> tuple[DeploymentConfig, ...]:
-    """Return the deployments in a list or mapping from a JSON body; errors call it `source`.
-
-    Raises:
-        DeploymentFileError: With every problem of the value.
-    """
+    """Return the deployments in a list or mapping from a JSON body; errors call it `source`."""
     return _checked(list(_entries(value, source)), source)
 
 
 def from_variable(text: str) -> tuple[DeploymentConfig, ...]:
-    """Return the models in NDIF_DEPLOYMENTS: repo ids or model keys, with "|" between them.
-
-    Raises:
-        DeploymentFileError: With every problem of the variable.
-    """
+    """Return the models in NDIF_DEPLOYMENTS: repo ids or model keys, with "|" between them."""
     names = (name.strip() for name in text.split("|"))
     return _checked([_Entry(name, {}) for name in names if name], _VARIABLE)
 
@@ -271,11 +258,7 @@ def to_entry(config: DeploymentConfig) -> dict[str, Any]:
 
 
 def read_text(path: Path, max_mib: int) -> str:
-    """Return the text of a file that a person wrote, without a byte order mark.
-
-    Raises:
-        TextFileError: If the file cannot be read, is not UTF-8, or is larger than `max_mib`.
-    """
+    """Return the text of a file that a person wrote, or raise a `TextFileError`."""
     max_bytes = max_mib * 1024**2
     try:
         with path.open("rb") as file:

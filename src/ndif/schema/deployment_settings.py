@@ -87,16 +87,8 @@ class SettingsError(NdifError):
         """Sentences by field; "" for a problem of no field."""
 
 
-class CheckpointError(NdifError):
-    """A command-line argument that names no checkpoint; the message says what would."""
-
-
 def parse_model(name: str) -> ModelKey:
-    """Return the model that a repo id or a whole model key names.
-
-    Raises:
-        ValueError: If it names none; the message says what would.
-    """
+    """Return the model that a repo id or a whole model key names, or raise a `ValueError` that says so."""
     name = name.strip()
     if "{" in name:
         return ModelKey.parse(name)
@@ -113,10 +105,7 @@ def parse_deployment(
 ) -> DeploymentConfig:
     """Return the deployment of the model `name` with the settings in `fields`.
 
-    Settings that `fields` lacks are those of `base`, or the defaults.
-
-    Raises:
-        SettingsError: With every problem of the name and the settings.
+    Settings that `fields` lacks are those of `base`, or the defaults. A `SettingsError` has every problem.
     """
     problems: dict[str, str] = {}
     key = settings = None
@@ -148,24 +137,19 @@ def parse_deployment(
     if given.get("checkpoint", "") is None:
         given["checkpoint"] = base.checkpoint
     config = dataclasses.replace(base, **given)
-    if contradictions := _contradictions(config):
-        raise SettingsError(contradictions)
-    return config
-
-
-def _contradictions(config: DeploymentConfig) -> dict[str, str]:
-    found = {}
     if config.max_replicas is not None and config.max_replicas < config.replicas:
-        found["max_replicas"] = (
+        problems["max_replicas"] = (
             f"max_replicas is {config.max_replicas}, but replicas, the minimum, is {config.replicas}."
         )
     others = [each for each in config.generations if config.runtime not in (None, each)]
     if others:
-        found["generations"] = (
+        problems["generations"] = (
             f"generations has {', '.join(others)}, but runtime says that the model is served to "
             f"{config.runtime} alone."
         )
-    return found
+    if problems:
+        raise SettingsError(problems)
+    return config
 
 
 def closest_setting(field: str) -> str | None:
@@ -178,53 +162,40 @@ def closest_setting(field: str) -> str | None:
 
 
 def _unknown_setting(field: str) -> str:
-    close = closest_setting(field)
-    if close is not None:
+    if close := closest_setting(field):
         return f"{quoted(field)} is not a setting; did you mean {close!r}?"
     return f"{quoted(field)} is not a setting. There are: {', '.join(SETTING_NAMES)}."
 
 
 def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
-    """Return the deployment that CHECKPOINT on a command line asks for.
+    """Return the deployment that CHECKPOINT on a command line asks for, or raise an `NdifError`.
 
-    Args:
-        argument: ORG/NAME, a model key, or ORG/NAME=FOLDER.
-        here: The folder is on this machine, and not only on the server's.
-
-    Raises:
-        CheckpointError: If it asks for nothing.
+    It is ORG/NAME, a model key, or ORG/NAME=FOLDER: `here`, on this machine, or only on the server's.
     """
     name, equals, place = argument.partition("=")
     if "{" in name or not equals:
         if "{" not in argument and _is_path(argument, here=here):
-            raise CheckpointError(
+            raise NdifError(
                 f"{argument} is a folder, and clients ask for a model by name: write ORG/NAME={argument}."
             )
-        return _deployment(argument, {})
-    _deployment(name, {})
+        return parse_deployment(argument, {})
+    parse_deployment(name, {})
     folder = Path(place).expanduser()
     if not here:
         if not folder.is_absolute():
-            raise CheckpointError(
+            raise NdifError(
                 f"{place} must be a folder of the server's machine: write its whole path."
             )
-        return _deployment(name, {"checkpoint": str(folder)})
+        return parse_deployment(name, {"checkpoint": str(folder)})
     if not folder.is_dir():
-        raise CheckpointError(f"There is no folder {folder}.")
+        raise NdifError(f"There is no folder {folder}.")
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} holds no config.json: it is not a checkpoint's folder.")
+        raise NdifError(f"{folder} holds no config.json: it is not a checkpoint's folder.")
     task = read_task(folder / "config.json")
-    return _deployment(name, {"checkpoint": str(folder.resolve()), "task": task})
+    return parse_deployment(name, {"checkpoint": str(folder.resolve()), "task": task})
 
 
 def _is_path(argument: str, *, here: bool) -> bool:
     return argument.startswith((".", "/", "~")) or (
         here and bool(argument) and Path(argument).is_dir()
     )
-
-
-def _deployment(name: str, fields: dict[str, object]) -> DeploymentConfig:
-    try:
-        return parse_deployment(name, fields)
-    except SettingsError as error:
-        raise CheckpointError(str(error)) from error

@@ -17,11 +17,7 @@ class ModelKey:
 
     @classmethod
     def parse(cls, text: str) -> ModelKey:
-        """Parse a key as clients send it.
-
-        Raises:
-            ValueError: If it is not a key; the message is a sentence for the user.
-        """
+        """Parse a key as clients send it; of any other, a `ValueError` tells the user what is wrong."""
         import_path, colon, suffix = text.partition(":")
         try:
             fields = json.loads(suffix) if colon else None
@@ -56,11 +52,7 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """Parse a variant as `str` writes it.
-
-        Raises:
-            ValueError: If it is not one.
-        """
+        """Parse a variant as `str` writes it."""
         model, at, generation = text.rpartition("@")
         if not at or not generation:
             raise ValueError(f"{text[:200]!r} names no model in a generation.")

@@ -50,11 +50,7 @@ def header_fields(response: Response) -> dict[str, Any]:
 
 
 def header_frame(response: Response) -> bytes:
-    """Return the payload of one `blocking_response` event.
-
-    Raises:
-        ValueError: If an inline result is compressed, which these clients would not unpack.
-    """
+    """Return the payload of one `blocking_response` event."""
     if isinstance(response.data, InlineResult):
         if response.data.compressed:
             raise ValueError("an inline result of this wire must not be compressed")
@@ -107,20 +103,8 @@ def torch_bytes_with(
     `content` is copied once, into the result. With `load` the reader loads it as `torch.save` bytes of its
     own; the writer never looks inside.
     """
-    opened = pickle.dumps(dict(fields), 2)[:-1]
-    key = pickle.dumps(name, 2)[2:-1]
-    value = (pickle.BINBYTES8 + struct.pack("<Q", len(content)), content)
+    opened, key = pickle.dumps(dict(fields), 2)[:-1], pickle.dumps(name, 2)[2:-1]
+    size = pickle.BINBYTES8 + struct.pack("<Q", len(content))
+    before = _HEAD + opened + key + (_LOAD if load else b"") + size
     call = (pickle.TUPLE1 + pickle.REDUCE) if load else b""
-    return b"".join(
-        (
-            _HEAD,
-            opened,
-            key,
-            _LOAD if load else b"",
-            *value,
-            call,
-            pickle.SETITEM,
-            pickle.STOP,
-            _TAIL,
-        )
-    )
+    return b"".join((before, content, call, pickle.SETITEM, pickle.STOP, _TAIL))

@@ -30,9 +30,7 @@ from ndif.server.coordinator import Coordinator
 from ndif.server.process_config import ProcessConfig, configure_logging, on_parent_exit
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
-from ndif.stores.leader.lock import LeaderLock
-from ndif.stores.leader.rpc import LeaderRpc
-from ndif.stores.leader.shared_cache import SharedCache
+from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 from ndif.tasks import end

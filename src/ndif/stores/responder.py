@@ -14,6 +14,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.tasks import start
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,11 @@ class Responder:
     ) -> bool:
         """Deliver one response, in the order of calls, unless `unless()` is true when its turn comes.
 
-        A terminal response releases the request with the broker, and nothing may follow.
+        A terminal response releases the request with the broker, and nothing may follow. If the first or
+        the last response for a client that polls cannot be stored, that is an `ObjectStoreError`.
 
         Returns:
             False if a live client was not there to receive the response.
-
-        Raises:
-            ObjectStoreError: if the first or the last response for a client that polls cannot be stored.
         """
         # A store is slow: two responses under way at once might arrive in the wrong order.
         turn = self._turns.setdefault(request.id, asyncio.Lock())
@@ -59,9 +58,7 @@ class Responder:
                     await self._broker.conclude(request, response)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
-            task = asyncio.create_task(_call_back(request, response))
-            self._callbacks.add(task)
-            task.add_done_callback(self._callbacks.discard)
+            start(_call_back(request, response), self._callbacks, "callback")
         return heard
 
     async def ensure_end(self, request: Request, end: Response) -> None:
@@ -69,9 +66,6 @@ class Responder:
 
         While a request ended on a replica that another leader had sent it to, it waited in this leader's
         queue, and the client may have been told so after its end.
-
-        Raises:
-            ObjectStoreError: if the stored response cannot be read, or `end` cannot be stored.
         """
         async with self._turns.setdefault(request.id, asyncio.Lock()):
             kept = await self._objects.get(_key_of(request))

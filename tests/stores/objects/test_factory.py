@@ -34,7 +34,7 @@ def test_without_an_address_objects_are_files(tmp_path: Path) -> None:
 def test_a_library_that_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("obstore", "ndif.stores.objects.s3", "ndif.stores.objects.s3_address"):
+    for module in ("obstore", "ndif.stores.objects.s3"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ObjectStoreError, match=r"pip install 'ndif\[server\]'"):
         open_store(settings(monkeypatch, **S3), tmp_path)

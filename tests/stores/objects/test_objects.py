@@ -51,8 +51,7 @@ async def on_files(
 
 
 def on_s3(server: SwiftServer) -> Form:
-    from ndif.stores.objects.s3 import S3Store
-    from ndif.stores.objects.s3_address import S3Address
+    from ndif.stores.objects.s3 import S3Address, S3Store
 
     @contextlib.asynccontextmanager
     async def opened(_: Path, ttl_s: float) -> AsyncIterator[tuple[ObjectStore, httpx.AsyncClient]]:

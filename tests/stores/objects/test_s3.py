@@ -24,8 +24,7 @@ from tests.stores.objects.stores import request_key, response_key, result_key
 
 pytest.importorskip("obstore", reason="obstore needs Python 3.11")
 
-from ndif.stores.objects.s3 import S3Store
-from ndif.stores.objects.s3_address import S3Address
+from ndif.stores.objects.s3 import S3Address, S3Store
 
 LONG_S = 3600.0
 MIB = 1 << 20

@@ -11,7 +11,6 @@ from ndif.launch.run_folder import RunFolder
 from ndif.launch.services.requirements import require_package, require_program
 from ndif.launch.services.service import Program, Service, ServiceError, accepts_connections
 from ndif.net import is_loopback
-from ndif.stores.redis import is_too_old
 
 NAME = "broker"
 _VARIABLE = name_of("broker_url")
@@ -85,6 +84,8 @@ def broker(options: Settings, *, may_start: bool) -> Service | None:
 def _check(url: str, shown: str) -> None:
     """Raise a ServiceError unless a suitable Redis answers."""
     from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+
+    from ndif.stores.redis import is_too_old
 
     try:
         with _connect(url) as client:

@@ -1,19 +1,8 @@
 """Carries requests from the gateway to the queue, and responses to the clients that wait for them."""
 
-from ndif.stores.broker.memory import MemoryBroker
-from ndif.stores.broker.port import (
-    Broker,
-    BrokerError,
-    ClientLeftError,
-    QueueFullError,
-    Subscription,
-)
-
-__all__ = [
-    "Broker",
-    "BrokerError",
-    "ClientLeftError",
-    "MemoryBroker",
-    "QueueFullError",
-    "Subscription",
-]
+from ndif.stores.broker.memory import MemoryBroker as MemoryBroker
+from ndif.stores.broker.port import Broker as Broker
+from ndif.stores.broker.port import BrokerError as BrokerError
+from ndif.stores.broker.port import ClientLeftError as ClientLeftError
+from ndif.stores.broker.port import QueueFullError as QueueFullError
+from ndif.stores.broker.port import Subscription as Subscription

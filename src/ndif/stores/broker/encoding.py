@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -25,8 +24,6 @@ take both together for a user's opaque name.
 """
 
 _text = json.JSONEncoder(separators=(",", ":")).encode
-# Accepted requests name few models, each of them often.
-_model = lru_cache(maxsize=128)(ModelKey.parse)
 
 
 def encode_request(request: Request) -> bytes:
@@ -41,7 +38,7 @@ def encode_request(request: Request) -> bytes:
 def decode_request(content: bytes, **known: Any) -> Request:
     """Decode what `encode_request` returned; `known` replaces or adds fields."""
     record = json.loads(content.decode())
-    record |= {"model": _model(record["model"]), "wire": Wire(record["wire"])}
+    record |= {"model": ModelKey.parse(record["model"]), "wire": Wire(record["wire"])}
     user, keyed, key = record["user"].rpartition(_KEY)
     if keyed:
         record |= {"user": user, "key": key}
@@ -96,11 +93,7 @@ def encode_update(request: Request, response: Response) -> bytes:
 
 
 def decode_update(content: bytes) -> tuple[str | bytes, bool]:
-    """Decode an update into its frame and True if it is terminal.
-
-    Raises:
-        ValueError: if the bytes are not an update, or one of another version.
-    """
+    """Decode an update into its frame and True if it is terminal."""
     if not content or not content[0] & _UPDATE:
         raise ValueError(f"an update does not begin with {content[:1]!r}")
     kind, frame = content[0], content[1:]

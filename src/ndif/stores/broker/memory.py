@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ndif.schema import wires
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.port import QueueFullError, full
+from ndif.stores.broker.port import QueueFullError
 
 _MAX_UNREAD = 1
 """Uploads that wait for a hybrid job's block, which asks for one at a time and never reads more."""
@@ -21,23 +21,14 @@ class MemorySubscription:
     """The embedded form of `Subscription`."""
 
     def __init__(self, broker: MemoryBroker, subscription_id: str) -> None:
-        self._broker = broker
-        self._id = subscription_id
-        self._frames: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self.id = subscription_id
+        self.frames: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.closed = asyncio.Event()
-
-    @property
-    def id(self) -> str:
-        """See `Subscription.id`."""
-        return self._id
-
-    def put(self, frame: str | bytes) -> None:
-        """Deliver one update."""
-        self._frames.put_nowait(frame)
+        self._broker = broker
 
     async def next(self) -> str | bytes:
         """See `Subscription.next`."""
-        return await self._frames.get()
+        return await self.frames.get()
 
     async def close(self) -> None:
         """See `Subscription.close`."""
@@ -51,11 +42,7 @@ class MemoryBroker:
     outlives = False
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        """Create a broker without requests.
-
-        Args:
-            max_bytes: Limit of the payloads of all unfinished requests. One alone may be larger.
-        """
+        """Create a broker for payloads of at most `max_bytes`, or one that is larger."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._queue: asyncio.Queue[Request] = asyncio.Queue()
@@ -75,7 +62,7 @@ class MemoryBroker:
         """See `Broker.submit`."""
         after = self._bytes + len(request.payload)
         if self._bytes and self._max_bytes is not None and after > self._max_bytes:
-            raise QueueFullError(full(self._bytes, self._max_bytes))
+            raise QueueFullError(self._bytes, self._max_bytes)
         self._bytes = after
         self._unfinished[request.id] = request
         self._queue.put_nowait(request)
@@ -109,7 +96,7 @@ class MemoryBroker:
         """See `Broker.publish`."""
         subscription = self._subscriptions.get(request.subscription_id or "")
         if subscription is not None:
-            subscription.put(wires.frame(request, response))
+            subscription.frames.put_nowait(wires.frame(request, response))
         if response.status.terminal:
             await self.conclude(request, response)
         return subscription is not None

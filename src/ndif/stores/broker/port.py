@@ -16,34 +16,28 @@ class BrokerError(Exception):
 class QueueFullError(BrokerError):
     """The payloads of unfinished requests have as many bytes as the server holds."""
 
+    def __init__(self, held: int, limit: int) -> None:
+        super().__init__(
+            f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
+            f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
+        )
+
 
 class ClientLeftError(Exception):
     """The request was not dispatched, because its client is no longer subscribed."""
 
 
-def full(held: int, limit: int) -> str:
-    """Return the message of a `QueueFullError`."""
-    return (
-        f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
-        f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
-    )
-
-
 class Subscription(Protocol):
     """One client's live channel."""
 
-    @property
-    def id(self) -> str:
-        """The id that a client puts in its requests to receive their updates here."""
-        ...
+    id: str
+    """The id that a client puts in its requests to receive their updates here."""
 
     async def next(self) -> str | bytes:
         """Return the next update of any request of this subscription, in order, as its client reads it."""
-        ...
 
     async def close(self) -> None:
         """End the subscription, because its client has disconnected."""
-        ...
 
 
 class Broker(Protocol):
@@ -51,89 +45,53 @@ class Broker(Protocol):
 
     A submitted request stays stored until it is released or has its terminal response. The gateway submits
     and subscribes; the queue claims; whoever runs a request publishes. The broker never reads a payload.
+    `start`, `submit`, `payload`, `subscribe`, `publish` and `has_ended` raise `BrokerError` if they fail.
     """
 
     outlives: bool
     """True if requests outlive this process and can be claimed by the next."""
 
     async def start(self) -> None:
-        """Prepare for the methods below.
-
-        Raises:
-            BrokerError: if the server behind the broker cannot be used.
-        """
-        ...
+        """Prepare for the methods below."""
 
     async def stop(self) -> None:
         """Release everything that belongs to this process alone."""
-        ...
 
     async def submit(self, request: Request) -> None:
-        """Store a request for the queue.
-
-        Raises:
-            BrokerError: if the request is not stored.
-        """
-        ...
+        """Store a request for the queue."""
 
     async def claim(self) -> Request:
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
-        ...
 
     async def payload(self, request: Request) -> bytes | bytearray:
-        """Return the payload of a request that has not been released.
-
-        Raises:
-            BrokerError: if the payload cannot be read.
-        """
-        ...
+        """Return the payload of a request that has not been released."""
 
     async def release(self, request: Request) -> None:
         """Delete a claimed request that gets no further response."""
-        ...
 
     async def subscribe(self, subscription_id: str | None = None) -> Subscription:
-        """Open a subscription, under a new id unless one is given.
-
-        Raises:
-            BrokerError: if no update would arrive.
-        """
-        ...
+        """Open a subscription, under a new id unless one is given."""
 
     async def publish(self, request: Request, response: Response) -> bool:
         """Send an update to the subscription of `request`, and return True if its client receives it.
 
         A terminal response also concludes a claimed request, in the same step.
-
-        Raises:
-            BrokerError: if the update cannot be sent.
         """
-        ...
 
     async def conclude(self, request: Request, response: Response) -> None:
         """Delete a claimed request whose terminal `response` is stored, so that it does not run again."""
-        ...
 
     async def has_ended(self, request: Request) -> bool:
-        """Return True if a request that this process claimed has had its terminal response.
-
-        Raises:
-            BrokerError: if the broker cannot be asked.
-        """
-        ...
+        """Return True if a request that this process claimed has had its terminal response."""
 
     async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
         """Return those of the subscriptions that no client holds open."""
-        ...
 
     async def departed(self, subscription_id: str) -> None:
         """Return once no client holds the subscription open."""
-        ...
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
         """Hand a hybrid job an upload of its own client; drop one from any other subscription."""
-        ...
 
     async def uploaded(self, request: Request) -> bytes:
         """Return the next upload of the client of `request`."""
-        ...

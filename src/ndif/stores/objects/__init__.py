@@ -5,24 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from ndif.config.settings import Settings
-from ndif.stores.objects.files import FileStore
-from ndif.stores.objects.port import ObjectStore, ObjectStoreError, Upload
+from ndif.stores.objects.files import FileStore as FileStore
+from ndif.stores.objects.port import ObjectStore as ObjectStore
+from ndif.stores.objects.port import ObjectStoreError as ObjectStoreError
+from ndif.stores.objects.port import Upload as Upload
 
 
 def open_store(settings: Settings, folder: Path, secret: str | None = None) -> ObjectStore:
     """Return a store on S3 if `NDIF_OBJECT_STORE_URL` names a server, else one of files below `folder`.
 
     Processes that share the folder sign its URLs with the same `secret`.
-
-    Raises:
-        ObjectStoreError: if the settings of the server are invalid, or obstore is not installed.
     """
     if not settings.object_store_url:
         return FileStore(folder, settings.result_ttl_s, secret)
     try:
         # One machine needs no obstore.
-        from ndif.stores.objects.s3 import S3Store
-        from ndif.stores.objects.s3_address import S3Address
+        from ndif.stores.objects.s3 import S3Address, S3Store
     except ImportError as error:
         raise ObjectStoreError(
             f"results on S3 need obstore ({error}): pip install 'ndif[server]' on Python 3.11 or later"
@@ -39,6 +37,3 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
         ),
         settings.result_ttl_s,
     )
-
-
-__all__ = ["FileStore", "ObjectStore", "ObjectStoreError", "Upload", "open_store"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from ndif.stores.objects.port import SWEPT, check, is_key, is_ours, lifetime_s
+from ndif.tasks import end
 
 _SWEEPS_PER_LIFETIME = 10
 _PART = ".ndif-part-"
@@ -69,9 +70,7 @@ class FileStore:
     async def stop(self) -> None:
         """See `ObjectStore.stop`."""
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+            await end([self._sweeper])
 
     def create(self) -> FileUpload:
         """See `ObjectStore.create`."""
@@ -100,11 +99,7 @@ class FileStore:
             self.path(key).unlink()
 
     def path(self, key: str) -> Path:
-        """Return the path of the object `key`.
-
-        Raises:
-            FileNotFoundError: if `key` is invalid, or leads outside the store.
-        """
+        """Return the path of an object; a key that leads outside the store is a `FileNotFoundError`."""
         path = self.root / key
         if not is_key(key) or not path.resolve().is_relative_to(self.root):
             raise FileNotFoundError(key[:100])

@@ -15,26 +15,20 @@ class Upload(Protocol):
 
     def fileno(self) -> int:
         """Return a descriptor, open for writing, that may be handed to another process."""
-        ...
 
     async def commit(self, key: str) -> int:
-        """Store the written bytes as the object `key`, and return their number.
-
-        Raises:
-            ObjectStoreError: if the store stays unreachable.
-        """
-        ...
+        """Store the written bytes as the object `key`, and return their number."""
 
     def discard(self) -> None:
         """Drop the written bytes. Does nothing after a commit."""
-        ...
 
 
 class ObjectStore(Protocol):
     """Objects by key, each of which expires.
 
     Keys are `results/{id}.pt`, `responses/{id}.json`, and `requests/{id}` for a payload that is too large
-    for the queue. Models from `hub/` never expire.
+    for the queue. Models from `hub/` never expire. `put`, `get`, `delete` and `Upload.commit` raise
+    `ObjectStoreError` if the store stays unreachable.
     """
 
     ttl_s: float
@@ -42,51 +36,30 @@ class ObjectStore(Protocol):
 
     async def start(self) -> None:
         """Start to delete expired objects."""
-        ...
 
     async def stop(self) -> None:
         """Stop deleting expired objects."""
-        ...
 
     def create(self) -> Upload:
         """Return a new object without a key."""
-        ...
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """Store `content` as `key` in one atomic step.
 
-        Args:
-            key: The object's key.
-            content: The object's bytes.
-            soon: Give up early on a store that is unreachable, because a late write is worth nothing.
-
-        Raises:
-            ObjectStoreError: if the store stays unreachable.
+        With `soon`, give up early on a store that is unreachable, because a late write is worth nothing.
         """
-        ...
 
     async def get(self, key: str) -> bytes | None:
-        """Return the content of `key`, or None if there is no such object.
-
-        Raises:
-            ObjectStoreError: if the store is unreachable.
-        """
-        ...
+        """Return the content of `key`, or None if there is no such object."""
 
     async def delete(self, key: str) -> None:
-        """Delete the object `key`, if there is one.
-
-        Raises:
-            ObjectStoreError: if the store is unreachable.
-        """
-        ...
+        """Delete the object `key`, if there is one."""
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """Return a signed URL of `key` that expires with it.
 
         With `once`, the client fetches the URL one time, and the store may delete the object soon after.
         """
-        ...
 
 
 SWEPT = ("results", "responses", "requests")
@@ -114,10 +87,6 @@ def lifetime_s(folder: str, ttl_s: float) -> float:
 
 
 def check(key: str) -> None:
-    """Check that `key` is a valid key.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Raise a `ValueError` unless `key` is a valid key."""
     if not is_key(key):
         raise ValueError(f"{key[:100]!r} is not the key of an object")

@@ -10,8 +10,13 @@ import math
 import mmap
 import os
 import re
+import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # obstore, in Rust: uploads memory in parts without a copy, retries each, and signs for any host.
 import obstore
@@ -19,7 +24,33 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
 from ndif.stores.objects.port import SWEPT, ObjectStoreError, check, is_key, is_ours, lifetime_s
-from ndif.stores.objects.s3_address import S3Address
+from ndif.tasks import end
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Credential
+
+logger = logging.getLogger(__name__)
+
+_SECOND = timedelta(seconds=1)
+_REQUEST = 30 * _SECOND
+"""Time after which a part that was not accepted is sent again."""
+_LARGE_ANSWER = 600 * _SECOND
+_ALWAYS = 1000
+"""Number of retries that time always ends first."""
+_HOME_REGION = "us-east-1"
+"""The only region that a request for a new bucket must not name."""
+_PART = 16 << 20
+_PARTS_AT_ONCE = 4
+_PATIENCE_S, _HURRIED_S = 60.0, 5.0
+_BUCKET_S = 30.0
+_LONGEST_SIGNATURE_S = 7 * 86_400
+_SWEEPS_PER_LIFETIME = 10
+_SWEEP_AT_LEAST_EVERY_S = 600.0
+_REPLACING_S = 0.1
+"""Seconds before a missing object is read again: while Swift replaces one, it has neither for a moment."""
+_CLOCK_S = 1.0
+"""Resolution of the times that S3 reports."""
+_CREATED, _EXISTS = 200, 409
 
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
@@ -67,20 +98,65 @@ def sentence(url: str, error: Exception) -> str:
     return f"the object store at {url} cannot be reached: {cause}"
 
 
-logger = logging.getLogger(__name__)
+@dataclass(frozen=True, slots=True)
+class S3Address:
+    """A bucket, and this server's credentials for it."""
 
-_PART = 16 << 20
-_PARTS_AT_ONCE = 4
-_PATIENCE_S, _HURRIED_S = 60.0, 5.0
-_BUCKET_S = 30.0
-_LONGEST_SIGNATURE_S = 7 * 86_400
-_SWEEPS_PER_LIFETIME = 10
-_SWEEP_AT_LEAST_EVERY_S = 600.0
-_REPLACING_S = 0.1
-"""Seconds before a missing object is read again: while Swift replaces one, it has neither for a moment."""
-_CLOCK_S = 1.0
-"""Resolution of the times that S3 reports."""
-_CREATED, _EXISTS = 200, 409
+    url: str
+    public_url: str
+    """URL of the same server, as clients reach it."""
+    access_key: str
+    secret_key: str = field(repr=False)
+    bucket: str = "ndif"
+    region: str = _HOME_REGION
+    verify: bool | Path = True
+    """Verify the server's certificate by the system's authorities, by those of a file, or not at all."""
+
+    def bucket_at(self, url: str, patience_s: float, *, large_answers: bool = False) -> Bucket:
+        """Return a client of the bucket at `url`, which retries an unreachable server for `patience_s`.
+
+        An answer that is large may be of any length if it never stops for so long.
+        """
+        credential: S3Credential = {
+            "access_key_id": self.access_key,
+            "secret_access_key": self.secret_key,
+            "token": None,
+            "expires_at": None,
+        }
+        client: ClientConfig = {
+            "allow_http": True,
+            "connect_timeout": 5 * _SECOND,
+            "timeout": _REQUEST,
+        }
+        if large_answers:
+            client |= {"timeout": _LARGE_ANSWER, "read_timeout": patience_s * _SECOND}
+        if self.verify is False:
+            client["allow_invalid_certificates"] = True
+        elif isinstance(self.verify, Path):
+            client["root_certificate"] = self.verify.read_bytes()
+        return Bucket(
+            self.bucket,
+            config={
+                "endpoint": url,
+                # Amazon's variables in the environment would override `endpoint`.
+                "aws_endpoint_url_s3": url,
+                "region": self.region,
+                "skip_signature": False,
+                "virtual_hosted_style_request": False,
+                # TLS protects the content in transit; without TLS a signature over the content does.
+                "unsigned_payload": url.startswith("https:"),
+                # Some S3 servers cannot delete many objects at once.
+                "disable_bulk_delete": True,
+            },
+            client_options=client,
+            # Credentials by name would be mixed with Amazon's variables in the environment.
+            credential_provider=lambda: credential,
+            retry_config={
+                "max_retries": _ALWAYS,
+                "retry_timeout": patience_s * _SECOND,
+                "backoff": {"init_backoff": _SECOND / 10, "max_backoff": 2 * _SECOND, "base": 2},
+            },
+        )
 
 
 class S3Upload:
@@ -100,7 +176,7 @@ class S3Upload:
         """See `Upload.commit`."""
         size = os.fstat(self._fd).st_size
         content = mmap.mmap(self._fd, size, prot=mmap.PROT_READ) if size else b""
-        await self._store.write(key, content)
+        await self._store.put(key, content)
         self.discard()
         return size
 
@@ -124,14 +200,7 @@ class S3Store:
     ) -> None:
         """Create a store whose bucket is created with the first object.
 
-        Args:
-            address: The bucket.
-            ttl_s: Seconds after which results and responses expire.
-            patience_s: Seconds for which a write that must not be lost is retried.
-            hurried_s: Seconds for which everything else is retried.
-
-        Raises:
-            ObjectStoreError: if the file of authorities cannot be read, or holds none.
+        A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`.
         """
         self.ttl_s = ttl_s
         self._address = address
@@ -152,17 +221,30 @@ class S3Store:
     async def stop(self) -> None:
         """See `ObjectStore.stop`."""
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+            await end([self._sweeper])
 
     def create(self) -> S3Upload:
         """See `ObjectStore.create`."""
         return S3Upload(self)
 
-    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
-        """See `ObjectStore.put`."""
-        await self.write(key, content, soon=soon)
+    async def put(self, key: str, content: bytes | mmap.mmap, *, soon: bool = False) -> None:
+        """See `ObjectStore.put`. Memory is sent without a copy, in parts if it is large."""
+        check(key)
+        bucket = self._hurried if soon else self._patient
+        write = partial(
+            obstore.put_async,
+            bucket,
+            key,
+            content,
+            chunk_size=_PART,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
+        with self._errors():
+            try:
+                await write()
+            except FileNotFoundError:
+                await self._create_bucket()
+                await write()
 
     async def get(self, key: str) -> bytes | None:
         """See `ObjectStore.get`."""
@@ -188,47 +270,53 @@ class S3Store:
         valid = min(math.ceil(self.ttl_s), _LONGEST_SIGNATURE_S)
         return obstore.sign(self._public, "GET", key, timedelta(seconds=valid))
 
-    async def write(self, key: str, content: bytes | mmap.mmap, *, soon: bool = False) -> None:
-        """Store memory without a copy, in parts if it is large. See `ObjectStore.put` for `soon`.
-
-        Raises:
-            ObjectStoreError: if the store stays unreachable.
-        """
-        check(key)
-        bucket = self._hurried if soon else self._patient
+    async def sweep(self) -> None:
+        """Delete expired objects. Other servers may do the same meanwhile."""
         with self._errors():
             try:
-                await _write(bucket, key, content)
-            except FileNotFoundError:
-                await self._create_bucket()
-                await _write(bucket, key, content)
+                for folder in SWEPT:
+                    await self._sweep(folder)
+            except BaseError as error:
+                if not no_bucket(error):
+                    raise
 
-    async def sweep(self) -> None:
-        """Delete expired objects. Other servers may do the same meanwhile.
-
-        Raises:
-            ObjectStoreError: if the store is unreachable.
-        """
-        with self._errors():
-            for folder in SWEPT:
-                await self._sweep(folder)
+    async def _sweep(self, folder: str) -> None:
+        age = timedelta(seconds=lifetime_s(folder, self.ttl_s) + _CLOCK_S)
+        async for found in obstore.list(self._hurried, folder, chunk_size=1000):
+            oldest = datetime.now(timezone.utc) - age
+            past = [
+                each["path"]
+                for each in found
+                if is_ours(each["path"]) and each["last_modified"] < oldest
+            ]
+            with contextlib.suppress(FileNotFoundError):
+                await obstore.delete_async(self._hurried, past)
 
     async def _create_bucket(self) -> None:
         """Create the bucket by a signed request, because obstore has no call for that."""
         import httpx
 
+        address = self._address
+        tls: ssl.SSLContext | bool | Path = address.verify
+        if isinstance(tls, Path):
+            tls = ssl.create_default_context(cafile=tls)
+        named = (
+            '<CreateBucketConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<LocationConstraint>{address.region}</LocationConstraint></CreateBucketConfiguration>"
+        )
+        content = "" if address.region == _HOME_REGION else named
         url = obstore.sign(self._patient, "PUT", "", timedelta(seconds=_BUCKET_S))
         try:
-            async with httpx.AsyncClient(verify=self._address.tls(), timeout=_BUCKET_S) as http:
-                answer = await http.put(url, content=self._address.location())
+            async with httpx.AsyncClient(verify=tls, timeout=_BUCKET_S) as http:
+                answer = await http.put(url, content=content)
         except httpx.HTTPError as error:
             raise ObjectStoreError(
-                f"the object store at {self._address.url} cannot be reached: {error}"
+                f"the object store at {address.url} cannot be reached: {error}"
             ) from error
         # Another server may have created the bucket meanwhile.
         if answer.status_code not in (_CREATED, _EXISTS):
             status = f"{answer.status_code} {answer.reason_phrase}"
-            raise ObjectStoreError(answered(self._address.url, status, answer.text))
+            raise ObjectStoreError(answered(address.url, status, answer.text))
 
     async def _sweep_forever(self) -> None:
         while True:
@@ -238,22 +326,6 @@ class S3Store:
                 logger.warning("expired objects are not deleted now: %s", error)
             await asyncio.sleep(min(_SWEEP_AT_LEAST_EVERY_S, self.ttl_s / _SWEEPS_PER_LIFETIME))
 
-    async def _sweep(self, folder: str) -> None:
-        age = timedelta(seconds=lifetime_s(folder, self.ttl_s) + _CLOCK_S)
-        try:
-            async for found in obstore.list(self._hurried, folder, chunk_size=1000):
-                oldest = datetime.now(timezone.utc) - age
-                past = [
-                    each["path"]
-                    for each in found
-                    if is_ours(each["path"]) and each["last_modified"] < oldest
-                ]
-                with contextlib.suppress(FileNotFoundError):
-                    await obstore.delete_async(self._hurried, past)
-        except BaseError as error:
-            if not no_bucket(error):
-                raise
-
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Turn the errors of obstore into `ObjectStoreError`."""
@@ -261,7 +333,3 @@ class S3Store:
             yield
         except (BaseError, FileNotFoundError) as error:
             raise ObjectStoreError(sentence(self._address.url, error)) from error
-
-
-async def _write(bucket: Bucket, key: str, content: bytes | mmap.mmap) -> None:
-    await obstore.put_async(bucket, key, content, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)

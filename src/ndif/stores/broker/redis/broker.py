@@ -2,7 +2,7 @@
 
 The stream `queue` has one consumer group. Only the leader claims: a request that it claimed and did not
 release is pending in the stream, and the next leader takes it over. The leader's lock is the lease of all
-claims at once (see `ndif.stores.leader.lock`).
+claims at once (see `ndif.stores.leader`).
 """
 
 from __future__ import annotations
@@ -13,30 +13,28 @@ import logging
 import math
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
 
+from ndif.config.settings import OLDEST_REDIS
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.encoding import (
-    decode_request,
-    encode_end,
-    encode_request,
-    encode_update,
-)
-from ndif.stores.broker.port import BrokerError, QueueFullError, full
+from ndif.stores.broker.encoding import decode_request, encode_request, encode_update
+from ndif.stores.broker.port import BrokerError, QueueFullError
+from ndif.stores.broker.redis import scripts
 from ndif.stores.broker.redis.channels import (
     Channels,
     RedisSubscription,
     channel_of,
     unconfirmed_of,
 )
-from ndif.stores.broker.redis.scripts import GROUP, QUEUE, Scripts, record_of, uploads_of
+from ndif.stores.broker.redis.scripts import GROUP, HELD, QUEUE, end_arguments, keys_of, record_of
 from ndif.stores.objects import ObjectStore, ObjectStoreError
-from ndif.stores.redis.client import broker_errors, check, connect, connect_for_pubsub, retry
-from ndif.tasks import end
+from ndif.stores.redis import connect, connect_for_pubsub, is_too_old, retry
+from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +48,6 @@ _GATHER_S = 0.005
 """Seconds between two reads of the stream, so that under load each read returns several requests."""
 _LOOK_S = 1.0
 """Seconds between two checks that the clients of running jobs are present."""
-_ABSENT_AT_ONCE = 1000
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
 _TERMINAL_S = 600.0
@@ -68,20 +65,23 @@ class RedisBroker:
     def __init__(
         self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
     ) -> None:
-        """Create a broker that connects when it is first used.
+        """Create a broker that connects to `url` when it is first used.
 
-        Args:
-            url: The server, as redis://HOST:PORT/DB.
-            objects: The store of larger payloads.
-            inline_bytes: Size up to which Redis stores a payload.
-            max_bytes: Limit of the payloads of all unfinished requests. One alone may be larger.
+        The payloads of all unfinished requests have at most `max_bytes`; one alone may be larger.
         """
         self.client = connect(url)
         self._objects = objects
         self._inline_bytes = inline_bytes
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self.channels = Channels(connect_for_pubsub(url), self.client)
-        self.scripts = Scripts(self.client)
+        register = self.client.register_script
+        self._submit = register(scripts.SUBMIT)
+        self._release = register(f"{scripts.RELEASE} return elsewhere")
+        self._conclude = register(f"{scripts.CONCLUDE} return elsewhere")
+        self._publish_last = register(scripts.PUBLISH_LAST)
+        self._upload = register(scripts.UPLOAD)
+        self.hand_over = register(scripts.HAND_OVER)
+        """The script that sends a job to a replica."""
         self._consumer = uuid.uuid4().hex
         self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
         self._claiming: asyncio.Task[None] | None = None
@@ -91,9 +91,10 @@ class RedisBroker:
 
     async def start(self) -> None:
         """See `Broker.start`."""
-        await check(self.client)
-        async with broker_errors():
-            await self._have_group()
+        version = str((await self.client.info("server"))["redis_version"])
+        if is_too_old(version):
+            raise BrokerError(f"its broker is Redis {version}; {OLDEST_REDIS} or newer is needed")
+        await self._have_group()
 
     async def stop(self) -> None:
         """See `Broker.stop`."""
@@ -108,24 +109,27 @@ class RedisBroker:
 
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
-        size, payload = len(request.payload), None
-        if size > self._inline_bytes:
-            async with broker_errors():
-                held = await self.scripts.held()
+        size, payload = len(request.payload), bytes(request.payload)
+        is_inline = size <= self._inline_bytes
+        if not is_inline:
+            held = int(await self.client.get(HELD) or 0)
             if held and held + size > self._max_bytes:
-                raise QueueFullError(full(held, self._max_bytes))
-            await self._objects.put(_object_of(request.id), bytes(request.payload))
-        else:
-            payload = bytes(request.payload)
-        entry, subscription_id = encode_request(request), request.subscription_id or ""
-        async with broker_errors():
-            held_too_much = await self.scripts.submit(
-                request.id, entry, subscription_id, size, self._max_bytes, payload
-            )
+                raise QueueFullError(held, self._max_bytes)
+            await self._objects.put(_object_of(request.id), payload)
+        held_too_much = await self._submit(
+            [record_of(request.id), QUEUE, HELD],
+            [
+                encode_request(request),
+                request.subscription_id or "",
+                size,
+                self._max_bytes,
+                *([payload] if is_inline else []),
+            ],
+        )
         if held_too_much is not None:
-            if payload is None:
+            if not is_inline:
                 await self._objects.delete(_object_of(request.id))
-            raise QueueFullError(full(held_too_much, self._max_bytes))
+            raise QueueFullError(held_too_much, self._max_bytes)
 
     async def claim(self) -> Request:
         """See `Broker.claim`."""
@@ -151,27 +155,21 @@ class RedisBroker:
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`. Continues in the background while Redis is away."""
-        releasing = self._release(request, lambda: self.scripts.release(request))
-        await asyncio.wait([self._in_background(releasing)], timeout=_UPDATE_S)
+        await self._let_go(request, self._release, [GROUP, request.receipt])
 
     async def conclude(self, request: Request, response: Response) -> None:
         """See `Broker.conclude`. Continues in the background while Redis is away."""
-        end_ = encode_end(response)
-        concluding = self._release(request, lambda: self.scripts.conclude(request, end_))
-        await asyncio.wait([self._in_background(concluding)], timeout=_UPDATE_S)
+        await self._let_go(request, self._conclude, end_arguments(request, response))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name="release")
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-        return task
+    async def _let_go(self, request: Request, script: AsyncScript, arguments: list[Any]) -> None:
+        async def let_go() -> None:
+            try:
+                if await retry(lambda: script(keys_of(request), arguments), _TERMINAL_S):
+                    await self._delete_payload(request)
+            except BrokerError as error:
+                logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
 
-    async def _release(self, request: Request, release: Callable[[], Awaitable[bool]]) -> None:
-        try:
-            if await retry(release, _TERMINAL_S):
-                await self._delete_payload(request)
-        except BrokerError as error:
-            logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
+        await asyncio.wait([start(let_go(), self._releases, "release")], timeout=_UPDATE_S)
 
     async def _delete_payload(self, request: Request) -> None:
         try:
@@ -192,64 +190,48 @@ class RedisBroker:
                 for request in await self._arrivals():
                     await self._claimed.put(request)
                 await asyncio.sleep(_GATHER_S)
-            except BrokerError as error:
-                logger.warning("no requests can be claimed: %s", error)
-                await asyncio.sleep(_LOOK_S)
-            except Exception:
-                logger.exception("no requests can be claimed")
+            except Exception as error:
+                is_defect = not isinstance(error, BrokerError)
+                logger.warning("no requests can be claimed: %s", error, exc_info=is_defect)
                 await asyncio.sleep(_LOOK_S)
 
     async def _inherit(self) -> None:
         """Claim all requests that earlier leaders claimed and did not release."""
-        async with broker_errors():
-            await self._have_group()
+        await self._have_group()
         start: str | bytes = "0-0"
         while True:
-            async with broker_errors():
-                start, entries, *_ = await self.client.xautoclaim(
-                    QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
-                )
+            start, entries, *_ = await self.client.xautoclaim(
+                QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
+            )
             for request in self._read(entries):
                 await self._claimed.put(request)
             if start in ("0-0", b"0-0"):
                 break
-        async with broker_errors():
-            for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
-                # With a consumer go the claims that it has made since it was listed.
-                gone = consumer["idle"] > _GONE_MS and not consumer["pending"]
-                if gone and consumer["name"].decode() != self._consumer:
-                    await self.client.xgroup_delconsumer(QUEUE, GROUP, consumer["name"])
+        for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
+            # With a consumer go the claims that it has made since it was listed.
+            gone = consumer["idle"] > _GONE_MS and not consumer["pending"]
+            if gone and consumer["name"].decode() != self._consumer:
+                await self.client.xgroup_delconsumer(QUEUE, GROUP, consumer["name"])
 
     async def _others_hold_claims(self) -> bool:
         """Return True if a leader before this one has claimed requests since they were taken over.
 
         A leader that was halted claims what waits before it learns that another leads.
         """
-        async with broker_errors():
-            summary = await self.client.xpending(QUEUE, GROUP)
+        summary = await self.client.xpending(QUEUE, GROUP)
         names = [consumer["name"].decode() for consumer in summary["consumers"]]
         return any(name != self._consumer for name in names)
 
     async def _arrivals(self) -> list[Request]:
         """Claim and return new requests, as soon as there are any."""
-        async with broker_errors():
-            try:
-                streams = await self.client.xreadgroup(
-                    GROUP, self._consumer, {QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
-                )
-            except ResponseError as error:
-                if not str(error).startswith("NOGROUP"):
-                    raise
-                # Redis was restarted without its data.
-                await self._have_group()
-                return []
-        found = streams.items() if isinstance(streams, dict) else streams
-        requests: list[Request] = []
-        for _, batches in found:
-            # RESP3 nests once more than RESP2.
-            entries = batches[0] if batches and isinstance(batches[0], list) else batches
-            requests += self._read(entries)
-        return requests
+        try:
+            streams: Any = await self.client.xreadgroup(
+                GROUP, self._consumer, {QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
+            )
+        except ResponseError:  # NOGROUP: Redis was restarted without its data
+            await self._have_group()
+            return []
+        return [request for _, entries in streams for request in self._read(entries)]
 
     def _read(self, entries: Iterable[Any]) -> Iterable[Request]:
         for entry_id, fields in entries:
@@ -261,55 +243,49 @@ class RedisBroker:
                 logger.exception("entry %s of the queue is not a request", entry_id)
 
     async def _have_group(self) -> None:
-        try:
+        with contextlib.suppress(ResponseError):  # BUSYGROUP: it is there
             await self.client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
 
     # Subscriptions
 
     async def subscribe(self, subscription_id: str | None = None) -> RedisSubscription:
         """See `Broker.subscribe`."""
-        return await self.channels.subscribe(subscription_id)
+        return await self.channels.open(
+            RedisSubscription(self.channels, subscription_id or uuid.uuid4().hex)
+        )
 
     async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
         if request.subscription_id is None:
             return False
-        update, subscription_id = encode_update(request, response), request.subscription_id
+        subscription_id, update = request.subscription_id, encode_update(request, response)
+        channel = channel_of(subscription_id)
         if not response.status.terminal:
-            return bool(
-                await retry(
-                    lambda: self.client.publish(channel_of(subscription_id), update), _UPDATE_S
-                )
-            )
-        end_ = encode_end(response)
+            return bool(await retry(lambda: self.client.publish(channel, update), _UPDATE_S))
         received, elsewhere = await retry(
-            lambda: self.scripts.publish_last(
-                request, end_, channel_of(subscription_id), unconfirmed_of(subscription_id), update
+            lambda: self._publish_last(
+                [*keys_of(request), unconfirmed_of(subscription_id)],
+                [*end_arguments(request, response), channel, update, scripts.UNCONFIRMED_S],
             ),
             _TERMINAL_S,
         )
         if elsewhere:
-            self._in_background(self._delete_payload(request))
+            start(self._delete_payload(request), self._releases, "release")
         return bool(received)
 
     async def has_ended(self, request: Request) -> bool:
         """See `Broker.has_ended`."""
-        return await retry(lambda: self.scripts.has_ended(request.id), _UPDATE_S)
+        ended = scripts.ended_of(request.id)
+        return bool(await retry(lambda: self.client.exists(ended), _UPDATE_S))
 
     async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
         """See `Broker.absent`. While Redis is away, no subscription counts as absent."""
         elsewhere = [each for each in subscription_ids if not self.channels.is_open(each)]
-        absent: set[str] = set()
-        for start in range(0, len(elsewhere), _ABSENT_AT_ONCE):
-            part = elsewhere[start : start + _ABSENT_AT_ONCE]
+        counts: list[Any] = []
+        if elsewhere:
             with contextlib.suppress(BrokerError):
-                async with broker_errors():
-                    counts = await self.client.pubsub_numsub(*map(channel_of, part))
-                    absent |= {n for n, (_, count) in zip(part, counts, strict=True) if not count}
-        return absent
+                counts = await self.client.pubsub_numsub(*map(channel_of, elsewhere))
+        return {each for each, (_, count) in zip(elsewhere, counts, strict=False) if not count}
 
     async def departed(self, subscription_id: str) -> None:
         """See `Broker.departed`."""
@@ -337,17 +313,17 @@ class RedisBroker:
         if not subscription_id:
             return
         with contextlib.suppress(BrokerError):
-            async with broker_errors():
-                await self.scripts.upload(request_id, subscription_id, content)
+            keys = [record_of(request_id), scripts.uploads_of(request_id)]
+            await self._upload(keys, [subscription_id, content, scripts.UPLOAD_S])
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""
+        uploads = scripts.uploads_of(request.id)
         while True:
             with contextlib.suppress(BrokerError):
-                async with broker_errors():
-                    found = await self.client.blpop([uploads_of(request.id)], timeout=_LOOK_S)
-                    if found is not None:
-                        return bytes(found[1])  # type: ignore[arg-type]
+                found = await self.client.blpop([uploads], timeout=_LOOK_S)
+                if found is not None:
+                    return bytes(found[1])  # type: ignore[arg-type]
 
 
 def _object_of(request_id: str) -> str:

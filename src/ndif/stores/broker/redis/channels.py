@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio.client import PubSub
 
 from ndif.stores.broker.encoding import decode_update
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis.client import Redis, broker_errors, retry
-from ndif.stores.redis.pipelining import ANSWER_S
-from ndif.tasks import end, within
+from ndif.stores.redis import ANSWER_S, Redis, broker_errors, retry
+from ndif.tasks import end, timeout, within
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +27,9 @@ _PAUSE_S = 0.2
 _RECOVER_S = 60.0
 _PLACEHOLDER = "nobody"
 """A channel that is never published to: Redis has no messages for a connection without any channel."""
+
+
+ChannelT = TypeVar("ChannelT", bound="Channel")
 
 
 def channel_of(subscription_id: str) -> str:
@@ -49,16 +50,8 @@ class Channel:
 
     def __init__(self, channels: Channels, name: str) -> None:
         self.name = name
+        self.messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._channels = channels
-        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def put(self, message: bytes) -> None:
-        """Deliver one message."""
-        self._messages.put_nowait(message)
-
-    async def get(self) -> bytes:
-        """Return the next message."""
-        return await self._messages.get()
 
     async def close(self) -> None:
         """Stop listening."""
@@ -71,19 +64,14 @@ class RedisSubscription(Channel):
     def __init__(self, channels: Channels, subscription_id: str) -> None:
         super().__init__(channels, channel_of(subscription_id))
         self.unconfirmed = unconfirmed_of(subscription_id)
-        self._id = subscription_id
+        self.id = subscription_id
         self._terminal: set[int] = set()
         """Hashes of the terminal updates that were returned."""
-
-    @property
-    def id(self) -> str:
-        """See `Subscription.id`."""
-        return self._id
 
     async def next(self) -> str | bytes:
         """See `Subscription.next`."""
         while True:
-            update = await self.get()
+            update = await self.messages.get()
             if hash(update) in self._terminal:  # it was published, and read from the list as well
                 continue
             try:
@@ -122,20 +110,23 @@ class Channels:
         await end([*filter(None, (self._reading, self._recovering, self._confirming))])
         await self._client.aclose()
 
-    async def subscribe(self, subscription_id: str | None) -> RedisSubscription:
-        """See `Broker.subscribe`."""
-        subscription = RedisSubscription(self, subscription_id or uuid.uuid4().hex)
-        await self._listen(subscription)
-        return subscription
-
-    async def listen(self, name: str) -> Channel:
-        """Open the channel of that name.
-
-        Raises:
-            BrokerError: if the server does not confirm it.
-        """
-        channel = Channel(self, name)
-        await self._listen(channel)
+    async def open(self, channel: ChannelT) -> ChannelT:
+        """Start to listen, instead of any other channel of the same name."""
+        is_new = channel.name not in self._open
+        self._open[channel.name] = channel
+        if is_new:
+            subscribed = self._subscribing[channel.name] = _future()
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_forever(), name="live channels")
+            try:
+                await self._send(PubSub.subscribe, channel.name)
+                with broker_errors():
+                    await within(subscribed, ANSWER_S)
+            except BaseException:
+                if self._open.get(channel.name) is channel:
+                    del self._open[channel.name]
+                    await self._send(PubSub.unsubscribe, channel.name)
+                raise
         return channel
 
     def is_open(self, subscription_id: str) -> bool:
@@ -150,8 +141,8 @@ class Channels:
         unsubscribed = self._unsubscribing[channel.name] = _future()
         await self._send(PubSub.unsubscribe, channel.name)
         if self._pubsub is not None:  # else Redis has forgotten what this process listened to
-            with contextlib.suppress(BrokerError):
-                await _confirmation(unsubscribed)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(unsubscribed, ANSWER_S)
 
     def confirm(self, unconfirmed: str, update: bytes) -> None:
         """Remove an update from its list, together with others that come soon after it."""
@@ -159,54 +150,33 @@ class Channels:
         if self._confirming is None:
             self._confirming = asyncio.create_task(self._confirm_all(), name="confirmed updates")
 
-    async def _listen(self, channel: Channel) -> None:
-        is_new = channel.name not in self._open
-        self._open[channel.name] = channel
-        if not is_new:
-            return
-        subscribed = self._subscribing[channel.name] = _future()
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read_forever(), name="live channels")
-        try:
-            await self._send(PubSub.subscribe, channel.name)
-            await _confirmation(subscribed)
-        except BaseException:
-            if self._open.get(channel.name) is channel:
-                del self._open[channel.name]
-                await self._send(PubSub.unsubscribe, channel.name)
-            raise
-
     async def _send(self, command: Callable[[PubSub, str], Awaitable[Any]], name: str) -> None:
         """Send a command, if there is a connection; the next one subscribes to all open channels."""
         pubsub = self._pubsub
         if pubsub is None:
             return
         try:
-            async with broker_errors(ANSWER_S):
-                await command(pubsub, name)
+            with broker_errors():
+                await within(command(pubsub, name), ANSWER_S)
         except BrokerError:
             self._lose(pubsub)
 
-    # The connection
-
     async def _read_forever(self) -> None:
-        connections = 0
         while True:
             pubsub = self._client.pubsub()
             try:
                 await self._connect(pubsub)
-                connections += 1
-                if connections > 1:
-                    await self._recover()
+                # Terminal updates may have been published while there was no connection.
+                await end([*filter(None, [self._recovering])])
+                self._recovering = asyncio.create_task(self._read_unconfirmed(), name="recovery")
                 while self._pubsub is pubsub:
-                    async with broker_errors():
+                    with broker_errors():
                         message = await pubsub.get_message(timeout=None)
                     if message is not None:
                         self._receive(message)
-            except BrokerError as error:
-                logger.warning("live channels are interrupted: %s", error)
-            except Exception:
-                logger.exception("live channels are interrupted")
+            except Exception as error:
+                is_defect = not isinstance(error, BrokerError)
+                logger.warning("live channels are interrupted: %s", error, exc_info=is_defect)
             finally:
                 self._lose(pubsub)
                 with contextlib.suppress(Exception):
@@ -215,11 +185,12 @@ class Channels:
 
     async def _connect(self, pubsub: PubSub) -> None:
         try:
-            async with broker_errors(ANSWER_S):
-                await pubsub.connect()  # type: ignore[no-untyped-call]
-                # From here on, whoever opens or closes a channel sends that by itself.
-                self._pubsub = pubsub
-                await pubsub.subscribe(_PLACEHOLDER, *self._open)
+            with broker_errors():
+                async with timeout(ANSWER_S):
+                    await pubsub.connect()  # type: ignore[no-untyped-call]
+                    # From here on, whoever opens or closes a channel sends that by itself.
+                    self._pubsub = pubsub
+                    await pubsub.subscribe(_PLACEHOLDER, *self._open)
         except BrokerError as error:
             _resolve(self._subscribing, error)
             raise
@@ -233,69 +204,46 @@ class Channels:
         name = message["channel"].decode()
         if message["type"] == "message":
             if (channel := self._open.get(name)) is not None:
-                channel.put(message["data"])
+                channel.messages.put_nowait(message["data"])
             return
         pending = self._subscribing if message["type"] == "subscribe" else self._unsubscribing
         if (confirmation := pending.pop(name, None)) is not None and not confirmation.done():
             confirmation.set_result(None)
 
-    # Terminal updates
-
-    async def _recover(self) -> None:
-        """Start to deliver the terminal updates that were published while there was no connection."""
-        if self._recovering is not None:
-            await end([self._recovering])
-        self._recovering = asyncio.create_task(self._read_unconfirmed(), name="missed updates")
-
     async def _read_unconfirmed(self) -> None:
         for channel in list(self._open.values()):
             if not channel.unconfirmed:
                 continue
+            read = partial(self._commands.lrange, channel.unconfirmed, 0, -1)
             try:
-                updates = await retry(
-                    partial(self._commands.lrange, channel.unconfirmed, 0, -1), _RECOVER_S
-                )
+                updates = await retry(read, _RECOVER_S)
             except BrokerError as error:
                 logger.warning("missed updates cannot be read: %s", error)
                 return
             for update in updates:
-                channel.put(bytes(update))  # type: ignore[arg-type]
+                channel.messages.put_nowait(bytes(update))  # type: ignore[arg-type]
 
     async def _confirm_all(self) -> None:
-        while True:
+        while self._confirmed:
             await asyncio.sleep(_PAUSE_S)
-            confirmed, self._confirmed = self._confirmed, []
+            pipeline = self._commands.pipeline(transaction=False)
+            for unconfirmed, update in self._confirmed:
+                pipeline.lrem(unconfirmed, 1, update)  # type: ignore[arg-type]
+            self._confirmed = []
             try:
-                async with broker_errors():
-                    await asyncio.gather(
-                        *(self._commands.lrem(key, 1, update) for key, update in confirmed)  # type: ignore[arg-type]
-                    )
+                with broker_errors():
+                    await within(pipeline.execute(), ANSWER_S)
             except BrokerError as error:
                 logger.warning("confirmed updates expire instead: %s", error)
-            except Exception:
-                logger.exception("confirmed updates expire instead")
-            if not self._confirmed:
-                self._confirming = None
-                break
+        self._confirming = None
 
 
 def _future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
-async def _confirmation(future: asyncio.Future[None]) -> None:
-    try:
-        await within(future, ANSWER_S)
-    except asyncio.TimeoutError as error:
-        raise BrokerError("the broker does not answer") from error
-
-
 def _resolve(pending: dict[str, asyncio.Future[None]], error: Exception | None = None) -> None:
-    while pending:
-        _, future = pending.popitem()
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
+    for future in pending.values():
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(None)
+    pending.clear()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from dataclasses import dataclass
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -23,39 +25,33 @@ from ndif.stores.broker.encoding import (
 from ndif.stores.broker.port import BrokerError, ClientLeftError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.channels import Channel, channel_of
-from ndif.stores.broker.redis.scripts import ENDS
-from ndif.stores.redis.client import broker_errors
+from ndif.stores.broker.redis.scripts import ENDS, record_of
+from ndif.stores.redis import retry
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
-
-_RETRY_S = 1.0
 
 
 def _jobs_of(replica: str) -> str:
     return f"jobs:{replica}"
 
 
+@dataclass(frozen=True, slots=True)
 class JobReceiver:
     """The replica's end: receives its jobs."""
 
-    def __init__(self, broker: RedisBroker, channel: Channel) -> None:
-        self._broker = broker
-        self._channel = channel
+    _broker: RedisBroker
+    _channel: Channel
 
     @classmethod
     async def open(cls, broker: RedisBroker, replica: str) -> JobReceiver:
-        """Listen for the jobs of the replica of that name.
-
-        Raises:
-            BrokerError: if no job would arrive.
-        """
-        return cls(broker, await broker.channels.listen(_jobs_of(replica)))
+        """Listen for the jobs of the replica of that name."""
+        return cls(broker, await broker.channels.open(Channel(broker.channels, _jobs_of(replica))))
 
     async def next(self) -> Request:
         """Return the next job, with its payload if Redis stores that."""
         while True:
-            content = await self._channel.get()
+            content = await self._channel.messages.get()
             try:
                 return decode_job(content)
             except Exception:
@@ -64,8 +60,7 @@ class JobReceiver:
     async def give_back(self, request: Request) -> None:
         """Tell the leader that a job came here and did not end."""
         with contextlib.suppress(BrokerError):  # the leader asks soon anyway
-            async with broker_errors():
-                await self._broker.client.publish(ENDS, encode_return(request.id))
+            await self._broker.client.publish(ENDS, encode_return(request.id))
 
 
 class JobSender:
@@ -94,24 +89,18 @@ class JobSender:
     ) -> Response | None:
         """Publish `announced` to the request's client, send the request to `replica`, and await its end.
 
-        Returns:
-            The terminal response, or whatever `news` is given meanwhile. None if the request was not sent.
-
-        Raises:
-            ClientLeftError: if the client did not receive `announced`; then the request was not sent.
+        Return the terminal response, or whatever `news` is given meanwhile; None if it is not sent.
+        If the client did not receive `announced`, the request is not sent, for a `ClientLeftError`.
         """
         channel, update = "", b""
         if request.subscription_id is not None:
-            channel, update = (
-                channel_of(request.subscription_id),
-                encode_update(request, announced),
-            )
+            channel = channel_of(request.subscription_id)
+            update = encode_update(request, announced)
         self._running[request.id] = news
         try:
-            async with broker_errors():
-                receivers = await self._broker.scripts.hand_over(
-                    request.id, _jobs_of(replica), encode_job(request), channel, update
-                )
+            receivers = await self._broker.hand_over(
+                [record_of(request.id)], [_jobs_of(replica), encode_job(request), channel, update]
+            )
             if receivers is None:
                 raise ClientLeftError
             return await news if receivers else None
@@ -127,14 +116,10 @@ class JobSender:
         return False
 
     async def _receive_forever(self) -> None:
-        channel = None
-        while channel is None:
-            with contextlib.suppress(BrokerError):
-                channel = await self._broker.channels.listen(ENDS)
-            if channel is None:
-                await asyncio.sleep(_RETRY_S)
+        channels = self._broker.channels
+        channel = await retry(lambda: channels.open(Channel(channels, ENDS)), math.inf)
         while True:
-            request_id, response = decode_end(await channel.get())
+            request_id, response = decode_end(await channel.messages.get())
             news = self._running.get(request_id)
             if news is not None and not news.done():
                 news.set_result(response)

@@ -1,0 +1,223 @@
+"""The leader of a server's processes: its lock, calls to it, and values that it shares with gateways.
+
+The lock is one key in Redis with a time to live, renewed by a heartbeat. The process that holds it claims
+requests and decides placements. `/connected` reports the same key, which expires if its holder dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from ndif.schema.deployment import OperationError
+from ndif.stores.broker.port import BrokerError
+from ndif.stores.redis import Redis
+from ndif.tasks import end, start
+
+logger = logging.getLogger(__name__)
+
+_KEY = "dispatcher:leader"
+_LIFE_S = 5.0
+"""Seconds after its last heartbeat for which a process still leads."""
+_BEAT_S = 1.0
+
+_STREAM = "dispatcher:events"
+_MAX_EVENTS = 1000
+_BLOCK_S = 2
+_RETRY_S = 2.0
+_ANSWER_TTL_S = 60
+_STALE_S = 10.0
+"""Seconds without a leader after which a call fails; the leader skips older events."""
+
+_FRESH_S = 0.5
+"""Seconds for which a shared value is not read again, so that a burst of requests reads it once."""
+
+# A leader whose lock was lost with Redis' data takes it again: no other process leads.
+_BEAT = """
+local holder = redis.call('GET', KEYS[1])
+if holder == ARGV[1] or not holder then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  return 1
+end
+return 0
+"""
+_LEAVE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+  return redis.call('DEL', KEYS[1])
+end
+return 0
+"""
+_NOBODY_LEADS = (
+    "No process of this server leads now; another takes over within seconds. Try again then."
+)
+
+Handler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""Carries out an event, given its name and arguments; raises `OperationError`."""
+
+
+class LeaderLock:
+    """One process's candidacy for the leader's lock.
+
+    Owns the heartbeat once it holds the lock. It claims nothing and places nothing.
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self.lost = asyncio.Event()
+        """Set when another process took the lock from this one."""
+        self._name = uuid.uuid4().hex
+        self._beat = client.register_script(_BEAT)
+        self._leave = client.register_script(_LEAVE)
+        self._beating: asyncio.Task[None] | None = None
+
+    async def taken(self) -> None:
+        """Wait until this process holds the lock."""
+        while not await self._holds():  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(_BEAT_S)
+        self._beating = asyncio.create_task(self._beat_forever(), name="heartbeat")
+
+    async def leave(self) -> None:
+        """Release the lock, so that another process leads at once."""
+        if self._beating is not None:
+            await end([self._beating])
+        try:
+            await self._leave([_KEY], [self._name])
+        except BrokerError as error:
+            logger.warning("the leader's lock is not released and expires: %s", error)
+
+    async def _beat_forever(self) -> None:
+        while await self._holds() is not False:  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(_BEAT_S)
+        logger.error("another process leads")
+        self.lost.set()
+
+    async def _holds(self) -> bool | None:
+        """Take or renew the lock, and return True if that succeeds; None if Redis does not answer."""
+        try:
+            return bool(await self._beat([_KEY], [self._name, int(_LIFE_S * 1000)]))
+        except BrokerError as error:
+            logger.warning("no heartbeat: %s", error)
+            return None
+
+
+async def somebody_leads(client: Redis) -> bool:
+    """Return True if some process leads."""
+    return bool(await client.exists(_KEY))
+
+
+class SharedCache:
+    """Small JSON values by name, such as `status`; they expire when the leader, who writes them, dies."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._read: dict[str, tuple[float, Any]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def write(self, name: str, value: Any, life_s: float) -> None:
+        """Store `value` under `name` for `life_s` seconds."""
+        content = json.dumps(value, separators=(",", ":"))
+        await self._client.set(name, content, px=int(life_s * 1000))
+
+    async def read(self, name: str) -> Any:
+        """Return the value of `name`, at most half a second old; None if there is none."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            now = asyncio.get_running_loop().time()
+            read_at, value = self._read.get(name, (-_FRESH_S, None))
+            if now - read_at < _FRESH_S:
+                return value
+            content = await self._client.get(name)
+            value = None if content is None else json.loads(content)
+            self._read[name] = now, value
+            return value
+
+
+def _answer_to(event_id: str) -> str:
+    return f"answer:{event_id}"
+
+
+class LeaderRpc:
+    """Calls from gateways to the leader: events on a stream, each with its answer in a list of its own.
+
+    Gateways `ask`, and the leader's `serve` answers. Names and arguments of events belong to its callers
+    (`ndif.control.rpc`).
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._answering: set[asyncio.Task[Any]] = set()
+
+    async def ask(self, event: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the leader's answer, however long that takes while a process leads.
+
+        Its refusal is an `OperationError`, as is one with 503 if no process leads.
+        """
+        event_id = uuid.uuid4().hex
+        entry = {
+            "event": event,
+            "id": event_id,
+            "at": time.time(),
+            "arguments": json.dumps(dict(arguments)),
+        }
+        try:
+            await self._client.xadd(_STREAM, entry, maxlen=_MAX_EVENTS)  # type: ignore[arg-type]
+            answer = await self._answer(event_id)
+        except BrokerError as error:
+            raise OperationError(503, f"The server cannot be asked: {error}.") from error
+        if "refused" in answer:
+            raise OperationError(answer["status"], answer["refused"])
+        return answer["value"]
+
+    async def _answer(self, event_id: str) -> Any:
+        looks_without_leader = 0
+        while looks_without_leader * _BLOCK_S < _STALE_S:
+            found = await self._client.blpop([_answer_to(event_id)], timeout=_BLOCK_S)
+            if found is not None:
+                return json.loads(found[1])
+            leads = await somebody_leads(self._client)
+            looks_without_leader = 0 if leads else looks_without_leader + 1
+        raise OperationError(503, _NOBODY_LEADS)
+
+    async def serve(self, handler: Handler) -> None:
+        """Answer events concurrently until cancelled. Only the leader calls this."""
+        last: str | bytes = f"{int((time.time() - _STALE_S) * 1000)}-0"
+        try:
+            while True:
+                try:
+                    found: Any = await self._client.xread(
+                        {_STREAM: last}, count=64, block=_BLOCK_S * 1000
+                    )
+                except BrokerError as error:
+                    logger.warning("events cannot be read: %s", error)
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                for entry_id, entry in (each for _, entries in found for each in entries):
+                    last = entry_id
+                    start(self._carry_out(entry, handler), self._answering, "event")
+        finally:
+            await end(list(self._answering))
+
+    async def _carry_out(self, entry: Mapping[bytes, bytes], handler: Handler) -> None:
+        try:
+            event_id, event = entry[b"id"].decode(), entry[b"event"].decode()
+            arguments = json.loads(entry[b"arguments"])
+            if time.time() - float(entry[b"at"]) > _STALE_S:
+                return
+        except (KeyError, ValueError):
+            logger.exception("an entry of %s is not an event", _STREAM)
+            return
+        try:
+            content: dict[str, Any] = {"value": await handler(event, arguments)}
+        except OperationError as error:
+            content = {"refused": str(error), "status": error.status}
+        except Exception:
+            logger.exception("the event %s could not be carried out", event)
+            content = {"refused": "The server failed; its log says why.", "status": 500}
+        try:
+            await self._client.rpush(_answer_to(event_id), json.dumps(content))
+            await self._client.expire(_answer_to(event_id), _ANSWER_TTL_S)
+        except BrokerError as error:
+            logger.warning("the answer to %s is lost: %s", event, error)
