@@ -69,7 +69,7 @@ from ndif.stores.broker.redis import broker as redis_broker
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver, JobSender
 from ndif.stores.objects import FileStore
-from ndif.stores.responder import Responder
+from ndif.stores.responder import Responder, last_response
 from ndif.tasks import end, within
 from tests import frames
 from tests.services.redis import RedisServer
@@ -231,7 +231,7 @@ class Client:
 
     async def has_end(self) -> bool:
         if self.request.subscription_id is None:
-            kept = await self.lives.objects.get(f"responses/{self.request.id}.json")
+            kept = await last_response(self.lives.objects, self.request.id)
             return kept is not None and Status(json.loads(kept)["status"]).terminal
         if self.listening is not None and self.listening.done() and self.subscription:
             self.listening.result()

@@ -32,7 +32,7 @@ from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.objects import FileStore
-from ndif.stores.responder import Responder
+from ndif.stores.responder import Responder, last_response
 from ndif.tasks import within
 from tests import frames
 from tests.on_loop import on_loop
@@ -146,7 +146,7 @@ class Client:
         await self.channel.close()
 
     async def polls(self) -> dict[str, Any]:
-        content = await self.store.get(f"responses/{self.request.id}.json")
+        content = await last_response(self.store, self.request.id)
         assert content is not None
         fields: dict[str, Any] = json.loads(content)
         return fields

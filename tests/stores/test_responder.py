@@ -13,7 +13,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore, ObjectStoreError
-from ndif.stores.responder import Responder
+from ndif.stores.responder import Responder, last_response
 from tests.on_loop import on_loop
 
 MODEL = ModelKey("a.B", "org/name")
@@ -46,7 +46,20 @@ async def test_an_update_that_cannot_be_kept_costs_nothing_but_itself(tmp_path: 
     ):
         store.away = away
         await responder.respond(request, Response(request.id, status))
-    kept = await store.get(f"responses/{request.id}.json")
+    kept = await last_response(store, request.id)
+    assert kept is not None
+    assert json.loads(kept)["status"] == "COMPLETED"
+
+
+@on_loop
+async def test_a_late_update_hides_no_end(tmp_path: Path) -> None:
+    """A leader that has lost a job without knowing it says that the job waits, after it has ended."""
+    store, request = FileStore(tmp_path, 60), a_request()
+    knows, knows_not = (Responder(MemoryBroker(), store) for _ in range(2))
+    await knows.respond(request, Response(request.id, Status.COMPLETED))
+    await knows_not.respond(request, Response(request.id, Status.QUEUED))
+    await knows_not.ensure_end(request, Response(request.id, Status.ERROR, "Lost."))
+    kept = await last_response(store, request.id)
     assert kept is not None
     assert json.loads(kept)["status"] == "COMPLETED"
 

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ndif.gateway.http_error import HttpError
 from ndif.stores.objects import FileStore, ObjectStore
+from ndif.stores.responder import last_response
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OK = 200
@@ -45,7 +46,7 @@ class ResponseRoute:
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response, as the responder stored it."""
         request_id = _job_id(http)
-        content = await self.store.get(f"responses/{request_id}.json")
+        content = await last_response(self.store, request_id)
         if content is None:
             raise HttpError(
                 404,

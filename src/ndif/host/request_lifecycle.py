@@ -302,10 +302,7 @@ class RequestLifecycle:
             await asyncio.shield(self._spawn(self._end(life, response), f"end of {request.id}"))
 
     async def release(self, request: Request) -> None:
-        """Let go of a request whose terminal response was already delivered.
-
-        A client that polls may have been told since that the request waits: that client finds an end again.
-        """
+        """Drop a request whose terminal response was already delivered, and which a poll finds."""
         if (life := self._lives.get(request.id)) is not None:
             self._move(life, Event.RELEASE)
             self._forget(life)
@@ -325,8 +322,6 @@ class RequestLifecycle:
         Returns:
             False if a live client of the request was not there to receive it.
         """
-        if request.subscription_id is None and await self._has_ended(request):
-            return True  # another leader has ended it: the update would hide its stored end
         return await self._responder.respond(
             request, response, unless=lambda: not self._follows(request.id, response.status)
         )
@@ -460,7 +455,7 @@ class RequestLifecycle:
             # The replica that delivered the response may be lost before it lets go of the request.
             await self._broker.release(request)
         elif await self._has_ended(request):
-            # Two leaders sent it to two replicas: the first end holds, unless an update has hidden it.
+            # Two leaders sent it to two replicas: the first end holds.
             await self._responder.ensure_end(request, response)
         else:
             await self._responder.respond(request, response)

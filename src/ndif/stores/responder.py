@@ -62,21 +62,17 @@ class Responder:
         return heard
 
     async def ensure_end(self, request: Request, end: Response) -> None:
-        """Store `end` for a client that polls, unless a terminal response is stored already.
-
-        While a request ended on a replica that another leader had sent it to, it waited in this leader's
-        queue, and the client may have been told so after its end.
-        """
+        """Store `end` for a client that polls, unless a terminal response is stored already."""
         async with self._turns.setdefault(request.id, asyncio.Lock()):
-            kept = await self._objects.get(_key_of(request))
-            if kept is None or not Status(json.loads(kept)["status"]).terminal:
+            if await self._objects.get(_end_key(request.id)) is None:
                 await self._keep(request, end)
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
         content = json.dumps(wires.fields(request, response)).encode()
+        key = (_end_key if response.status.terminal else _update_key)(request.id)
         try:
-            await self._objects.put(_key_of(request), content, soon=not response.status.terminal)
+            await self._objects.put(key, content, soon=not response.status.terminal)
         except ObjectStoreError as error:
             # Without its first response a job cannot be polled, without its last it has no end.
             if response.status.terminal or response.status is Status.RECEIVED:
@@ -84,8 +80,22 @@ class Responder:
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
 
 
-def _key_of(request: Request) -> str:
-    return f"responses/{request.id}.json"
+async def last_response(objects: ObjectStore, request_id: str) -> bytes | None:
+    """Return the response that a client polls for, as JSON: the terminal one, or else the last update.
+
+    The two are separate objects, so that no update can hide an end: not one of a leader that does not know
+    of it, nor one that a slow store writes late.
+    """
+    end = await objects.get(_end_key(request_id))
+    return end if end is not None else await objects.get(_update_key(request_id))
+
+
+def _end_key(request_id: str) -> str:
+    return f"ends/{request_id}.json"
+
+
+def _update_key(request_id: str) -> str:
+    return f"responses/{request_id}.json"
 
 
 async def _call_back(request: Request, response: Response) -> None:

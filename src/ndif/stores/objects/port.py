@@ -26,8 +26,9 @@ class Upload(Protocol):
 class ObjectStore(Protocol):
     """Objects by key, each of which expires.
 
-    Keys are `results/{id}.pt`, `responses/{id}.json`, and `requests/{id}` for a payload that is too large
-    for the queue. Models from `hub/` never expire. `put`, `get`, `delete` and `Upload.commit` raise
+    Keys are `results/{id}.pt`, `responses/{id}.json` for a polled job's last update, `ends/{id}.json` for
+    its terminal response, and `requests/{id}` for a payload that is too large for the queue. Models from
+    `hub/` never expire. `put`, `get`, `delete` and `Upload.commit` raise
     `ObjectStoreError` if the store stays unreachable.
     """
 
@@ -62,11 +63,11 @@ class ObjectStore(Protocol):
         """
 
 
-SWEPT = ("results", "responses", "requests")
+SWEPT = ("results", "responses", "ends", "requests")
 """Folders whose objects expire. Objects in `hub` are named after their content and stay, as models do."""
 _KEY = re.compile(rf"({'|'.join((*SWEPT, 'hub'))})/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_OURS = re.compile(rf"results/{_UUID}\.pt|responses/{_UUID}\.json|requests/{_UUID}")
+_OURS = re.compile(rf"results/{_UUID}\.pt|(responses|ends)/{_UUID}\.json|requests/{_UUID}")
 _REQUEST_S = 86_400.0
 """Minimum lifetime of a request, which may wait longer than results live and is deleted by its claimer."""
 
