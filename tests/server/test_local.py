@@ -425,7 +425,7 @@ def test_it_ends_while_a_job_runs_and_keeps_its_results(
     values = torch.load(io.BytesIO(content), weights_only=False)
     assert torch.equal(values["large"], torch.arange(100_000.0))
     # Nothing half written is kept.
-    assert {path.name for path in results.iterdir()} == {"results", "responses"}
+    assert {path.name for path in results.iterdir()} == {"results", "responses", "ends"}
 
 
 @pytest.mark.parametrize("moment", ["idle", "running", "loading"])
