@@ -92,31 +92,23 @@ def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
     If the port is taken, a `StartError` ends with `advice`.
     """
     for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT):
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            return _bind(host, candidate)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, candidate))
+            listening.listen(128)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE and port is None:
-                continue
-            if error.errno == errno.EADDRINUSE:
+            listening.close()
+            if error.errno != errno.EADDRINUSE:
+                raise StartError(
+                    # strerror, because an unknown name has no errno of the operating system.
+                    f"Cannot listen on {host}:{candidate}: {error.strerror}."
+                ) from error
+            if port:
                 raise StartError(f"Port {port} is in use. {advice}") from error
-            raise StartError(
-                # strerror, because an unknown name has no errno of the operating system.
-                f"Cannot listen on {host}:{candidate}: {error.strerror}."
-            ) from error
+        else:
+            return listening
     raise StartError(f"No port from {_FIRST_PORT} on is free.")
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(128)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 def answers(host: str, port: int) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -50,7 +51,7 @@ async def read_envelope(content_type: str, chunks: AsyncIterator[bytes]) -> Subm
     Whatever is wrong with it is an `HttpError`.
     """
     try:
-        parts = await MultipartReader(content_type).read(chunks)
+        parts = await _read_parts(content_type, chunks)
     except FormParserError as error:
         raise HttpError(
             400, f"The multipart body cannot be read: {error}. Send it again."
@@ -74,70 +75,60 @@ async def read_envelope(content_type: str, chunks: AsyncIterator[bytes]) -> Subm
     )
 
 
-class MultipartReader:
-    """Reads one multipart body as it arrives, into memory.
+async def _read_parts(content_type: str, chunks: AsyncIterator[bytes]) -> dict[str, bytearray]:
+    """Return the parts of a multipart body by name, read into memory as they arrive.
 
-    The caller limits the size of the body; this class limits the number of parts and their headers.
+    The caller limits the size of the body; this function limits the number of parts and their headers.
+    A body that is not multipart or ends early is a `FormParserError`.
     """
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise FormParserError("its Content-Type names no boundary")
+    parts: dict[str, bytearray] = {}
+    part, name, value = bytearray(), bytearray(), bytearray()
+    part_count = header_size = 0
 
-    def __init__(self, content_type: str) -> None:
-        _, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if not boundary:
-            raise FormParserError("its Content-Type names no boundary")
-        self._parts: dict[str, bytearray] = {}
-        self._part = bytearray()
-        self._field = self._value = b""
-        self._header_size = 0
-        self._count = 0
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin_part,
-                "on_part_data": self._add_data,
-                "on_header_field": self._add_header_field,
-                "on_header_value": self._add_header_value,
-                "on_header_end": self._end_header,
-            },
-        )
-
-    async def read(self, chunks: AsyncIterator[bytes]) -> dict[str, bytearray]:
-        """Return the parts by name once the whole body has arrived."""
-        async for chunk in chunks:
-            self._parser.write(chunk)
-        self._parser.finalize()
-        if self._parser.state != MultipartState.END:
-            raise FormParserError("it ends before its last boundary")
-        return self._parts
-
-    def _begin_part(self) -> None:
-        self._part = bytearray()
-        self._header_size = 0
-        self._count += 1
-        if self._count > _MAX_PARTS:
+    def begin_part() -> None:
+        nonlocal part, part_count, header_size
+        part, header_size = bytearray(), 0
+        part_count += 1
+        if part_count > _MAX_PARTS:
             raise FormParserError(f"it has more than {_MAX_PARTS} parts")
 
-    def _add_data(self, data: bytes, start: int, end: int) -> None:
-        self._part += memoryview(data)[start:end]
+    def add_data(data: bytes, start: int, end: int) -> None:
+        part.extend(memoryview(data)[start:end])
 
-    def _add_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._field += data[start:end]
-        self._count_header(end - start)
-
-    def _add_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-        self._count_header(end - start)
-
-    def _count_header(self, size: int) -> None:
-        self._header_size += size
-        if self._header_size > _MAX_PART_HEADERS:
+    def add_header(text: bytearray, data: bytes, start: int, end: int) -> None:
+        nonlocal header_size
+        text += data[start:end]
+        header_size += end - start
+        if header_size > _MAX_PART_HEADERS:
             raise FormParserError("a part's headers are too long")
 
-    def _end_header(self) -> None:
-        if self._field.lower() == b"content-disposition":
-            _, options = parse_options_header(self._value)
-            self._parts[options.get(b"name", b"").decode("latin-1")] = self._part
-        self._field = self._value = b""
+    def end_header() -> None:
+        if name.lower() == b"content-disposition":
+            _, options = parse_options_header(bytes(value))
+            parts[options.get(b"name", b"").decode("latin-1")] = part
+        name.clear()
+        value.clear()
+
+    parser = MultipartParser(
+        boundary,
+        {
+            "on_part_begin": begin_part,
+            "on_part_data": add_data,
+            "on_header_field": partial(add_header, name),
+            "on_header_value": partial(add_header, value),
+            "on_header_end": end_header,
+        },
+    )
+    async for chunk in chunks:
+        parser.write(chunk)
+    parser.finalize()
+    if parser.state != MultipartState.END:
+        raise FormParserError("it ends before its last boundary")
+    return parts
 
 
 class WebSocketSubscriptions:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import Distribution, distributions
 from typing import Any
 
@@ -16,13 +18,12 @@ from ndif.gateway.http_error import RETRY_SOON, HttpError
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
 
+@dataclass(frozen=True)
 class HealthRoutes:
     """`/ping`, `/connected`, `/status`, `/env` and `/whoami`: answered from catalogue and accounts."""
 
-    def __init__(self, catalogue: Catalogue, accounts: Accounts) -> None:
-        self._catalogue = catalogue
-        self._accounts = accounts
-        self._environment: dict[str, Any] | None = None
+    catalogue: Catalogue
+    accounts: Accounts
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -35,30 +36,29 @@ class HealthRoutes:
 
     async def connected(self, _: Request) -> Response:
         """Answer 200 once the server can run jobs, 503 before."""
-        if not await self._catalogue.connected():
+        if not await self.catalogue.connected():
             raise HttpError(503, "No model is ready yet; /status shows its progress.", RETRY_SOON)
         return JSONResponse(True)
 
     async def status(self, _: Request) -> Response:
         """Answer with the models and their state."""
-        return JSONResponse(await self._catalogue.status())
+        return JSONResponse(await self.catalogue.status())
 
     async def env(self, _: Request) -> Response:
         """Answer with the versions of Python and of the installed packages."""
-        if self._environment is None:
-            self._environment = await asyncio.to_thread(environment)
-        return JSONResponse(self._environment)
+        return JSONResponse(await asyncio.to_thread(environment))
 
     async def whoami(self, http: Request) -> Response:
         """Answer with the email and the rights of the API key's holder."""
         key = http.headers.get("ndif-api-key", "")
         try:
-            account = await self._accounts.account(key, http.client.host if http.client else "")
+            account = await self.accounts.account(key, http.client.host if http.client else "")
         except NoSuchKeyError:
             return JSONResponse({"email": None, "tags": []})
         return JSONResponse({"email": account.email, "tags": account.tags})
 
 
+@cache
 def environment() -> dict[str, Any]:
     """Return Python's and the packages' versions by import name, which `nnsight.compare()` compares."""
     packages: dict[str, str] = {}

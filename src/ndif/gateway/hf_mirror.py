@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -266,24 +266,22 @@ def _shown(name: str) -> str:
     return ascii(name[:200])
 
 
+@dataclass
 class PublishedHfMirror:
     """Keeps a mirror up to date with the models that the leader's `ndif.control.publisher` writes."""
 
-    def __init__(
-        self, mirror: HfMirror, cache: SharedCache, objects: ObjectStore, folder: Path
-    ) -> None:
-        """`folder` keeps the files that other machines sent."""
-        self._mirror = mirror
-        self._cache = cache
-        self._objects = objects
-        self._folder = folder
-        self._served: dict[str, str] = {}
+    mirror: HfMirror
+    cache: SharedCache
+    objects: ObjectStore
+    folder: Path
+    """Keeps the files that other machines sent."""
+    _served: dict[str, str] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Offer each published model, until cancelled."""
         while True:
             try:
-                for repo_id, published in (await self._cache.read(FILES) or {}).items():
+                for repo_id, published in (await self.cache.read(FILES) or {}).items():
                     if self._served.get(repo_id) != published["files"]:
                         await self._serve(repo_id, published)
             except (BrokerError, ObjectStoreError) as error:
@@ -293,12 +291,12 @@ class PublishedHfMirror:
             await asyncio.sleep(_INTERVAL_S)
 
     async def _serve(self, repo_id: str, published: Mapping[str, Any]) -> None:
-        content = await self._objects.get(published["files"])
+        content = await self.objects.get(published["files"])
         if content is None:
             return
-        folder = self._folder / Path(published["files"]).stem
+        folder = self.folder / Path(published["files"]).stem
         snapshot = await asyncio.to_thread(unpack, content, folder)
-        self._mirror.serve(
+        self.mirror.serve(
             MirroredModel(repo_id, snapshot, published["revision"], published["task"])
         )
         self._served[repo_id] = published["files"]

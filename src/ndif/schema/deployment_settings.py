@@ -20,16 +20,12 @@ _REPO_ID = re.compile(r"[\w.\-]{1,200}(/[\w.\-]{1,200})?")
 _NEWEST_CLASS = "nnsight.modeling.transformers.TransformersModel"
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
 _HINTS = get_type_hints(DeploymentConfig, include_extras=True)
 _SETTINGS = {field.name: field.default for field in dataclasses.fields(DeploymentConfig)[2:]}
 
 DeploymentSettings: type[BaseModel] = create_model(
     "DeploymentSettings",
-    __base__=_Settings,
+    __config__=ConfigDict(extra="forbid", strict=True, frozen=True),
     __doc__="Settings of one model: how it is loaded and kept.",
     checkpoint=(
         _HINTS["checkpoint"] | None,

@@ -115,7 +115,9 @@ class Channels:
         is_new = channel.name not in self._open
         self._open[channel.name] = channel
         if is_new:
-            subscribed = self._subscribing[channel.name] = _future()
+            subscribed = self._subscribing[channel.name] = (
+                asyncio.get_running_loop().create_future()
+            )
             if self._reading is None:
                 self._reading = asyncio.create_task(self._read_forever(), name="live channels")
             try:
@@ -138,7 +140,9 @@ class Channels:
         if self._open.get(channel.name) is not channel:
             return
         del self._open[channel.name]
-        unsubscribed = self._unsubscribing[channel.name] = _future()
+        unsubscribed = self._unsubscribing[channel.name] = (
+            asyncio.get_running_loop().create_future()
+        )
         await self._send(PubSub.unsubscribe, channel.name)
         if self._pubsub is not None:  # else Redis has forgotten what this process listened to
             with contextlib.suppress(asyncio.TimeoutError):
@@ -236,10 +240,6 @@ class Channels:
             except BrokerError as error:
                 logger.warning("confirmed updates expire instead: %s", error)
         self._confirming = None
-
-
-def _future() -> asyncio.Future[None]:
-    return asyncio.get_running_loop().create_future()
 
 
 def _resolve(pending: dict[str, asyncio.Future[None]], error: Exception | None = None) -> None:
