@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ndif.cluster.local_cards import LocalCards, choose
 from ndif.config.settings import Settings
 from ndif.host.evaluation import Evaluation, EvaluationError
+from ndif.host.fork_server import ForkServers
 from ndif.host.gpus import Driver
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.schema.deployment import DeploymentConfig
@@ -76,7 +77,7 @@ RUNTIME: Runtime = next(iter(Runtimes(Path("/nowhere")).installed().values()))
 
 def cards_of(driver: Driver, knows: Knows, *, all_of: object = H100) -> LocalCards:
     gpus = [card.gpu for card in (all_of if isinstance(all_of, tuple) else ())]
-    cards = LocalCards(Settings(), driver, gpus, trusted=True)
+    cards = LocalCards(Settings(), driver, gpus, ForkServers(), trusted=True)
     cards._evaluator = knows  # type: ignore[assignment]
     return cards
 

@@ -48,11 +48,7 @@ def _model(models: Models, one: OrphanReplica) -> Model:
 
 
 def _as_it_is(cluster: Cluster, one: OrphanReplica, model: Model) -> PlacedReplica:
-    """Return the record of an orphan.
-
-    Raises:
-        ValueError: if its model has other settings by now, or the replica exists twice.
-    """
+    """Return the record of an orphan, or raise a `ValueError` if it has no use here."""
     placed = one.placed
     is_another = Variant.parse(placed.model_key).model != model.key
     if is_another or model.deployment.as_loaded != one.config.as_loaded or cluster.find(placed.key):

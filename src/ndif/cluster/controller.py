@@ -27,10 +27,9 @@ from ndif.cluster.controller_types import (
     ProvisionResult,
     ReplicaRequest,
 )
-from ndif.cluster.device_errors import MOST, WITHIN_S, DeviceErrors, Withdrawal
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import DeploymentError, EvictedError, Lease, Replica
-from ndif.host.device_errors import DeviceFailure
+from ndif.host.device_errors import MOST, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
 from ndif.host.port import ActorError, DeviceError
 from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta, build
@@ -73,17 +72,9 @@ class Controller:
     ) -> None:
         """Prepare a controller without machines; `discover` finds them.
 
-        Args:
-            models: Models of the server.
-            make_actor: Makes the actor of a replica.
-            evaluate: Measures a model.
-            discover: Finds the machines.
-            rules: Rules of placement.
-            drain_s: Seconds that an evicted replica may finish its requests in.
-            now: Clock, in Unix seconds.
-            rng: Decides ties and ids.
-            places: Models go where there is room; otherwise where their options say.
-            on_up: Called with each replica that begins to serve.
+        `drain_s`: seconds that an evicted replica may finish its requests in. `rng` decides ties and ids.
+        `places`: models go where there is room; otherwise where their options say. `on_up` is called with
+        each replica that begins to serve.
         """
         self.models = models
         self.cluster = Cluster()

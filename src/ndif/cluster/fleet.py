@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ndif.cluster.controller_types import OrphanReplica
@@ -45,29 +47,23 @@ class Fleet(Protocol):
 
     async def connect(self, waiting: Callable[[], None]) -> None:
         """Connect to the machines; call `waiting` after each failed attempt."""
-        ...
 
     async def close(self) -> None:
         """Disconnect from the machines."""
-        ...
 
     async def orphans(self) -> Sequence[OrphanReplica]:
         """Return the replicas that another leader left."""
-        ...
 
     async def discover(self) -> Sequence[Node]:
         """Return the machines that exist now, each without replicas."""
-        ...
 
     def prepare(self, runtime: Runtime) -> None:
         """Prepare to measure a model and to create a replica, whose model and place are not known yet."""
-        ...
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> ModelActor:
         """Return the actor of a replica, not started yet."""
-        ...
 
 
 class ThisMachine:
@@ -90,16 +86,10 @@ class ThisMachine:
         places: bool,
         shares: bool = False,
     ) -> None:
-        """Prepare this machine.
+        """Prepare this machine. `trusted`: its users are, so runners are not confined.
 
-        Args:
-            settings: Settings of the server.
-            broker: Broker that replicas report to.
-            objects: Store of results.
-            runtimes: Installed nnsight generations.
-            trusted: Users are trusted, so runners are not confined.
-            places: The controller chooses devices; otherwise the options of a model do.
-            shares: Another process serves the files of checkpoints to clients.
+        `places`: the controller chooses devices; otherwise the options of a model do. `shares`: another
+        process serves the files of checkpoints to clients.
         """
         self._settings = settings
         self._broker = broker
@@ -139,10 +129,7 @@ class ThisMachine:
         return []
 
     async def discover(self) -> list[Node]:
-        """Return this machine as it is declared, or was found the first time.
-
-        A later inspection that fails must not empty it.
-        """
+        """Return this machine as it was found the first time: a later failure must not empty it."""
         async with self._looking:
             if self._machine is None:
                 self._machine = await self._look()
@@ -160,11 +147,7 @@ class ThisMachine:
             self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
         else:
             self._cards = LocalCards(
-                self._settings,
-                self._driver,
-                found.gpus,
-                trusted=self._trusted,
-                fork_servers=self.fork_servers,
+                self._settings, self._driver, found.gpus, self.fork_servers, trusted=self._trusted
             )
         return machine
 
@@ -172,9 +155,8 @@ class ThisMachine:
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> LocalModelActor:
         """Return the actor of a replica; see `Fleet.make_actor`."""
-        runtime = self._runtimes.installed()[generation]
-        cards = self._cards
-        has_gpus = self._machine is not None and self._machine.has_gpus
+        runtime, cards, machine = self._runtimes.installed()[generation], self._cards, self._machine
+        has_gpus = machine is not None and machine.has_gpus
         on_cpu = self._places and (place.on_cpu or not has_gpus)
         return LocalModelActor(
             config,
@@ -188,8 +170,8 @@ class ThisMachine:
             gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
             device="cpu" if on_cpu else None,
             shares=self._shares,
-            context_bytes=self._machine.node.resources.context_bytes if self._machine else 0,
-            chosen=None if cards is None else lambda: cards.chosen(config, runtime),
+            context_bytes=machine.node.resources.context_bytes if machine else 0,
+            chosen=partial(cards.chosen, config, runtime) if cards else nullcontext,
             gpu_watch=self._gpu_watch,
             near=self._near,
         )
@@ -198,8 +180,7 @@ class ThisMachine:
         """Return the CPUs beside these GPUs."""
         if self._machine is None:
             return None
-        here = self._machine.gpus.gpus
-        nodes = [here[index].numa_node for index in indices]
+        nodes = [self._machine.gpus.gpus[index].numa_node for index in indices]
         return numa.nearby_cpus(nodes, numa.cpus_by_node(), frozenset(os.sched_getaffinity(0)))
 
 

@@ -47,9 +47,9 @@ class LocalCards:
         settings: Settings,
         driver: Driver,
         gpus: Sequence[Gpu],
+        fork_servers: ForkServers,
         *,
         trusted: bool,
-        fork_servers: ForkServers | None = None,
     ) -> None:
         """Prepare to choose among `gpus`, in the order in which torch counts them."""
         self._driver = driver
@@ -87,17 +87,11 @@ class LocalCards:
             self._loading -= claimed
 
     async def _free(self) -> list[int]:
-        """Return the free bytes of each GPU that are not reserved.
-
-        Raises:
-            DriverError: if the driver does not answer.
-        """
+        """Return the free bytes of each GPU that are not reserved, or raise a `DriverError`."""
         cards, _ = await self._driver.physical_gpus()
         free = {card.gpu.uuid: card.gpu.free_bytes for card in cards}
-        return [
-            max(0, free.get(gpu.uuid, 0) - self._loading[index])
-            for index, gpu in enumerate(self._gpus)
-        ]
+        left = [free.get(gpu.uuid, 0) - self._loading[i] for i, gpu in enumerate(self._gpus)]
+        return [max(0, each) for each in left]
 
     async def close(self) -> None:
         """End the evaluator."""

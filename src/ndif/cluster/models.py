@@ -156,11 +156,7 @@ class Models:
         model.on_demand, model.scheduled = True, None  # and can be forgotten
 
     def of(self, key: ModelKey) -> Model:
-        """Return the model whose `Model.key` it is.
-
-        Raises:
-            KeyError: if there is none.
-        """
+        """Return the model whose `Model.key` it is, or raise a `KeyError`."""
         for model in self._models:
             if model.key == key:
                 return model
@@ -181,10 +177,8 @@ class Models:
     def admit(self, key: ModelKey, *, hotswapping: bool, keep: bool = True) -> Model:
         """Return the model that a client names: a dedicated one, or any if the client may hotswap.
 
-        A new model is remembered only with `keep`, once its request is accepted.
-
-        Raises:
-            NotServedError: with a sentence for the client.
+        A new model is remembered only with `keep`, once its request is accepted. A `NotServedError` has a
+        sentence for the client.
         """
         model = self.find(key)
         if model is not None and (model.dedicated or hotswapping):

@@ -104,11 +104,7 @@ class Replica:
         return not (self.model.on_demand and self.model.config.revision)
 
     async def up(self) -> None:
-        """Return once it can run a request.
-
-        Raises:
-            DeploymentError: if it never can.
-        """
+        """Return once it can run a request; raise a `DeploymentError` if it never can."""
         await asyncio.shield(self._up)
 
     def returns(self, placed: PlacedReplica) -> None:

@@ -36,10 +36,7 @@ _HARMLESS = (
 def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
     """Return this process's environment, with the runtime's folders first on PYTHONPATH.
 
-    Args:
-        runtime: The runtime of the process that gets the environment.
-        devices: Value of `CUDA_VISIBLE_DEVICES` with which a process counts the GPUs as placement does;
-            None leaves the variable as this process has it.
+    With `devices` as its `CUDA_VISIBLE_DEVICES` a process counts the GPUs as placement does.
     """
     path = [str(folder) for folder in runtime.path]
     inherited = os.environ.get("PYTHONPATH")

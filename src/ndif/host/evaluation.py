@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import logging
 import math
 import socket
 from collections.abc import Callable
@@ -19,9 +18,7 @@ from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
 from ndif.schema.deployment import DeploymentConfig, read_task
-from ndif.tasks import within
-
-logger = logging.getLogger(__name__)
+from ndif.tasks import end, within
 
 _MODULE = "ndif.runtime.measure"
 _PATIENCE_S = 300.0
@@ -47,17 +44,6 @@ class Evaluation:
     """True if the runtime's torch finds a GPU; None if it was not asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A process's answer about a model."""
-
-    bytes: int
-    parameters: int
-    task: str | None
-    repo_id: str | None
-    cuda: bool | None
-
-
 class Evaluator:
     """Evaluates each model once, and remembers the answers.
 
@@ -73,27 +59,20 @@ class Evaluator:
         fork_servers: ForkServers | None = None,
         look_for_cuda: bool = False,
     ) -> None:
-        """Create an evaluator without processes.
+        """Create an evaluator without processes, each of which ends after `idle_s` seconds without work.
 
-        Args:
-            idle_s: Seconds without work after which a process ends.
-            measuring: Called with the runtime of each model that is not known yet.
-            fork_servers: Start the processes.
-            look_for_cuda: True to have processes say if their torch finds a GPU.
+        `measuring` is called with the runtime of each model that is not known yet. `look_for_cuda`: True to
+        have processes say if their torch finds a GPU.
         """
         self._idle_s = idle_s
         self._look_for_cuda = look_for_cuda
         self._measuring = measuring
         self._fork_servers = fork_servers or ForkServers()
         self._processes: dict[Runtime, _Process] = {}
-        self._known: dict[ModelSpec, asyncio.Task[_Found]] = {}
+        self._known: dict[ModelSpec, asyncio.Task[Evaluation]] = {}
 
     async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Evaluation:
-        """Return the memory that `config` needs in `runtime`.
-
-        Raises:
-            EvaluationError: if it cannot be worked out.
-        """
+        """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
         spec = ModelSpec(
             checkpoint=config.checkpoint,
             generation=runtime.generation,
@@ -108,9 +87,10 @@ class Evaluator:
             process = self._processes.get(runtime)
             if process is None:
                 process = self._processes[runtime] = _Process(
-                    runtime, self._fork_servers, self._idle_s, look_for_cuda=self._look_for_cuda
+                    runtime, self._fork_servers, self._idle_s
                 )
-            task = self._known[spec] = asyncio.create_task(process.ask(spec), name="evaluation")
+            asking = process.ask(spec, look_for_cuda=self._look_for_cuda)
+            task = self._known[spec] = asyncio.create_task(asking, name="evaluation")
             task.add_done_callback(lambda done: self._forget_failed(spec, done))
         # A caller that is cancelled leaves the task to the others that wait for it.
         await asyncio.wait([task])
@@ -119,20 +99,16 @@ class Evaluator:
         found = task.result()
         # The same model under its task is the same model.
         self._known.setdefault(replace(spec, task=found.task), task)
-        size = math.ceil(found.bytes * (1 + config.padding_factor)) + config.padding_bytes
-        return Evaluation(size, found.parameters, found.task, found.repo_id, found.cuda)
+        size = math.ceil(found.size_bytes * (1 + config.padding_factor)) + config.padding_bytes
+        return replace(found, size_bytes=size)
 
-    def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[_Found]) -> None:
+    def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[Evaluation]) -> None:
         if done.cancelled() or done.exception() is not None:
             self._known.pop(spec, None)
 
     async def stop(self) -> None:
         """End every process. Callers that still wait learn that the server is stopping."""
-        unfinished = [task for task in self._known.values() if not task.done()]
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
-            await asyncio.wait(unfinished)
+        await end([task for task in self._known.values() if not task.done()])
         await asyncio.gather(*(process.end() for process in self._processes.values()))
 
 
@@ -143,26 +119,22 @@ class _EndedError(Exception):
 class _Process:
     """The measuring process of one runtime, started on demand and ended after some time without work."""
 
-    def __init__(
-        self, runtime: Runtime, fork_servers: ForkServers, idle_s: float, *, look_for_cuda: bool
-    ) -> None:
+    def __init__(self, runtime: Runtime, fork_servers: ForkServers, idle_s: float) -> None:
         self._runtime = runtime
         self._fork_servers = fork_servers
-        self._look_for_cuda = look_for_cuda
         self._idle_s = idle_s
-        self._numbers = itertools.count()
         self._conversation: _Conversation | None = None
         self._starting = asyncio.Lock()
         self._retiring: asyncio.Task[None] | None = None
 
-    async def ask(self, spec: ModelSpec) -> _Found:
-        """Return the process's answer about a model.
-
-        Raises:
-            EvaluationError: with the process's reason, or if it ended twice.
-        """
+    async def ask(self, spec: ModelSpec, *, look_for_cuda: bool) -> Evaluation:
+        """Return the process's answer about a model, without padding, or raise an `EvaluationError`."""
+        question = {"spec": spec.header(), "cuda": look_for_cuda}
         try:
-            return _parse(await self._ask_again(spec))
+            try:
+                answer = await self._ask_once(question)
+            except _EndedError:  # for which another model may be the reason
+                answer = await self._ask_once(question)
         except _EndedError as error:
             raise EvaluationError(
                 f"the process that was to work out the size of {spec.checkpoint!r} ended"
@@ -173,15 +145,16 @@ class _Process:
             raise EvaluationError(
                 f"the size of {spec.checkpoint!r} was not known after {_PATIENCE_S:g} s"
             ) from error
+        if "failed" in answer:
+            raise EvaluationError(answer["failed"])
+        task = answer["task"]
+        if task is None and answer["config"] is not None:
+            task = read_task(Path(answer["config"]))
+        return Evaluation(
+            answer["bytes"], answer["parameters"], task, answer["repo_id"], answer.get("cuda")
+        )
 
-    async def _ask_again(self, spec: ModelSpec) -> dict[str, Any]:
-        """Ask once more if the process ends, for which another model may be the reason."""
-        try:
-            return await self._ask_once(spec)
-        except _EndedError:
-            return await self._ask_once(spec)
-
-    async def _ask_once(self, spec: ModelSpec) -> dict[str, Any]:
+    async def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._retiring is not None:
             self._retiring.cancel()
         async with self._starting:
@@ -189,7 +162,7 @@ class _Process:
             if conversation is None or conversation.ended:
                 conversation = self._conversation = await self._start()
         try:
-            return await within(conversation.ask(next(self._numbers), spec), _PATIENCE_S)
+            return await within(conversation.ask(question), _PATIENCE_S)
         finally:
             if not conversation.pending:
                 self._retiring = asyncio.create_task(self._retire(), name="evaluation retires")
@@ -208,8 +181,7 @@ class _Process:
             raise EvaluationError(
                 f"the process that measures models could not be started: {error}"
             ) from error
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return _Conversation(process, reader, writer, look_for_cuda=self._look_for_cuda)
+        return _Conversation(process, *await asyncio.open_connection(sock=ours))
 
     async def _retire(self) -> None:
         await asyncio.sleep(self._idle_s)
@@ -231,15 +203,10 @@ class _Conversation:
     """A process that runs, and the questions that it has not answered."""
 
     def __init__(
-        self,
-        process: Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        look_for_cuda: bool,
+        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._look_for_cuda = look_for_cuda
         self.pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
         self._process = process
         self._reader, self._writer = reader, writer
         self._reading = asyncio.create_task(self._read(), name="evaluations")
@@ -249,20 +216,16 @@ class _Conversation:
         """Return True if the process does not answer any more."""
         return self._reading.done()
 
-    async def ask(self, number: int, spec: ModelSpec) -> dict[str, Any]:
-        """Return the process's answer.
-
-        Raises:
-            _EndedError: if the process ends first.
-        """
+    async def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the process's answer, or raise `_EndedError`."""
+        number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.pending[number] = answer
-        question = {"number": number, "spec": spec.header(), "cuda": self._look_for_cuda}
         try:
             if self.ended:
                 raise _EndedError
             with contextlib.suppress(ConnectionError):  # the process ended: `_read` says so
-                self._writer.write(json.dumps(question).encode() + b"\n")
+                self._writer.write(json.dumps({"number": number, **question}).encode() + b"\n")
                 await self._writer.drain()
             return await answer
         finally:
@@ -286,19 +249,3 @@ class _Conversation:
             self._process.kill()
         await self._process.wait()
         await self._reading
-
-
-def _parse(answer: dict[str, Any]) -> _Found:
-    """Parse an answer.
-
-    Raises:
-        EvaluationError: if the answer is a reason why there is none.
-    """
-    if "failed" in answer:
-        raise EvaluationError(answer["failed"])
-    task = answer["task"]
-    if task is None and answer["config"] is not None:
-        task = read_task(Path(answer["config"]))
-    return _Found(
-        answer["bytes"], answer["parameters"], task, answer["repo_id"], answer.get("cuda")
-    )

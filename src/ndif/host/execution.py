@@ -48,10 +48,7 @@ class Execution:
     ) -> Response | None:
         """Run a request and return its terminal response; None if the runner ends without one.
 
-        Raises:
-            ProtocolError: if the runner sends a frame that it may not send.
-            LimitError: if the runner sends too much.
-            NoLiveClientError: if the runner streams to a client that cannot receive it.
+        The errors of `RunnerProtocol.accept` are raised.
         """
         upload: Upload | None = None
         protocol = RunnerProtocol(
@@ -150,11 +147,7 @@ def announcement(request: Request) -> Response:
 
 
 async def announce(request: Request, respond: Respond) -> None:
-    """Tell a client that its job was sent to a replica.
-
-    Raises:
-        ClientLeftError: if the live client did not receive that.
-    """
+    """Tell a client that its job was sent, or raise a `ClientLeftError` if the live client is not there."""
     try:
         heard = await respond(announcement(request))
     except BrokerError as error:

@@ -32,11 +32,9 @@ class GpuUsage:
 
 
 def usage_of(used: Mapping[int, int | None], runner: int, zygote: int) -> GpuUsage | None:
-    """Return the memory of a replica's processes on a device.
+    """Return the memory of a replica's processes on a device; None if the driver names none of them.
 
-    Returns:
-        None if the driver names none of them: a container may not see the driver's process ids, and some
-        drivers do not report the memory of processes.
+    A container may not see the driver's process ids, and some drivers do not report processes' memory.
     """
     own = {pid: size for pid, size in used.items() if size is not None and _is_of(pid, zygote)}
     return GpuUsage(own.get(runner, 0), sum(own.values())) if own else None

@@ -9,16 +9,16 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
-from ndif.host.download import DownloadError, Found, download
 from ndif.host.fork_server import ForkServers, Process
+from ndif.host.hub import DownloadError, Found, download
 from ndif.host.numa import bind
-from ndif.host.port import ActorError
+from ndif.host.port import ActorError, Progress
 from ndif.host.runner_handle import RunnerHandle, describe_exit
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
@@ -49,7 +49,8 @@ class ModelProcess:
     """The zygote of one model, and the runners that it forks.
 
     Owns the process, its control channel and the handles of its runners. It asks `ForkServers` for the
-    process and `SharedWeights` for memory. `runner_protocol` talks to the runners.
+    process and `SharedWeights` for memory. `runner_protocol` talks to the runners. Each method raises a
+    `ModelProcessError` if the process has ended.
     """
 
     def __init__(
@@ -59,14 +60,7 @@ class ModelProcess:
         weights: SharedWeights,
         fork_servers: ForkServers | None = None,
     ) -> None:
-        """Create a handle of a process that is not started.
-
-        Args:
-            spec: The model.
-            runtime: The nnsight generation that loads it.
-            weights: Memory that the model processes of this machine share.
-            fork_servers: Start the process.
-        """
+        """Create a handle of a process that is not started."""
         self.spec = spec
         self.runtime = runtime
         self._weights = weights
@@ -77,8 +71,8 @@ class ModelProcess:
         """Seconds that loading the weights took, and Unix time of its end."""
         self.exposes_weights = False
         """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
-        self.cpus: Collection[int] | None = None
-        """The CPUs of the process and its runners, from the next start or `uncache` on."""
+        self._is_bound = False
+        """True if the process and its runners are bound to some of the CPUs."""
         self.ended = asyncio.Event()
         self._asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
         self._process: Process | None = None
@@ -90,15 +84,22 @@ class ModelProcess:
         """The reason why the process could not load, verify or move its model."""
         self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
 
-    async def start(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
-        """Start the process and wait until the weights are loaded.
+    async def start(
+        self,
+        timeout_s: float,
+        progress: Progress,
+        max_memory: Mapping[int, int] | None = None,
+        cpus: Collection[int] | None = None,
+    ) -> None:
+        """Start the process on these CPUs and load the weights, or raise a `ModelProcessError`.
 
-        Raises:
-            ModelProcessError: with the reason, in a sentence.
+        `max_memory` is as in `ModelSpec`; None leaves the spec as it is.
         """
+        if max_memory is not None:
+            self.spec = replace(self.spec, max_memory=max_memory)
         found = Found(None, self.spec.task)
         try:
-            started = asyncio.create_task(self._start_process(), name="model process start")
+            started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:
                 # Meanwhile the process imports what it needs, if no fork server has.
                 if self.spec.untrusted is not None and not self.spec.is_folder:
@@ -125,23 +126,27 @@ class ModelProcess:
             self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
 
-    def _bind(self) -> None:
-        if self.cpus is not None and self.pid is not None:
-            bind(self.pid, self.cpus)
+    def _bind(self, cpus: Collection[int] | None) -> None:
+        """Bind the process to these CPUs; None unbinds it."""
+        if cpus is None and not self._is_bound:
+            return
+        self._is_bound = cpus is not None
+        if self.pid is not None:
+            bind(self.pid, os.sched_getaffinity(0) if cpus is None else cpus)
 
-    async def _start_process(self) -> Channel:
+    async def _start_process(self, cpus: Collection[int] | None) -> Channel:
         """Start the process, and return the channel to it."""
         self._control, theirs = Channel.pair()
         with theirs:
             self._process = await self._fork_servers.start(
                 self.runtime, "ndif.runtime", theirs, untrusted=self.spec.untrusted is not None
             )
-        self._bind()
+        self._bind(cpus)
         self._output = asyncio.create_task(self._keep_output(), name="model process output")
         self._tasks.append(self._output)
         return self._control
 
-    async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
+    async def _download(self, timeout_s: float, progress: Progress) -> Found:
         try:
             return await within(download(self.spec, self.runtime, progress), timeout_s)
         except DownloadError as error:
@@ -151,7 +156,7 @@ class ModelProcess:
                 f"the model did not arrive within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
             ) from error
 
-    async def _loaded(self, control: Channel, progress: Callable[[int, int], None]) -> None:
+    async def _loaded(self, control: Channel, progress: Progress) -> None:
         while True:
             header, body = await control.receive(lambda _: _MAX_MESSAGE)
             match header["kind"]:
@@ -184,11 +189,7 @@ class ModelProcess:
         return None if self._process is None else self._process.pid
 
     async def fork(self, *, fresh: bool, reused: bool = False) -> RunnerHandle:
-        """Fork a runner. A fresh one is confined and runs one request, or with `reused` several.
-
-        Raises:
-            ModelProcessError: if the process has ended.
-        """
+        """Fork a runner. A fresh one is confined and runs one request, or with `reused` several."""
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
         channel, theirs = Channel.pair()
@@ -205,11 +206,7 @@ class ModelProcess:
         return runner
 
     async def end_runners(self) -> None:
-        """End every runner, and wait until they are gone.
-
-        Raises:
-            ModelProcessError: if one cannot be ended; the process is then ended with all of them.
-        """
+        """End every runner, and wait until they are gone; if one cannot be ended, the process ends."""
         runners = list(self._runners.values())
         for runner in runners:
             runner.kill()
@@ -218,11 +215,7 @@ class ModelProcess:
         await self._or_kill(gone, GONE_S, f"a runner could not be ended within {GONE_S:g} s")
 
     async def _or_kill(self, work: Awaitable[T], seconds: float, why: str) -> T:
-        """Return the result of `work`; end this process if that takes longer than `seconds`.
-
-        Raises:
-            ModelProcessError: with the reason `why`, if it takes longer.
-        """
+        """Return the result of `work`; if it takes longer, end this process and say `why`."""
         try:
             return await within(work, seconds)
         except asyncio.TimeoutError as error:
@@ -230,32 +223,25 @@ class ModelProcess:
             raise ModelProcessError(why) from error
 
     async def verify(self) -> int:
-        """Restore the weights as they were loaded; return the number of tensors that differed.
-
-        Raises:
-            ModelProcessError: if the process has ended or fails, which ends it.
-        """
+        """Restore the weights as they were loaded; return the number of tensors that differed."""
         why = f"the weights could not be verified within {_VERIFY_S:g} s"
         header, _ = await self._or_kill(self._ask({"kind": "verify"}), _VERIFY_S, why)
         return int(header["restored"])
 
     async def cache(self, timeout_s: float) -> None:
-        """Move weights from GPUs to the CPU's memory. No runner may be there.
-
-        Raises:
-            ModelProcessError: if the process has ended, or takes longer than `timeout_s`, which ends it.
-        """
+        """Move weights from GPUs to the CPU's memory. No runner may be there."""
         why = f"the weights were not in the CPU's memory within {timeout_s:g} s"
         await self._or_kill(self._ask({"kind": "cache"}), timeout_s, why)
 
-    async def uncache(self, max_memory: Mapping[int, int] | None, timeout_s: float) -> None:
-        """Move cached weights back to GPUs; `max_memory` is as in `ModelSpec`.
-
-        Raises:
-            ModelProcessError: if that fails, which ends the process.
-        """
+    async def uncache(
+        self,
+        max_memory: Mapping[int, int] | None,
+        cpus: Collection[int] | None,
+        timeout_s: float,
+    ) -> None:
+        """Move cached weights back to GPUs, beside these CPUs; `max_memory` is as in `ModelSpec`."""
         self.spec = replace(self.spec, max_memory=max_memory)
-        self._bind()
+        self._bind(cpus)
         asked = {"kind": "uncache", "max_memory": max_memory}
         why = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
         header, _ = await self._or_kill(self._ask(asked), timeout_s, why)
@@ -264,8 +250,7 @@ class ModelProcess:
     async def _ask(self, header: Header) -> tuple[dict[str, Any], bytes]:
         """Send a question, and return its answer; answers come in the order of the questions.
 
-        Raises:
-            ModelProcessError: if the process has ended or fails, which ends it.
+        A process that fails to answer is ended.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
@@ -298,11 +283,8 @@ class ModelProcess:
             # Runners too, if the zygote has not ended them.
             self.kill()
             await self._process.wait()
-        if self._output is not None:  # the last lines may say why
-            await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._hear_last_words()
+        await end(self._tasks)
         if self._control is not None:
             self._control.close()
         self._end()
@@ -324,9 +306,13 @@ class ModelProcess:
                 elif header["kind"] == "exited":
                     del self._runners[runner.id]
                     runner.exited(int(header["code"]))
-        if self._output is not None:  # the last lines may say why
-            await asyncio.wait([self._output], timeout=_LAST_WORDS_S / 2)
+        await self._hear_last_words()
         self._end()
+
+    async def _hear_last_words(self) -> None:
+        """Read the last lines of the output, which may say why the process has ended."""
+        if self._output is not None:
+            await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
 
     def _end(self) -> None:
         self.ended.set()

@@ -20,9 +20,8 @@ def nearby_cpus(
 ) -> frozenset[int] | None:
     """Return the allowed CPUs for a process whose GPUs are attached to these NUMA nodes.
 
-    Returns:
-        None, which leaves the process on all allowed CPUs, if a GPU's node is unknown, if none of the CPUs
-        near it is allowed, or if all allowed CPUs are near.
+    None leaves the process on all of them: if a GPU's node is unknown, if no CPU near it is allowed, or if
+    all allowed CPUs are near.
     """
     if not nodes or None in nodes:
         return None
@@ -43,11 +42,7 @@ def cpus_by_node(folder: Path = _NODES) -> dict[int, frozenset[int]]:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Read a list of CPUs as the kernel writes it, like 0-23,48-71.
-
-    Raises:
-        ValueError: if `text` is not such a list.
-    """
+    """Read a list of CPUs as the kernel writes it, like 0-23,48-71, or raise a `ValueError`."""
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return frozenset(
         cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)

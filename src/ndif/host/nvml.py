@@ -46,16 +46,20 @@ def gpus() -> Answer:
 
 
 def _gpu(handle: Any) -> Answer:
-    pci = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+    pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
     return {
-        "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
-        "name": _text(pynvml.nvmlDeviceGetName(handle)),
+        **_device(handle),
         "pci": pci,
         "minor": _or_none(lambda: pynvml.nvmlDeviceGetMinorNumber(handle)),
         "numa_node": _numa_node(pci),
-        **_memory(handle),
         "instances": _instances(handle),
     }
+
+
+def _device(handle: Any) -> Answer:
+    """Describe a GPU, or an instance of one."""
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return {"uuid": uuid, "name": name, **_memory(handle)}
 
 
 def _memory(handle: Any) -> Answer:
@@ -88,10 +92,9 @@ def _instances(gpu: Any) -> list[Answer] | None:
     if handles is None:
         return None
     found = []
-    for handle in handles:
+    for one in handles:
         with contextlib.suppress(pynvml.NVMLError):
-            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-            found.append({"uuid": _text(uuid), "name": _text(name), **_memory(handle)})
+            found.append(_device(one))
     return found
 
 
@@ -103,7 +106,7 @@ def processes() -> Answer:
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             for device in [gpu, *(_instance_handles(gpu) or ())]:
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
-                used[_text(pynvml.nvmlDeviceGetUUID(device))] = {
+                used[pynvml.nvmlDeviceGetUUID(device)] = {
                     one.pid: one.usedGpuMemory for one in running
                 }
     return {"processes": used}
@@ -123,10 +126,6 @@ def _or_none(ask: Callable[[], Any]) -> Any:
         return ask()
     except pynvml.NVMLError:
         return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 if __name__ == "__main__":

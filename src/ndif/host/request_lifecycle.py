@@ -1,20 +1,21 @@
 """The life of a request: its states, the events between them, and the one class that performs these.
 
-`TRANSITIONS` says which event takes a request from which states to which state, who may cause the event and
-what is stored by then. `RequestLifecycle` holds the requests of one process and applies that table.
+`TRANSITIONS` says which event takes a request from which states to which state, and who may cause it.
+`RequestLifecycle` holds the requests of one process and applies that table.
 
 Both of its users can import this file from here: the queue, which claims requests from the broker, and the
-jobs of a replica in a process of its own (`ndif.host.jobs`), to which the queue sends them.
+jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which the queue sends them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.request import Request
@@ -57,56 +58,35 @@ class Event(Enum):
     RELEASE = "release"
 
 
-class Stored(Enum):
-    """A change in the stores that an event makes."""
+class Transition(NamedTuple):
+    """An event, where it may happen and who may cause it."""
 
-    REQUEST = "the request and its payload, with the broker"
-    CLAIM = "the claim, with the broker, for the next leader to take over"
-    STATUS = "the status: published to a live client, kept with the objects for a client that polls"
-    END = (
-        "the terminal response in the same way; the request, its payload and its claim are deleted"
-    )
-    RELEASED = "the request, its payload and its claim are deleted"
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """An event, where it may happen and what it leaves."""
-
-    sources: frozenset[Status | None]
+    sources: Set[Status | None]
     """States before it; None is a request that this process does not hold."""
     target: Status | None
-    by: frozenset[Party]
-    stored: Stored | None = None
-    """None where the claim alone says all that has to survive."""
+    by: Set[Party]
 
 
-def _states(*states: Status | None) -> frozenset[Status | None]:
-    return frozenset(states)
-
-
-WAITING = _states(Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING)
+WAITING: Set[Status | None] = {Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING}
 """States of a request that is in a queue."""
-_RUNS = _states(Status.DISPATCHED, Status.RUNNING)
+_RUNS: Set[Status | None] = {Status.DISPATCHED, Status.RUNNING}
 _HELD = WAITING | _RUNS
-_QUEUE, _HOLDERS = frozenset({Party.QUEUE}), frozenset({Party.QUEUE, Party.REPLICA})
+_QUEUE, _HOLDERS = {Party.QUEUE}, {Party.QUEUE, Party.REPLICA}
 
 TRANSITIONS = {
-    Event.SUBMIT: Transition(
-        _states(None), Status.RECEIVED, frozenset({Party.GATEWAY}), Stored.REQUEST
-    ),
-    Event.CLAIM: Transition(_states(None, Status.RECEIVED), Status.QUEUED, _HOLDERS, Stored.CLAIM),
-    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE, Stored.STATUS),
-    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
-    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
-    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
-    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
+    Event.SUBMIT: Transition({None}, Status.RECEIVED, {Party.GATEWAY}),
+    Event.CLAIM: Transition({None, Status.RECEIVED}, Status.QUEUED, _HOLDERS),
+    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE),
+    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE),
+    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE),
+    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS),
+    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS),
     # A request that waits is given back where its client is away: it waits for that client first.
     Event.GIVE_BACK: Transition(_HELD, Status.QUEUED, _HOLDERS),
-    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
-    Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS, Stored.END),
+    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS),
+    Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS),
     # Another process has stored the end: this one lets go.
-    Event.RELEASE: Transition(_HELD, None, _HOLDERS, Stored.RELEASED),
+    Event.RELEASE: Transition(_HELD, None, _HOLDERS),
 }
 
 _REPORTS = {
@@ -124,11 +104,7 @@ class IllegalTransitionError(Exception):
 
 
 def next_state(state: Status | None, event: Event, by: Party) -> Status | None:
-    """Return the state after an event.
-
-    Raises:
-        IllegalTransitionError: if `by` may not cause the event, or not in this state.
-    """
+    """Return the state after an event; raise if `by` may not cause the event, or not in this state."""
     transition = TRANSITIONS[event]
     if by not in transition.by or state not in transition.sources:
         found = state.value if state is not None else "unknown"
@@ -145,6 +121,7 @@ _PERSIST_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STOP_S = 5.0
 _LOST = "The job ended, and its result was lost with its replica. Send it again."
+_UNDELIVERED = "The job ended, and its result could not be delivered."
 _LEFT = "The client left."
 _DEFECT = "The server failed while it ran this job; its log says why."
 
@@ -177,14 +154,7 @@ class RequestLifecycle:
     def __init__(
         self, broker: Broker, responder: Responder, by: Party, max_attempts: int = 1
     ) -> None:
-        """Hold nothing yet.
-
-        Args:
-            broker: The broker of the claims.
-            responder: Delivers updates and terminal responses.
-            by: The party that this process is.
-            max_attempts: Times that a request runs whose replica fails.
-        """
+        """`by`: the party that this process is; `max_attempts`: runs of a request whose replicas fail."""
         self._broker = broker
         self._responder = responder
         self._by = by
@@ -224,11 +194,8 @@ class RequestLifecycle:
     async def dispatch(self, request: Request, actor: ModelActor) -> Response:
         """Run a request on a replica and return its terminal response, which `complete` takes.
 
-        Raises:
-            ClientLeftError: if no client heard that the request is sent; it did not run.
-            EndedError: if the request ended elsewhere before; it did not run. `release` follows.
-            ReplicaLostError: if the replica ended, or was evicted, before the request did. `give_back`
-                says what follows this error and the first.
+        The errors of `ModelActor.run` say that the request did not run to its end. After an `EndedError`
+        `release` follows, after the others `give_back`.
         """
         life = self._lives[request.id]
         self._move(life, Event.DISPATCH)
@@ -239,7 +206,7 @@ class RequestLifecycle:
         try:
             if life.cancelled is not None:
                 return Response(request.id, Status.ERROR, life.cancelled)
-            return await actor.run(request, self._report_from_replica(request))
+            return await actor.run(request, partial(self._report_from_replica, request))
         except (ClientLeftError, EndedError, ReplicaLostError):
             raise
         except (BrokerError, ObjectStoreError) as error:
@@ -260,10 +227,7 @@ class RequestLifecycle:
         """Take a request back from a replica, or from the queue where its client is away.
 
         A request whose client is away waits some seconds for that client: a gateway that lost its
-        connection has it again soon.
-
-        Returns:
-            True if the request is to wait in the queue again; False if it has ended.
+        connection has it again soon. Return True if the request is to wait in the queue again.
         """
         life = self._lives.get(request.id)
         if life is None or life.over.is_set() or life.state not in _HELD:
@@ -287,8 +251,7 @@ class RequestLifecycle:
     async def complete(self, request: Request, response: Response) -> Response:
         """Deliver the terminal response, with which the request has ended. A second end changes nothing.
 
-        Returns:
-            The end, without its result; `delivered` says whether the client can know of it.
+        Return the end, without its result; `delivered` says whether the client can know of it.
         """
         life = self._leave_for_good(request, response)
         if life is None:
@@ -322,8 +285,7 @@ class RequestLifecycle:
     async def report(self, request: Request, response: Response) -> bool:
         """Deliver an update, unless the request is past that state when the update's turn comes.
 
-        Returns:
-            False if a live client of the request was not there to receive it.
+        Return False if a live client of the request was not there to receive it.
         """
         if request.subscription_id is None and await self._has_ended(request):
             return True  # another leader has ended it: the update would hide its stored end
@@ -351,10 +313,9 @@ class RequestLifecycle:
 
     async def absent(self, requests: Iterable[Request]) -> set[str]:
         """Return the ids of the requests whose live client is not there."""
-        requests = list(requests)
-        subscriptions = {request.subscription_id for request in requests} - {None}
-        absent = await self._broker.absent(id_ for id_ in subscriptions if id_ is not None)
-        return {request.id for request in requests if request.subscription_id in absent}
+        live = {request.id: request.subscription_id for request in requests}
+        absent = await self._broker.absent({id_ for id_ in live.values() if id_ is not None})
+        return {request_id for request_id, id_ in live.items() if id_ in absent}
 
     async def stop(self) -> None:
         """Give responses on their way a few seconds to be delivered."""
@@ -388,13 +349,10 @@ class RequestLifecycle:
         self._move(life, event)
         return True
 
-    def _report_from_replica(self, request: Request) -> Any:
-        async def report(response: Response) -> bool:
-            if response.status is Status.DISPATCHED and self._by is Party.REPLICA:
-                return True  # the queue has said so
-            return await self.report(request, response)
-
-        return report
+    async def _report_from_replica(self, request: Request, response: Response) -> bool:
+        if response.status is Status.DISPATCHED and self._by is Party.REPLICA:
+            return True  # the queue has said so
+        return await self.report(request, response)
 
     async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
         """Cancel a job whose client has left: the job only holds up the others."""
@@ -506,5 +464,4 @@ class RequestLifecycle:
 
 
 def _undelivered(request: Request) -> Response:
-    text = "The job ended, and its result could not be delivered."
-    return Response(request.id, Status.ERROR, text)
+    return Response(request.id, Status.ERROR, _UNDELIVERED)

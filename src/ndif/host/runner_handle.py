@@ -49,16 +49,13 @@ class RunnerHandle:
         return self.alive and not self._killed
 
     def forked(self, pid: int) -> None:
-        """Record the zygote's report that the runner is process `pid`."""
+        """Record the process id."""
         self.pid = pid
         if self._killed:
             self.kill()
 
     def exited(self, code: int | None) -> None:
-        """Record the zygote's report of the exit code; None if the zygote ended first.
-
-        The channel stays open, because frames from before the end may still be unread.
-        """
+        """Record the exit code; None if the zygote ended first. Unread frames can still be read."""
         if not self._exit.done():
             self._exit.set_result(code)
 
@@ -91,11 +88,7 @@ class RunnerHandle:
             task.cancel()
 
     async def ready(self) -> None:
-        """Return once the runner waits for a request.
-
-        Raises:
-            RunnerError: if it cannot be confined or reset, or has ended.
-        """
+        """Return once the runner waits for a request; raise a `RunnerError` if it never does."""
         async for header, body in self.frames(lambda _: _MAX_REASON):
             if header["kind"] in ("failed", "spent"):
                 raise RunnerError(body.decode(errors="replace"))
@@ -113,11 +106,7 @@ class RunnerHandle:
     async def frames(
         self, max_body_bytes: Callable[[Header], int]
     ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header.
-
-        Raises:
-            ProtocolError: if the runner breaks the protocol.
-        """
+        """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header."""
         while True:
             try:
                 frame = await self._channel.receive(max_body_bytes)

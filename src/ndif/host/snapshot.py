@@ -87,12 +87,7 @@ def pack(snapshot: Snapshot) -> bytes:
 
 
 async def publish(folder: Path, revision: str | None, objects: ObjectStore) -> str:
-    """Store an archive of a folder's shared files and return its key.
-
-    Raises:
-        ObjectStoreError: if the archive cannot be stored.
-        OSError: if a file cannot be read.
-    """
+    """Store an archive of a folder's shared files and return its key."""
     content = await asyncio.to_thread(lambda: pack(scan(folder, revision, share_weights=False)))
     key = f"hub/{hashlib.sha256(content).hexdigest()}.zip"
     await objects.put(key, content, soon=True)
@@ -100,11 +95,7 @@ async def publish(folder: Path, revision: str | None, objects: ObjectStore) -> s
 
 
 def unpack(content: bytes, folder: Path) -> Snapshot:
-    """Return a packed snapshot, with its files extracted into `folder`.
-
-    Raises:
-        ValueError: if `content` is not such an archive.
-    """
+    """Return a packed snapshot, with its files extracted into `folder`, or raise a `ValueError`."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             metadata = json.loads(archive.comment)

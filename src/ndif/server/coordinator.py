@@ -83,13 +83,19 @@ class Coordinator:
             places=places,
             on_up=on_up,
         )
-        self.dispatcher = Dispatcher(self.controller, broker, responder, _queue_policy(settings))
-        bounds = _bounds(settings) if places else Bounds()
+        policy = QueuePolicy(
+            settings.processor_reply_freq_s,
+            settings.max_attempts,
+            settings.line_head_start_s,
+            settings.line_patience,
+        )
+        self.dispatcher = Dispatcher(self.controller, broker, responder, policy)
+        is_scheduled = places and settings.schedule
         self.reconciler = Reconciler(
             self.controller,
             self.dispatcher,
-            Scaling(self.dispatcher, bounds),
-            _schedule(settings) if places else None,
+            Scaling(self.dispatcher, _bounds(settings) if places else Bounds()),
+            ScheduleSource(settings.schedule, zone=LOCAL) if is_scheduled else None,
             self.generations,
             settings.controller_sync_interval_s,
         )
@@ -102,10 +108,7 @@ class Coordinator:
         return sorted(self._runtimes.installed(), key=Version, reverse=True)
 
     async def start(self, waited: Sequence[Request] = ()) -> None:
-        """Look at the machines, serve the queues, and deploy the models that the server was started with.
-
-        `waited`: requests that were claimed before.
-        """
+        """Look at the machines, serve the queues, `waited` first, and deploy the configured models."""
         await self.controller.discover()
         self.dispatcher.adopt(await self._fleet.orphans())
         for request in waited:
@@ -149,11 +152,7 @@ class Coordinator:
         return coming
 
     async def perform(self, operation: Operation) -> Answer:
-        """Perform an operator's operation.
-
-        Raises:
-            OperationError: If it cannot be performed.
-        """
+        """Perform an operator's operation, or raise an `OperationError`."""
         return await operation.perform(self.control_plane)
 
     async def _deploy(self) -> None:
@@ -186,15 +185,6 @@ async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
     return Measured(1)
 
 
-def _queue_policy(settings: Settings) -> QueuePolicy:
-    return QueuePolicy(
-        settings.processor_reply_freq_s,
-        settings.max_attempts,
-        settings.line_head_start_s,
-        settings.line_patience,
-    )
-
-
 def _bounds(settings: Settings) -> Bounds:
     return Bounds(
         most=settings.autoscale_max_replicas,
@@ -204,7 +194,3 @@ def _bounds(settings: Settings) -> Bounds:
         backoff_s=settings.autoscale_backoff_s,
         longest_backoff_s=settings.autoscale_longest_backoff_s,
     )
-
-
-def _schedule(settings: Settings) -> ScheduleSource | None:
-    return ScheduleSource(settings.schedule, zone=LOCAL) if settings.schedule else None

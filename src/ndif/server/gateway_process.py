@@ -89,14 +89,11 @@ def main() -> None:
     """Serve until told to stop."""
     config = ProcessConfig.read(Path(sys.argv[1]))
     configure_logging()
-    settings = Settings()
+    uvloop.run(_serve(Settings(), config, parent_pipe=int(sys.argv[2])))
+
+
+async def _serve(settings: Settings, config: ProcessConfig, parent_pipe: int) -> None:
     listening = socket.socket(fileno=config.listening)
-    uvloop.run(_serve(settings, config, listening, parent_pipe=int(sys.argv[2])))
-
-
-async def _serve(
-    settings: Settings, config: ProcessConfig, listening: socket.socket, parent_pipe: int
-) -> None:
     gateway = GatewayProcess(settings, config).gateway
     server = Http(
         uvicorn_config(gateway.app, settings, listening), farewell=gateway.announce_shutdown

@@ -64,14 +64,8 @@ class Supervisor:
     ) -> None:
         """Start processes together, and return once they are ready or the supervisor is stopping.
 
-        Args:
-            specs: The processes.
-            is_ready: Returns True once they are ready; it is called again and again, and may block.
-            timeout_s: Seconds that this may take; None for no limit.
-
-        Raises:
-            RuntimeError: If a process that must start ends first.
-            asyncio.TimeoutError: If they are not ready in time.
+        `is_ready` is called again and again, and may block. If a process that must start ends first, this
+        is a `RuntimeError`; after `timeout_s`, an `asyncio.TimeoutError`.
         """
         if self._stopping.is_set():
             return

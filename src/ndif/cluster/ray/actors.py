@@ -126,11 +126,7 @@ class RayModelActor:
         return actor
 
     async def describe(self) -> Mapping[str, Any]:
-        """Return the replica's own description.
-
-        Raises:
-            ReplicaLostError: if it no longer exists.
-        """
+        """Return the replica's own description, or raise a `ReplicaLostError`."""
         described: Mapping[str, Any] = await self._ask("describe")
         self._model = described["model"]
         return described
@@ -246,8 +242,7 @@ class RayModelActor:
     ) -> Response | None:
         """Return the response from the replica that another leader chose; None if that replica was lost.
 
-        Raises:
-            EndedError: if that replica was lost after the job had ended.
+        If it was lost after the job had ended, an `EndedError` is raised.
         """
         if not await self._job_sender.has_ended(request):  # else its client knows more than that
             await announce(request, respond)
@@ -303,11 +298,7 @@ class RayModelActor:
             actor._handle.cancel.remote(request_id, reason)
 
     async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the replica, which does once what is asked twice, and return the answer.
-
-        Raises:
-            ReplicaLostError: if it no longer exists.
-        """
+        """Call a method of the replica, which does once what is asked twice."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
         while True:

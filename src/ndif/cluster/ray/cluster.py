@@ -108,13 +108,7 @@ class RayCluster:
     outlives = True
 
     def __init__(self, address: str, replica: type[RemoteActor], job_sender: JobSender) -> None:
-        """Prepare a connection.
-
-        Args:
-            address: `host:port` of the head, or `auto`.
-            replica: class that Ray starts on the nodes.
-            job_sender: channels that carry jobs to the nodes.
-        """
+        """Prepare a connection to the head at `host:port`, or `auto`; Ray starts `replica` on the nodes."""
         self.fork_servers = ForkServers()
         self.lost = asyncio.Event()
         """Set once the connection is lost for good."""
@@ -168,11 +162,7 @@ class RayCluster:
             ) from error
 
     async def _check_port(self) -> None:
-        """Check that the head listens: Ray takes half a minute to report that it does not.
-
-        Raises:
-            OSError: if it does not listen.
-        """
+        """Check that the head listens: Ray takes half a minute to report that it does not."""
         parts = urlsplit(self._address if "//" in self._address else f"//{self._address}")
         if parts.hostname is None or parts.port is None:  # `auto`
             return
