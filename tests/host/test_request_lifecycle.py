@@ -39,7 +39,7 @@ from ndif.cluster.controller_types import Measured, OrphanReplica
 from ndif.cluster.models import Models
 from ndif.cluster.ray import actors
 from ndif.cluster.ray.actors import RayModelActor
-from ndif.host import jobs, request_lifecycle
+from ndif.host import remote_actor, request_lifecycle
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce
 from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
@@ -614,7 +614,7 @@ def hasty() -> Iterator[None]:
         patch.object(redis_broker, "_LOOK_S", BRIEFLY_S),
         patch.object(redis_broker, "_INHERIT_S", BRIEFLY_S),
         patch.object(redis_broker, "_BLOCK_MS", 20),
-        patch.object(jobs, "_LOOK_S", BRIEFLY_S),
+        patch.object(remote_actor, "_LOOK_S", BRIEFLY_S),
         patch.object(actors, "_SOON_S", 0.1),
         patch.object(ray, "kill", Process.kill_from_a_thread),
     ):
