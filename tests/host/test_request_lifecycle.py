@@ -316,7 +316,7 @@ class Lives:
             for node in self.remote:
                 if node.killed.is_set():
                     continue
-                actor = RayModelActor.found(node.place.name, node, lanes, whereabouts)
+                actor = RayModelActor(node.place.name, lambda: None, lanes, whereabouts, node)
                 ray_actors.append(actor)
                 said = await actor.describe()
                 if said["level"] is None or said["moving"] or said["ended"]:

@@ -33,7 +33,7 @@ from ndif.host.device_errors import MOST, WITHIN_S, DeviceErrors, DeviceFailure,
 from ndif.host.port import ActorError, DeviceError
 from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta, build
-from ndif.placement.demand import DEFAULT_RULES, Demand, Device, PlacementRules
+from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
 from ndif.placement.explanation import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.schema.model_key import Variant
@@ -159,26 +159,23 @@ class Controller:
 
     async def _deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
         sizes = await asyncio.gather(*(self._size(one) for one in asked))
-        problems = [size if isinstance(size, str) else None for size in sizes]
-        decision = await self._decide(
-            {one: size for one, size in zip(asked, sizes, strict=True) if isinstance(size, int)}
-        )
+        sized = list(zip(asked, sizes, strict=True))
+        decision = await self._decide({one: size for one, size in sized if isinstance(size, int)})
         self._carry_out(decision, "another model needs its memory")
         refused = {refusal.model_key: explain_refusal(refusal) for refusal in decision.refused}
         provided = []
-        for one, problem in zip(asked, problems, strict=True):
+        for one, size in sized:
             if one.void:
                 why = _WITHDRAWN if one.withdrawn else None
                 provided.append(ProvisionResult(problem=why, evicted=decision.evictions))
                 continue
             variant = str(one.variant)
-            problem = problem or refused.get(variant)
+            problem = size if isinstance(size, str) else refused.get(variant)
             one.model.problems.pop(one.generation, None)
             if problem is not None:
                 one.model.problems[one.generation] = problem
-            provided.append(
-                ProvisionResult(decision.replica_ids(variant), problem, decision.evictions)
-            )
+            replica_ids = decision.replica_ids(variant)
+            provided.append(ProvisionResult(replica_ids, problem, decision.evictions))
         return provided
 
     async def _decide(self, asked: Mapping[ReplicaRequest, int]) -> Decision:
@@ -187,17 +184,15 @@ class Controller:
         Otherwise two models could evict each other again and again without running a request.
         """
         while True:
-            demands = [self._demand(one, size) for one, size in asked.items() if not one.void]
+            demands = [one.demand(size) for one, size in asked.items() if not one.void]
+            if not self._places:
+                demands = [replace(demand, device=Device.AUTO) for demand in demands]
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             leaving = [self._replicas[key] for key in decision.evictions if key in self._replicas]
             unused = [replica for replica in leaving if replica.is_unused]
             if not unused or any(one.dedicated for one in demands):
                 return decision
             await asyncio.gather(*(replica.wait_until_used() for replica in unused))
-
-    def _demand(self, asked: ReplicaRequest, size_bytes: int) -> Demand:
-        demand = asked.demand(size_bytes)
-        return demand if self._places else replace(demand, device=Device.AUTO)
 
     def evict(
         self,
@@ -230,21 +225,19 @@ class Controller:
         for one in adoption.dropped:
             logger.warning("%s has no place here and is ended", one.placed.name)
             self._end_aside(one.actor.stop(), one.placed)
-        adopted = [
-            (Replica(place, model, one.actor), one.is_loaded) for one, place, model in adoption.kept
-        ]
-        for replica, is_loaded in adopted:
-            self._replicas[replica.placed.key] = replica
-            name = replica.placed.name
-            logger.info("%s is adopted", name)
-            if not is_loaded:
-                replica.starting = self._spawn(self._create(replica), name)
+        adopted = []
+        for one, place, model in adoption.kept:
+            replica = self._replicas[place.key] = Replica(place, model, one.actor)
+            adopted.append(replica)
+            logger.info("%s is adopted", place.name)
+            if not one.is_loaded:
+                replica.starting = self._spawn(self._create(replica), place.name)
                 continue
             replica.came_up()
             replica.mark_used()
             self._learn(replica)
-            self._spawn(self._watch(replica), f"watch over {name}")
-        return [replica for replica, _ in adopted]
+            self._spawn(self._watch(replica), f"watch over {place.name}")
+        return adopted
 
     async def leave(self) -> None:
         """Leave every replica for another controller to adopt, after those that are ending have ended."""
@@ -262,15 +255,13 @@ class Controller:
 
     async def _size(self, asked: ReplicaRequest) -> int | str:
         """Return the bytes of one replica, or the reason why they are not known."""
-        measured = None
-        while measured is None:
+        settings = measured = None
+        while measured is None or asked.model.deployment != settings:  # which may change meanwhile
             settings = asked.model.deployment
             try:
                 measured = await self._evaluate(settings, asked.generation)
             except ActorError as error:
                 return _not_loaded(asked.model, asked.generation, str(error))
-            if asked.model.deployment != settings:
-                measured = None  # its settings changed meanwhile
         self.models.learn(asked.model, measured.repo_id, measured.task)
         if not self._of(asked.model):
             self.models.unite(asked.model)
@@ -281,20 +272,18 @@ class Controller:
 
     def _carry_out(self, decision: Decision, why: str) -> None:
         delta = build(self.cluster, decision.cluster)
-        coming = {
-            placed.key: self._host(placed, self.models.of(Variant.parse(placed.model_key).model))
-            for placed in delta.to_create
-        }
+        coming = {placed.key: self._host(placed) for placed in delta.to_create}
         for described in delta.steps(why):
             logger.info("%s", described)
-        half = [d.key for d in delta.to_cache if not self._is_loaded(d.key)]
+        loaded = {key for key, replica in self._replicas.items() if replica.is_loaded}
         # A replica that is still loading has nothing to keep WARM.
-        self.cluster = decision.cluster.without(half)
+        self.cluster = decision.cluster.without(
+            d.key for d in delta.to_cache if d.key not in loaded
+        )
         self._replicas.update(coming)
-        going = [*delta.to_delete, *delta.to_cache]
         leaving = {
             d.key: (replica, replica.lease)
-            for d in going
+            for d in [*delta.to_delete, *delta.to_cache]
             if (replica := self._replicas.get(d.key)) is not None
         }
         for replica, _ in leaving.values():
@@ -309,9 +298,12 @@ class Controller:
         for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
 
-    def _host(self, placed: PlacedReplica, model: Model) -> Replica:
-        generation = Variant.parse(placed.model_key).generation
-        return Replica(placed, model, self._make_actor(model.deployment, generation, placed))
+    def _host(self, placed: PlacedReplica) -> Replica:
+        variant = Variant.parse(placed.model_key)
+        model = self.models.of(variant.model)
+        return Replica(
+            placed, model, self._make_actor(model.deployment, variant.generation, placed)
+        )
 
     def _take_over(self) -> None:
         """Update the place of each replica to the decided one."""
@@ -354,10 +346,6 @@ class Controller:
         await self._end(replica)
         self.cluster = self.cluster.without([key])
 
-    def _is_loaded(self, key: ReplicaKey) -> bool:
-        replica = self._replicas.get(key)
-        return replica is not None and replica.is_loaded
-
     async def _drain(self, lease: Lease) -> None:
         """Wait until its requests have ended, at most `drain_s`."""
         with contextlib.suppress(asyncio.TimeoutError):
@@ -373,8 +361,7 @@ class Controller:
             del self._replicas[replica.placed.key]
 
     async def _return(self, key: ReplicaKey) -> None:
-        replica = self._replicas.get(key)
-        if replica is not None:
+        if (replica := self._replicas.get(key)) is not None:
             memory = replica.placed.gpu_mem_bytes_by_id
             await self._bring_up(replica, replica.actor.from_cache(memory))
 
@@ -405,7 +392,7 @@ class Controller:
         self.cluster = self.cluster.with_deployed(key, self._now())
         self._take_over()
         logger.info("%s is ready", replica.placed.name)
-        replica.model.problems.pop(Variant.parse(replica.placed.model_key).generation, None)
+        replica.model.problems.pop(replica.generation, None)
         self._on_up(replica)
         replica.came_up()
 
@@ -414,7 +401,7 @@ class Controller:
         self.models.learn(replica.model, loaded.get("repo_id"), loaded.get("task"))
 
     async def _fail(self, replica: Replica, why: str) -> None:
-        generation = Variant.parse(replica.placed.model_key).generation
+        generation = replica.generation
         sentence = _not_loaded(replica.model, generation, why)
         logger.error("%s", sentence)
         replica.model.problems[generation] = sentence
@@ -432,12 +419,10 @@ class Controller:
         """Record the GPU that a replica was lost to; all of its GPUs if the failure names none."""
         place = replica.placed
         node = self.cluster.nodes.get(place.node_id)
-        if node is None:
-            return
         of_it = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
-        names = [node.gpu_name(index) for index in of_it]
-        if not names:
+        if node is None or not of_it:
             return
+        names = [node.gpu_name(index) for index in of_it]
         self._device_errors = self._device_errors.noted(names, failure.error, self._now())
         logger.error("%s was lost to %s: %s", place.name, " or ".join(names), failure.error)
         self._withdraw()

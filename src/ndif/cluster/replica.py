@@ -9,6 +9,7 @@ from ndif.cluster.models import Model
 from ndif.errors import NdifError
 from ndif.host.port import ModelActor
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.schema.model_key import Variant
 
 
 class ReplicaState(str, Enum):
@@ -74,13 +75,18 @@ class Replica:
         self._used = asyncio.Event()
 
     @property
+    def generation(self) -> str:
+        """Return the nnsight generation that it runs."""
+        return Variant.parse(self.placed.model_key).generation
+
+    @property
     def state(self) -> ReplicaState:
         """Return the state that a request meets now."""
         if self.placed.level is not DeploymentLevel.HOT:
             return ReplicaState.NOT_STARTED
-        if self.actor.ended.is_set() or (self._up.done() and self._up.exception() is not None):
+        if self.actor.ended.is_set() or (self._up.done() and not self.is_up):
             return ReplicaState.UNHEALTHY
-        return ReplicaState.RUNNING if self.serving else ReplicaState.DEPLOYING
+        return ReplicaState.RUNNING if self.is_up else ReplicaState.DEPLOYING
 
     @property
     def serving(self) -> bool:

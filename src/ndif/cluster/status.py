@@ -10,7 +10,7 @@ from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica, ReplicaState
 from ndif.placement.replica import DeploymentLevel
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.model_key import ModelKey, Variant
+from ndif.schema.model_key import ModelKey
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
 
@@ -27,15 +27,11 @@ def client_status(models: Iterable[Model], replicas: Sequence[Replica]) -> dict[
 
 def _entry(model: Model, replicas: Sequence[Replica]) -> dict[str, Any]:
     key = model.config.key
-    generations = sorted({replica_generation(each) for each in replicas} | model.problems.keys())
-    by_generation = {
-        generation: [each for each in replicas if replica_generation(each) == generation]
-        for generation in generations
-    }
-    states = {
-        generation: _state(mine, has_problem=generation in model.problems)
-        for generation, mine in by_generation.items()
-    }
+    serving, states = {}, {}
+    for generation in sorted({each.generation for each in replicas} | model.problems.keys()):
+        mine = [each for each in replicas if each.generation == generation]
+        serving[generation] = sum(each.serving for each in mine)
+        states[generation] = _state(mine, has_problem=generation in model.problems)
     hot = [each for each in replicas if each.placed.level is DeploymentLevel.HOT]
     warm = bool(replicas) and not hot
     return {
@@ -46,10 +42,7 @@ def _entry(model: Model, replicas: Sequence[Replica]) -> dict[str, Any]:
         "trust_remote_code": model.config.trust_remote_code,
         "deployment_level": (DeploymentLevel.WARM if warm else DeploymentLevel.HOT).value,
         "application_state": _best(states.values()).value,
-        "replicas": {
-            generation: sum(each.serving for each in mine)
-            for generation, mine in by_generation.items()
-        },
+        "replicas": serving,
         "dedicated": model.dedicated,
         "runtimes": {generation: state.value for generation, state in states.items()},
     }
@@ -64,11 +57,6 @@ def _state(replicas: Iterable[Replica], *, has_problem: bool) -> ReplicaState:
 def _best(states: Iterable[ReplicaState]) -> ReplicaState:
     there = set(states)
     return next((state for state in _BEST_FIRST if state in there), ReplicaState.NOT_STARTED)
-
-
-def replica_generation(replica: Replica) -> str:
-    """Return the nnsight generation of a replica."""
-    return Variant.parse(replica.placed.model_key).generation
 
 
 def describe_replica(replica: Replica) -> dict[str, Any]:

@@ -11,24 +11,12 @@ from ndif.host.gpus import BY_BUS, ORDER, VISIBLE
 from ndif.host.runtimes import Runtime
 
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
-
 _HARMLESS = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV"),
     "GLIBC_TUNABLES",
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_MODULES_CACHE", "XDG_CACHE_HOME"),
-    *(
-        "OMP_",
-        "GOMP_",
-        "KMP_",
-        "MKL_",
-        "OPENBLAS_",
-        "TORCH",
-        "PYTORCH_",
-        "CUDA",
-        "CUBLAS_",
-        "NVIDIA_",
-        "NCCL_",
-    ),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+    *("TORCH", "PYTORCH_", "CUDA", "CUBLAS_", "NVIDIA_", "NCCL_"),
 )
 """Prefixes of the variables that a process for untrusted code keeps: paths and tuning, no secrets."""
 
@@ -38,8 +26,7 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
 
     With `devices` as its `CUDA_VISIBLE_DEVICES` a process counts the GPUs as placement does.
     """
-    path = [str(folder) for folder in runtime.path]
-    inherited = os.environ.get("PYTHONPATH")
+    path = [*map(str, runtime.path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         # By default torch's threads spin for some 10 ms after their last work, while the host needs the
         # cores to send the result. This is 0.5 ms, longer than the pause between two layers.
@@ -50,7 +37,7 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
         # Without it CUDA counts the fastest card first; the driver, placement and operators count by bus.
         ORDER: BY_BUS,
         **({} if devices is None else {VISIBLE: devices}),
-        "PYTHONPATH": os.pathsep.join([*path, *([inherited] if inherited else [])]),
+        "PYTHONPATH": os.pathsep.join(path),
         # The tokenizer's own thread pool would not survive a fork.
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
@@ -61,9 +48,8 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
 
 def for_untrusted(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the part of an environment that untrusted code may read: it lies in each fork's memory."""
-    kept = {name: value for name, value in variables.items() if name.startswith(_HARMLESS)}
     return {
-        **kept,
+        **{name: value for name, value in variables.items() if name.startswith(_HARMLESS)},
         "TOKENIZERS_PARALLELISM": "false",
         # The host has fetched the files.
         "HF_HUB_OFFLINE": "1",
@@ -74,9 +60,8 @@ def for_untrusted(variables: Mapping[str, str]) -> dict[str, str]:
 
 def without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for a process that reaches the hub without an account."""
-    kept = {name: value for name, value in variables.items() if name not in _CREDENTIALS}
     return {
-        **kept,
+        **{name: value for name, value in variables.items() if name not in _CREDENTIALS},
         "HF_TOKEN_PATH": os.devnull,
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -100,19 +100,17 @@ class RunnerHandle:
     async def send(
         self, header: dict[str, Any], body: bytes | bytearray = b"", fds: Sequence[int] = ()
     ) -> None:
-        """Send a frame to the runner."""
-        await self._channel.send(header, body, fds)
+        """Send a frame to the runner; one that has died sends no frame back."""
+        with contextlib.suppress(OSError):
+            await self._channel.send(header, body, fds)
 
     async def frames(
         self, max_body_bytes: Callable[[Header], int]
     ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
         """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header."""
-        while True:
-            try:
-                frame = await self._channel.receive(max_body_bytes)
-            except EOFError:
-                return
-            yield frame
+        with contextlib.suppress(EOFError):
+            while True:
+                yield await self._channel.receive(max_body_bytes)
 
     def pause(self) -> None:
         """Stop the process: none of its threads runs until `resume`."""

@@ -56,9 +56,8 @@ class SharedWeights:
 
     def fill(self, name: str, *, usable: bool) -> None:
         """Record that the memory is filled, or not `usable`: the kernel has no huge pages for it."""
-        memory = self._memory[name]
-        memory.usable = usable
-        memory.settled.set()
+        self._memory[name].usable = usable
+        self._memory[name].settled.set()
 
     def leave(self, user: object) -> None:
         """Release all memory of `user`, whose process has ended."""

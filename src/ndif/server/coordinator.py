@@ -129,10 +129,7 @@ class Coordinator:
         await end(self._tasks)
         await self.fail_all()
         await self.dispatcher.stop()
-        if self._fleet.outlives:
-            await self.controller.leave()
-        else:
-            await self.controller.stop()
+        await (self.controller.leave() if self._fleet.outlives else self.controller.stop())
         await self._evaluator.stop()
 
     async def bring_up(self, generation: str) -> list[Replica]:

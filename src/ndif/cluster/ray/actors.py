@@ -15,15 +15,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    ActorUnschedulableError,
-    RayActorError,
-    RayError,
-)
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayError
 
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce, announcement
@@ -49,28 +45,17 @@ T = TypeVar("T")
 
 def aside(work: Callable[[], T]) -> asyncio.Future[T]:
     """Return the result of `work`, done in a thread that does not delay the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # the caller was cancelled
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread to itself
 
     def do() -> None:
-        result, error = None, None
         try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=do, name="call to Ray", daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
 
 
 logger = logging.getLogger(__name__)
@@ -91,50 +76,37 @@ class RayModelActor:
         make: Callable[[], Any],
         job_sender: JobSender,
         whereabouts: MutableMapping[str, RayModelActor],
+        handle: Any = None,
     ) -> None:
-        """`make` has Ray start it, and may take its time; `whereabouts`: where jobs of another leader are.
+        """`make` has Ray start it, and may take its time; `handle`: what another leader has started.
 
-        The job of such a one is awaited where it runs, whichever replica is asked to run it.
+        `whereabouts`: where jobs of another leader are. The job of such a one is awaited where it runs,
+        whichever replica is asked to run it.
         """
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
+        self.model: Mapping[str, Any] = {}
+        """See `ModelActor.model`."""
         self._name = name
         self._make = make
         self._job_sender = job_sender
         self._making: asyncio.Future[Any] | None = None
         self._whereabouts = whereabouts
         self._handle: Any = None
-        self._model: Mapping[str, Any] = {}
         self._watching: asyncio.Task[None] | None = None
         self._run_by: tuple[str, RayModelActor] | None = None
         self._cancels = False
         """True once the job that runs was cancelled."""
         self._news: asyncio.Future[Response | None] | None = None
         self._evicted = False
-
-    @classmethod
-    def found(
-        cls,
-        name: str,
-        handle: Any,
-        job_sender: JobSender,
-        whereabouts: MutableMapping[str, RayModelActor],
-    ) -> RayModelActor:
-        """Return the actor of a replica that another leader started; `describe` returns its facts."""
-        actor = cls(name, lambda: handle, job_sender, whereabouts)
-        actor._have(handle)
-        return actor
+        if handle is not None:
+            self._have(handle)
 
     async def describe(self) -> Mapping[str, Any]:
         """Return the replica's own description, or raise a `ReplicaLostError`."""
         described: Mapping[str, Any] = await self._ask("describe")
-        self._model = described["model"]
+        self.model = described["model"]
         return described
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        """See `ModelActor.model`."""
-        return self._model
 
     def _have(self, handle: Any) -> None:
         self._handle = handle
@@ -174,7 +146,7 @@ class RayModelActor:
             if (device := answer.get("device")) is not None:
                 raise DeviceError(answer["error"], DeviceFailure(*device))
             raise ActorError(answer["error"])
-        self._model = answer["model"]
+        self.model = answer["model"]
 
     async def _report(self, progress: Progress) -> None:
         known = (0, 0)
@@ -283,12 +255,8 @@ class RayModelActor:
             raise ReplicaEvictedError(answer["evicted"])
         if "lost" in answer:
             raise ReplicaLostError(answer["lost"])
-        return Response(
-            request.id,
-            Status(answer["status"]),
-            answer["description"],
-            delivered=answer["delivered"],
-        )
+        status, description = Status(answer["status"]), answer["description"]
+        return Response(request.id, status, description, delivered=answer["delivered"])
 
     def cancel(self, reason: str) -> None:
         """See `ModelActor.cancel`."""
@@ -297,13 +265,13 @@ class RayModelActor:
             request_id, actor = self._run_by
             actor._handle.cancel.remote(request_id, reason)
 
-    async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+    async def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the replica, which does once what is asked twice."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
         while True:
             try:
-                return await getattr(self._handle, method).remote(*arguments, **named)
+                return await getattr(self._handle, method).remote(*arguments)
             except ActorUnavailableError as error:
                 # Its node cannot be reached: either it returns, or Ray finds it dead.
                 logger.warning("a replica does not answer: %s", _first_line(error))

@@ -125,12 +125,11 @@ class RayCluster:
         while True:
             try:
                 await self._connect()
+                break
             except ClusterError as error:
                 logger.warning("%s; trying again", error)
                 waiting()
                 await asyncio.sleep(_CONNECT_S)
-            else:
-                break
         self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
         self._job_sender.start()
 
@@ -147,14 +146,7 @@ class RayCluster:
                     logging_level=logging.ERROR,
                 )
             )
-        except (
-            RayError,
-            ConnectionError,
-            RuntimeError,
-            ValueError,
-            OSError,
-            TimeoutError,
-        ) as error:
+        except (RayError, RuntimeError, ValueError, OSError, asyncio.TimeoutError) as error:
             with contextlib.suppress(Exception):
                 await aside(ray.shutdown)
             raise ClusterError(
@@ -196,13 +188,13 @@ class RayCluster:
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> RayModelActor:
         """Return the actor of a replica, not started yet. See `MakeActor`."""
-        held = {field.name: getattr(place, field.name) for field in fields(place)}
-        del held["level"]  # the replica reports its own
+        names = [field.name for field in fields(place) if field.name != "level"]
         gpus = [node.resources.gpu_uuids for node in self._nodes if node.id == place.node_id]
         described = {
             "config": asdict(config),
             "generation": generation,
-            "place": held,
+            # The replica reports its own level.
+            "place": {name: getattr(place, name) for name in names},
             "gpus": [*gpus[0]] if gpus else [],
         }
         options = {
@@ -239,35 +231,30 @@ class RayCluster:
     async def orphans(self) -> list[OrphanReplica]:
         """Return the replicas that another leader left; end those that are not usable."""
         named = await self._do(lambda: list_named_actors(all_namespaces=True))
-        names = [
-            one["name"]
-            for one in named
-            if one["namespace"] == NAMESPACE and one["name"].startswith(_PREFIX)
-        ]
-        found = await asyncio.gather(*(self._find(name) for name in names))
-        return [one for one in found if one is not None]
+        names = [one["name"] for one in named if one["namespace"] == NAMESPACE]
+        replicas = (self._find(name) for name in names if name.startswith(_PREFIX))
+        return [one for one in await asyncio.gather(*replicas) if one is not None]
 
     async def _find(self, name: str) -> OrphanReplica | None:
         try:
             handle = await self._do(lambda: ray.get_actor(name, namespace=NAMESPACE))
         except ValueError:  # it has ended since
             return None
-        actor = self._keep(RayModelActor.found(name, handle, self._job_sender, self._whereabouts))
+        actor = self._keep(
+            RayModelActor(name, lambda: handle, self._job_sender, self._whereabouts, handle)
+        )
         try:
             described = await within(actor.describe(), _DESCRIBE_S)
-            is_of_use = not described["ended"] and not described["moving"]
-            orphan = _orphan(described, actor) if is_of_use else None
+            if not described["ended"] and not described["moving"]:
+                orphan = _orphan(described, actor)
+                self._whereabouts.update(dict.fromkeys(described["requests"], actor))
+                return orphan
         except asyncio.TimeoutError:
             logger.warning("%s does not answer", name)
-            orphan = None
         except (ReplicaLostError, RayError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used: %s", name, error)
-            orphan = None
-        if orphan is None:
-            await actor.stop()
-            return None
-        self._whereabouts.update(dict.fromkeys(described["requests"], actor))
-        return orphan
+        await actor.stop()
+        return None
 
     # State of the cluster
 
