@@ -191,7 +191,7 @@ async def test_they_serve_at_once_and_are_watched() -> None:
         assert (hot.state, warm.state) == (ReplicaState.RUNNING, ReplicaState.NOT_STARTED)
         assert warm.is_loaded
         assert hot.model.config.repo_id == "A/Theirs"
-        assert not hot.is_unused
+        assert hot.used.is_set()
         await hot.up()
         await asyncio.wait_for(other.ended.wait(), 5)
         left: asyncio.Queue[str] = asyncio.Queue()

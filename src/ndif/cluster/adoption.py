@@ -63,7 +63,6 @@ def _as_it_is(cluster: Cluster, one: OrphanReplica, model: Model) -> PlacedRepli
 
 
 def _fraction(cluster: Cluster, placed: PlacedReplica) -> float | None:
-    """Return its fraction of a shared GPU; None if it shares none."""
     totals = cluster.nodes[placed.node_id].resources.gpu_bytes
     shares = [held / totals[index] for index, held in placed.gpu_mem_bytes_by_id.items()]
     return shares[0] if len(shares) == 1 and shares[0] < 1 else None

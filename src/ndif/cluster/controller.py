@@ -189,10 +189,10 @@ class Controller:
                 demands = [replace(demand, device=Device.AUTO) for demand in demands]
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             leaving = [self._replicas[key] for key in decision.evictions if key in self._replicas]
-            unused = [replica for replica in leaving if replica.is_unused]
+            unused = [replica for replica in leaving if not replica.used.is_set()]
             if not unused or any(one.dedicated for one in demands):
                 return decision
-            await asyncio.gather(*(replica.wait_until_used() for replica in unused))
+            await asyncio.gather(*(replica.used.wait() for replica in unused))
 
     def evict(
         self,
@@ -254,7 +254,6 @@ class Controller:
         self._replicas.clear()
 
     async def _size(self, asked: ReplicaRequest) -> int | str:
-        """Return the bytes of one replica, or the reason why they are not known."""
         settings = measured = None
         while measured is None or asked.model.deployment != settings:  # which may change meanwhile
             settings = asked.model.deployment
@@ -306,7 +305,6 @@ class Controller:
         )
 
     def _take_over(self) -> None:
-        """Update the place of each replica to the decided one."""
         for decided in self.cluster.replicas():
             replica = self._replicas.get(decided.key)
             if replica is not None:
@@ -347,7 +345,6 @@ class Controller:
         self.cluster = self.cluster.without([key])
 
     async def _drain(self, lease: Lease) -> None:
-        """Wait until its requests have ended, at most `drain_s`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(lease.ended(), self._drain_s)
 
@@ -498,7 +495,6 @@ class Controller:
 
 
 async def _all(*work: Awaitable[None]) -> None:
-    """Await all of it, and log what fails."""
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             logger.error("a change of a replica failed", exc_info=outcome)

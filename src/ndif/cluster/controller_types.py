@@ -31,7 +31,6 @@ class Measured:
     """Facts of a model before it is loaded."""
 
     size_bytes: int
-    """Bytes of one replica, padding included."""
     task: str | None = None
     repo_id: str | None = None
     """Repository id as the hub spells it."""
@@ -82,7 +81,6 @@ class OrphanReplica:
 
     placed: PlacedReplica
     config: DeploymentConfig
-    """Settings that it was loaded with."""
     actor: ModelActor
     is_loaded: bool
     """False while it is being loaded."""
@@ -101,7 +99,6 @@ class ProvisionResult:
 
 
 def _device(device: str | None) -> Device:
-    """Return the kind of device that a torch device names."""
     if device is None or device == "auto":
         return Device.AUTO
     return Device.CPU if device == "cpu" else Device.GPU

@@ -15,8 +15,8 @@ from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.local_cards import LocalCards
 from ndif.config.settings import Settings
 from ndif.config.units import parse_gpus, parse_size
-from ndif.host import gpus, numa
-from ndif.host.environment import cpu_memory, machine_name
+from ndif.host import gpus
+from ndif.host.environment import cpu_memory, cpus_by_node, machine_name, nearby_cpus
 from ndif.host.fork_server import ForkServers
 from ndif.host.gpu_watch import GpuWatch
 from ndif.host.gpus import Driver, VisibleGpus, without_memory
@@ -104,7 +104,6 @@ class ThisMachine:
         self._machine: LocalMachine | None = None
         self._looking = asyncio.Lock()
         self._cards: LocalCards | None = None
-        """Chooses GPUs where nothing is placed."""
         self._gpu_watch: GpuWatch | None = None
         self.lost = asyncio.Event()
 
@@ -177,11 +176,10 @@ class ThisMachine:
         )
 
     def _near(self, indices: Collection[int]) -> frozenset[int] | None:
-        """Return the CPUs beside these GPUs."""
         if self._machine is None:
             return None
         nodes = [self._machine.gpus.gpus[index].numa_node for index in indices]
-        return numa.nearby_cpus(nodes, numa.cpus_by_node(), frozenset(os.sched_getaffinity(0)))
+        return nearby_cpus(nodes, cpus_by_node(), frozenset(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ class Model:
     scheduled: DeploymentConfig | None = None
     """Settings by which the schedule dedicates it now."""
     deploying: int = 0
-    """Deployments in progress."""
     withdrawals: int = 0
     """Times that an operator evicted it; requests from before are void."""
     generations: frozenset[str] = frozenset()

@@ -60,19 +60,18 @@ class Replica:
 
     def __init__(self, placed: PlacedReplica, model: Model, actor: ModelActor) -> None:
         self.placed = placed
-        """The replica's place in the cluster."""
         self.model = model
         self.actor = actor
         self.progress: tuple[int, int] | None = None
         """Bytes loaded and bytes in total, while it loads."""
         self.starting: asyncio.Task[None] | None = None
         self.is_ending = False
-        """The replica is being ended."""
         self.is_loaded = False
         """True once it has been up, so that there is something to keep WARM."""
         self.lease = Lease()
         self._up: asyncio.Future[None] = _future()
-        self._used = asyncio.Event()
+        self.used = asyncio.Event()
+        """Set once it was used since it came up, or can no longer be."""
 
     @property
     def generation(self) -> str:
@@ -117,8 +116,8 @@ class Replica:
         """Prepare for its return to the device at this place."""
         self.placed, self.lease = placed, Lease()
         if self._up.done():
-            self._used.set()  # who waits for its place decides again
-            self._up, self._used = _future(), asyncio.Event()
+            self.used.set()  # who waits for its place decides again
+            self._up, self.used = _future(), asyncio.Event()
 
     def progressed(self, done: int, total: int) -> None:
         """Record how much is loaded."""
@@ -133,22 +132,13 @@ class Replica:
 
     def failed(self, error: DeploymentError) -> None:
         """Record that it cannot be loaded."""
-        self._used.set()
+        self.used.set()
         if not self._up.done():
             self._up.set_exception(error)
 
     def mark_used(self) -> None:
         """Record that it has run a request, or had none to run, since it came up."""
-        self._used.set()
-
-    @property
-    def is_unused(self) -> bool:
-        """Return True if it has not been used since it came up."""
-        return not self._used.is_set()
-
-    async def wait_until_used(self) -> None:
-        """Return once it was used, or can no longer be."""
-        await self._used.wait()
+        self.used.set()
 
 
 def _future() -> asyncio.Future[None]:

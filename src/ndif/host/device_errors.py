@@ -56,9 +56,7 @@ class Withdrawal:
     """One GPU that is out of placement."""
 
     until: float
-    """Unix seconds."""
     error: str
-    """The last error."""
 
 
 @dataclass(frozen=True, slots=True)

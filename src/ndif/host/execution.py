@@ -121,7 +121,6 @@ class Execution:
         return self._stored(request, header, len(body))
 
     def _stored(self, request: Request, header: Mapping[str, Any], size: int) -> Response:
-        """Return the response of a result that is in the store."""
         # A live client fetches its result once; a client that polls may fetch it any number of times.
         once = request.subscription_id is not None
         result = StoredResult(self._objects.url(_key(request), request.base_url, once=once), size)

@@ -104,7 +104,6 @@ class _ForkServer:
         """Number of children that are asked for and not yet forked."""
         self._children: set[ForkedProcess] = set()
         self.used_at = time.monotonic()
-        """Time of the last request for a child."""
 
     @property
     def was_killed(self) -> bool:
@@ -250,7 +249,6 @@ class ForkServers:
 
 
 async def _reader(descriptor: int) -> asyncio.StreamReader:
-    """Return a reader of a pipe's end, which it closes."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(loop=loop)
     file = os.fdopen(descriptor, "rb", buffering=0)

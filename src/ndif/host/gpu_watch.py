@@ -26,9 +26,7 @@ class GpuUsage:
     """The GPU memory of one replica on one device."""
 
     runner_bytes: int
-    """Bytes of the watched runner."""
     replica_bytes: int
-    """Bytes of all processes of the replica."""
 
 
 def usage_of(used: Mapping[int, int | None], runner: int, zygote: int) -> GpuUsage | None:
@@ -110,7 +108,7 @@ class GpuWatch:
                 if now is None:
                     # The driver also names no process of an ending replica or on a busy GPU.
                     missed += 1
-                    if missed >= _MAX_MISSES and _is_alive(runner):
+                    if missed >= _MAX_MISSES and _is_of(runner, zygote):
                         self._stop("the driver names none of a replica's processes")
                         return
                     continue
@@ -123,12 +121,10 @@ class GpuWatch:
         async with self._sampling:
             taken, _ = self._sample
             if time.monotonic() - taken > min(_SAMPLE_LIFETIME_S, self._interval_s):
-                self._sample = time.monotonic(), await self._query()
+                # The driver answers even if the request that waits for it is cancelled.
+                answer = await asyncio.shield(asyncio.ensure_future(self._driver.processes()))
+                self._sample = time.monotonic(), answer
             return self._sample[1]
-
-    async def _query(self) -> Mapping[str, Mapping[int, int | None]]:
-        """Query the driver and wait for its answer, even if the waiting request is cancelled."""
-        return await asyncio.shield(asyncio.ensure_future(self._driver.processes()))
 
     def _stop(self, why: str) -> None:
         if not self._is_blind:
@@ -138,7 +134,3 @@ class GpuWatch:
                 "for their processes",
                 why,
             )
-
-
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

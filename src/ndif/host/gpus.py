@@ -43,7 +43,6 @@ class Gpu:
     total_bytes: int | None
     """None where CPU and GPU share one memory (GB10, Jetson), whose size the driver does not report."""
     reserved_bytes: int = 0
-    """Bytes that driver and firmware reserve."""
     free_bytes: int = 0
     numa_node: int | None = None
 
@@ -173,7 +172,6 @@ def _listed(
 def _uuid(
     entry: str, prefix: str, known: Mapping[str, PhysicalGpu | Gpu]
 ) -> PhysicalGpu | Gpu | None:
-    """Return the only device whose UUID begins with `entry`."""
     if not entry.startswith(prefix):
         return None
     found = [device for uuid, device in known.items() if uuid.startswith(entry)]

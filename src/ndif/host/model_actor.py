@@ -123,7 +123,6 @@ class LocalModelActor:
         self._idle.set()
         self._starting: asyncio.Task[None] | None = None
         self.ended = self.process.ended
-        """See `ModelActor.ended`."""
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -369,7 +368,6 @@ class LocalModelActor:
             self._runner.kill()
 
     async def _ended(self, request: Request, runner: RunnerHandle) -> Response:
-        """Return the terminal response of a request whose runner is gone."""
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)

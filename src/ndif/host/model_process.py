@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
+from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
 from ndif.host.hub import DownloadError, Found, download
-from ndif.host.numa import bind
 from ndif.host.port import ActorError, Progress
 from ndif.host.runner_handle import RunnerHandle, describe_exit
 from ndif.host.runtimes import Runtime
@@ -38,7 +38,6 @@ GONE_S = 30.0
 _VERIFY_S = 60.0
 """Seconds within which weights are verified. Loading them again takes no longer."""
 _ANSWERS = ("verified", "cached", "uncached", "failed")
-"""Kinds of frames with which a process answers a question."""
 
 
 class ModelProcessError(ActorError):
@@ -135,7 +134,6 @@ class ModelProcess:
             bind(self.pid, os.sched_getaffinity(0) if cpus is None else cpus)
 
     async def _start_process(self, cpus: Collection[int] | None) -> Channel:
-        """Start the process, and return the channel to it."""
         self._control, theirs = Channel.pair()
         with theirs:
             self._process = await self._fork_servers.start(
@@ -210,9 +208,11 @@ class ModelProcess:
         runners = list(self._runners.values())
         for runner in runners:
             runner.kill()
-            runner.hang_up()
-        gone = asyncio.gather(*(runner.wait_until_ended() for runner in runners))
-        await self._or_kill(gone, GONE_S, f"a runner could not be ended within {GONE_S:g} s")
+            runner.channel.hang_up()
+        await asyncio.gather(*(runner.exit_code(GONE_S) for runner in runners))
+        if any(runner.alive for runner in runners):
+            self.kill()
+            raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
 
     async def _or_kill(self, work: Awaitable[T], seconds: float, why: str) -> T:
         """Return the result of `work`; if it takes longer, end this process and say `why`."""

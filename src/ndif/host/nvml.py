@@ -57,13 +57,11 @@ def _gpu(handle: Any) -> Answer:
 
 
 def _device(handle: Any) -> Answer:
-    """Describe a GPU, or an instance of one."""
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
     return {"uuid": uuid, "name": name, **_memory(handle)}
 
 
 def _memory(handle: Any) -> Answer:
-    """Return the memory of a device; None values if it has no memory of its own."""
     with contextlib.suppress(pynvml.NVMLError):
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         return {"total": info.total, "reserved": info.reserved, "free": info.free}
@@ -87,7 +85,6 @@ def _instance_handles(gpu: Any) -> list[Any] | None:
 
 
 def _instances(gpu: Any) -> list[Answer] | None:
-    """Describe the MIG instances of a GPU; None if it is not divided."""
     handles = _instance_handles(gpu)
     if handles is None:
         return None

@@ -47,7 +47,6 @@ class Event(Enum):
     SUBMIT = "submit"
     CLAIM = "claim"
     WAIT = "wait"
-    """The client is told a position in the queue."""
     PROVISION = "provision"
     DEPLOY = "deploy"
     DISPATCH = "dispatch"
@@ -95,7 +94,6 @@ _REPORTS = {
     Status.DEPLOYING: Event.DEPLOY,
     Status.RUNNING: Event.START,
 }
-"""Events that come with a status update."""
 _ENDS = {Status.COMPLETED: Event.COMPLETE, Status.ERROR: Event.FAIL}
 
 
@@ -137,7 +135,6 @@ class _Life:
     cancelled: str | None = None
     """Reason to end the request, once it was cancelled."""
     actor: ModelActor | None = None
-    """The replica that runs the request now."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 

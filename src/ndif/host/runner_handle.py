@@ -33,9 +33,8 @@ class RunnerHandle:
     def __init__(self, runner_id: str, channel: Channel) -> None:
         self.id = runner_id
         self.pid: int | None = None
-        """The process id, once the zygote has reported it."""
         self._killed = False
-        self._channel = channel
+        self.channel = channel
         self._exit: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -59,23 +58,11 @@ class RunnerHandle:
         if not self._exit.done():
             self._exit.set_result(code)
 
-    def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
-
     async def exit_code(self, patience_s: float) -> int | None:
         """Return the exit code, or minus a signal's number; None if it is not known in time."""
         with contextlib.suppress(asyncio.TimeoutError):
             return await within(asyncio.shield(self._exit), patience_s)
         return None
-
-    def hang_up(self) -> None:
-        """Shut the channel down, so that both ends read its end."""
-        self._channel.hang_up()
-
-    async def wait_until_ended(self) -> None:
-        """Return once the process has ended."""
-        await asyncio.shield(self._exit)
 
     async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `coming`; None if the process ends first."""
@@ -102,7 +89,7 @@ class RunnerHandle:
     ) -> None:
         """Send a frame to the runner; one that has died sends no frame back."""
         with contextlib.suppress(OSError):
-            await self._channel.send(header, body, fds)
+            await self.channel.send(header, body, fds)
 
     async def frames(
         self, max_body_bytes: Callable[[Header], int]
@@ -110,7 +97,7 @@ class RunnerHandle:
         """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header."""
         with contextlib.suppress(EOFError):
             while True:
-                yield await self._channel.receive(max_body_bytes)
+                yield await self.channel.receive(max_body_bytes)
 
     def pause(self) -> None:
         """Stop the process: none of its threads runs until `resume`."""

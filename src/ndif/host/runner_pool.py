@@ -79,7 +79,7 @@ class PersistentRunner:
         """See `RunnerPool.acquire`."""
         if self._runner is None or not self._runner.usable:
             if self._runner is not None:
-                self._runner.close()
+                self._runner.channel.close()
             self._runner, self._spare = self._spare, None
         if self._runner is None or not self._runner.usable:
             self._runner = await self._fork()
@@ -111,7 +111,7 @@ class FreshRunners:
         """See `RunnerPool.start`."""
         for runner in [runner for runner in self._waiting if not runner.alive]:
             self._waiting.remove(runner)
-            runner.close()
+            runner.channel.close()
         while len(self._waiting) < self._size:
             self._waiting.append(await self._new())
 
@@ -121,7 +121,7 @@ class FreshRunners:
             runner = self._waiting.popleft()
             if runner.alive:
                 return runner
-            runner.close()
+            runner.channel.close()
         return await self._new()
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
@@ -255,15 +255,13 @@ class PerUserRunners:
             await asyncio.wait([reset])
         if self._runner is not None:
             self._end(self._runner)
-        if self._leaving is None:
-            return
-        try:
-            await within(self._leaving.wait_until_ended(), _EXIT_TIMEOUT_S)
-        except asyncio.TimeoutError as error:
-            raise RunnerError(
-                f"a runner had not ended {_EXIT_TIMEOUT_S:g} s after it was killed"
-            ) from error
-        self._leaving = None
+        if self._leaving is not None:
+            await self._leaving.exit_code(_EXIT_TIMEOUT_S)
+            if self._leaving.alive:
+                raise RunnerError(
+                    f"a runner had not ended {_EXIT_TIMEOUT_S:g} s after it was killed"
+                )
+            self._leaving = None
 
     async def clear(self) -> None:
         """See `RunnerPool.clear`."""
@@ -278,4 +276,4 @@ class PerUserRunners:
 
 def _discard(runner: RunnerHandle) -> None:
     runner.kill()
-    runner.close()
+    runner.channel.close()

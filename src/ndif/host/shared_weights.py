@@ -72,7 +72,6 @@ class SharedWeights:
 
 
 def _available_bytes() -> int:
-    """Return the memory that is available without swapping."""
     text = Path("/proc/meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)
     return int(found[1]) * _KIB if found else 0

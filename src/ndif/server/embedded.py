@@ -74,6 +74,8 @@ class Server:
         )
         self.controller = self._coordinator.controller
         self.bring_up = self._coordinator.bring_up
+        self.farewell = self._coordinator.fail_all
+        """Ends every request as an ERROR, while clients are still connected."""
         models = self.controller.models
         catalogue = InProcessCatalogue(
             models,
@@ -98,10 +100,6 @@ class Server:
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
         return uvicorn_config(self.app, self._settings, listening)
-
-    async def farewell(self) -> None:
-        """End every request as an ERROR, while clients are still connected."""
-        await self._coordinator.fail_all()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

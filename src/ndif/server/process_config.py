@@ -36,7 +36,6 @@ class ProcessConfig:
     loopback: bool
     """True if the server listens on this machine's loopback address only."""
     deployments: Sequence[DeploymentConfig]
-    """Models to deploy at the start."""
 
     def write(self, path: Path) -> None:
         """Write the configuration for `read`, with mode 0600."""

@@ -32,13 +32,11 @@ class ProcessSpec:
     command: Callable[[int], Sequence[str]]
     """Command line, made from the descriptor of the pipe that its owner closes to stop it."""
     log: Path
-    """File that receives its standard output and standard error."""
     must_start: bool
     """True if its owner fails when the process ends before it was ever ready; False to try again."""
     stop_timeout_s: float = 30.0
     """Seconds that it may take to stop before it is killed."""
     inherited: tuple[int, ...] = ()
-    """Further descriptors that the process inherits."""
     environment: Mapping[str, str] | None = None
     """Environment variables; None for those of this process."""
 

@@ -86,7 +86,6 @@ class RayModelActor:
         self.ended = asyncio.Event()
         self.device_failure: DeviceFailure | None = None
         self.model: Mapping[str, Any] = {}
-        """See `ModelActor.model`."""
         self._name = name
         self._make = make
         self._job_sender = job_sender

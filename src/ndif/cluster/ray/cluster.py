@@ -286,7 +286,6 @@ class RayCluster:
 
 
 def _orphan(described: Mapping[str, Any], actor: RayModelActor) -> OrphanReplica:
-    """Return a replica from its own description (`RemoteActor.describe`)."""
     known = {field.name for field in fields(DeploymentConfig)}
     config = {name: value for name, value in described["config"].items() if name in known}
     level = DeploymentLevel(described["level"] or "HOT")
