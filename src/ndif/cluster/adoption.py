@@ -56,9 +56,7 @@ def _as_it_is(cluster: Cluster, one: OrphanReplica, model: Model) -> PlacedRepli
     if placed.level is DeploymentLevel.WARM:
         return placed.as_warm()
     return replace(
-        placed,
-        dedicated=model.dedicated,
-        gpu_memory_fraction=_fraction(cluster, placed),
+        placed, dedicated=model.dedicated, gpu_memory_fraction=_fraction(cluster, placed)
     )
 
 

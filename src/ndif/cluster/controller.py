@@ -13,9 +13,10 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from ndif.cluster.adoption import adopt
 from ndif.cluster.controller_types import (
@@ -43,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
 """Seconds after which a replica that still leaves its device is ended, because others wait."""
-
-
 _WITHDRAWN = "its operator evicted it before it had a place"
 
 
@@ -115,11 +114,6 @@ class Controller:
     def undecided(self, model: Model) -> set[Variant]:
         """Return the variants of a model that are requested and have no place yet."""
         return {one.variant for one in self._asked if one.model is model and not one.withdrawn}
-
-    @property
-    def connected(self) -> bool:
-        """Return True if some replica can run a request."""
-        return any(replica.serving for replica in self._replicas.values())
 
     def on_leave(self, listener: Leaving) -> None:
         """Call `listener` for each replica that no longer serves."""
@@ -398,10 +392,9 @@ class Controller:
         self.models.learn(replica.model, loaded.get("repo_id"), loaded.get("task"))
 
     async def _fail(self, replica: Replica, why: str) -> None:
-        generation = replica.generation
-        sentence = _not_loaded(replica.model, generation, why)
+        sentence = _not_loaded(replica.model, replica.generation, why)
         logger.error("%s", sentence)
-        replica.model.problems[generation] = sentence
+        replica.model.problems[replica.generation] = sentence
         await replica.actor.stop()
         self._forget(replica.placed.key, DeploymentError(sentence))
 
@@ -457,7 +450,7 @@ class Controller:
             self._end_aside(self._end(replica), replica.placed)
         self._forget(key, why)
 
-    def _end_aside(self, ending: Awaitable[None], place: PlacedReplica) -> None:
+    def _end_aside(self, ending: Coroutine[Any, Any, None], place: PlacedReplica) -> None:
         task = self._spawn(ending, f"end of {place.name}")
         self._ends.add(task)
         self._spawn(self._wait_for(task, place.node_id), f"place of {place.name}")
@@ -479,10 +472,8 @@ class Controller:
     def _of(self, model: Model) -> list[Replica]:
         return [replica for replica in self._replicas.values() if replica.model is model]
 
-    def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)  # noqa: S101 - a coroutine's
-        task.set_name(name)
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

@@ -237,7 +237,5 @@ class Models:
     def learn(model: Model, repo_id: str | None, task: str | None) -> None:
         """Record what a model's files tell: its name as the hub spells it, and its task."""
         model.config = replace(
-            model.config,
-            repo_id=repo_id or model.config.repo_id,
-            task=model.config.task or task,
+            model.config, repo_id=repo_id or model.config.repo_id, task=model.config.task or task
         )

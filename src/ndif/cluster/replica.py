@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ndif.cluster.models import Model
@@ -51,6 +52,7 @@ class Lease:
         await self._free.wait()
 
 
+@dataclass(eq=False)
 class Replica:
     """One replica, from the decision to create it until it has ended.
 
@@ -58,20 +60,19 @@ class Replica:
     actor, and `placed` is its record in the cluster.
     """
 
-    def __init__(self, placed: PlacedReplica, model: Model, actor: ModelActor) -> None:
-        self.placed = placed
-        self.model = model
-        self.actor = actor
-        self.progress: tuple[int, int] | None = None
-        """Bytes loaded and bytes in total, while it loads."""
-        self.starting: asyncio.Task[None] | None = None
-        self.is_ending = False
-        self.is_loaded = False
-        """True once it has been up, so that there is something to keep WARM."""
-        self.lease = Lease()
-        self._up: asyncio.Future[None] = _future()
-        self.used = asyncio.Event()
-        """Set once it was used since it came up, or can no longer be."""
+    placed: PlacedReplica
+    model: Model
+    actor: ModelActor
+    progress: tuple[int, int] | None = None
+    """Bytes loaded and bytes in total, while it loads."""
+    starting: asyncio.Task[None] | None = None
+    is_ending: bool = False
+    is_loaded: bool = False
+    """True once it has been up, so that there is something to keep WARM."""
+    lease: Lease = field(default_factory=Lease)
+    used: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it was used since it came up, or can no longer be."""
+    _up: asyncio.Future[None] = field(default_factory=lambda: _future())
 
     @property
     def generation(self) -> str:

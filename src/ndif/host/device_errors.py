@@ -10,13 +10,8 @@ _LINE = re.compile(
     r"(?:[\w.]+: )?(?P<error>CUDA error(?: on GPU (?P<gpu>\d+))?: (?P<why>.+))", re.ASCII
 )
 _PROGRAM_ERRORS = (
-    "out of memory",
-    "device-side assert",
-    "invalid device ordinal",
-    "no kernel image",
-    "invalid argument",
-    "invalid resource handle",
-    "no CUDA-capable device",
+    *("out of memory", "device-side assert", "invalid device ordinal", "no kernel image"),
+    *("invalid argument", "invalid resource handle", "no CUDA-capable device"),
     "driver version is insufficient",
 )
 """Errors of the program, which another GPU would report as well."""

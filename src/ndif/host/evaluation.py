@@ -9,7 +9,7 @@ import json
 import math
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from ndif.tasks import end, within
 
 _MODULE = "ndif.runtime.measure"
 _PATIENCE_S = 300.0
-_IDLE_S = 60.0
 
 
 class EvaluationError(ActorError):
@@ -44,6 +43,7 @@ class Evaluation:
     """True if the runtime's torch finds a GPU; None if it was not asked."""
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Evaluates each model once, and remembers the answers.
 
@@ -51,25 +51,15 @@ class Evaluator:
     work. Where a model goes is the controller's decision.
     """
 
-    def __init__(
-        self,
-        idle_s: float = _IDLE_S,
-        measuring: Callable[[Runtime], None] = lambda _: None,
-        *,
-        fork_servers: ForkServers | None = None,
-        look_for_cuda: bool = False,
-    ) -> None:
-        """Create an evaluator without processes, each of which ends after `idle_s` seconds without work.
-
-        `measuring` is called with the runtime of each model that is not known yet. `look_for_cuda`: True to
-        have processes say if their torch finds a GPU.
-        """
-        self._idle_s = idle_s
-        self._look_for_cuda = look_for_cuda
-        self._measuring = measuring
-        self._fork_servers = fork_servers or ForkServers()
-        self._processes: dict[Runtime, _Process] = {}
-        self._known: dict[ModelSpec, asyncio.Task[Evaluation]] = {}
+    idle_s: float = 60.0
+    """Seconds without work after which a process ends."""
+    measuring: Callable[[Runtime], None] = lambda _: None
+    """Called with the runtime of each model that is not known yet."""
+    fork_servers: ForkServers = field(default_factory=ForkServers)
+    look_for_cuda: bool = False
+    """True to have processes say if their torch finds a GPU."""
+    _processes: dict[Runtime, _Process] = field(default_factory=dict)
+    _known: dict[ModelSpec, asyncio.Task[Evaluation]] = field(default_factory=dict)
 
     async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Evaluation:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
@@ -83,13 +73,13 @@ class Evaluator:
         )
         task = self._known.get(spec)
         if task is None:
-            self._measuring(runtime)
+            self.measuring(runtime)
             process = self._processes.get(runtime)
             if process is None:
                 process = self._processes[runtime] = _Process(
-                    runtime, self._fork_servers, self._idle_s
+                    runtime, self.fork_servers, self.idle_s
                 )
-            asking = process.ask(spec, look_for_cuda=self._look_for_cuda)
+            asking = process.ask(spec, look_for_cuda=self.look_for_cuda)
             task = self._known[spec] = asyncio.create_task(asking, name="evaluation")
             task.add_done_callback(lambda done: self._forget_failed(spec, done))
         # A caller that is cancelled leaves the task to the others that wait for it.
@@ -116,16 +106,16 @@ class _EndedError(Exception):
     """The process ended before it answered."""
 
 
+@dataclass(eq=False)
 class _Process:
     """The measuring process of one runtime, started on demand and ended after some time without work."""
 
-    def __init__(self, runtime: Runtime, fork_servers: ForkServers, idle_s: float) -> None:
-        self._runtime = runtime
-        self._fork_servers = fork_servers
-        self._idle_s = idle_s
-        self._conversation: _Conversation | None = None
-        self._starting = asyncio.Lock()
-        self._retiring: asyncio.Task[None] | None = None
+    runtime: Runtime
+    fork_servers: ForkServers
+    idle_s: float
+    _conversation: _Conversation | None = None
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _retiring: asyncio.Task[None] | None = None
 
     async def ask(self, spec: ModelSpec, *, look_for_cuda: bool) -> Evaluation:
         """Return the process's answer about a model, without padding, or raise an `EvaluationError`."""
@@ -171,8 +161,8 @@ class _Process:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = await self._fork_servers.start(
-                    self._runtime, _MODULE, theirs, untrusted=False, keep_output=False
+                process = await self.fork_servers.start(
+                    self.runtime, _MODULE, theirs, untrusted=False, keep_output=False
                 )
         except BaseException as error:
             ours.close()
@@ -184,7 +174,7 @@ class _Process:
         return _Conversation(process, *await asyncio.open_connection(sock=ours))
 
     async def _retire(self) -> None:
-        await asyncio.sleep(self._idle_s)
+        await asyncio.sleep(self.idle_s)
         await self._kill()
 
     async def end(self) -> None:

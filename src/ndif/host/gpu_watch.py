@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndif.host.gpus import Driver, DriverError, Gpu
 
 logger = logging.getLogger(__name__)
 
-_INTERVAL_S = 0.5
 _SAMPLE_LIFETIME_S = 0.25
 _MAX_MISSES = 20
 """Samples without a live runner, after which the driver counts as unable to name its processes."""
@@ -63,6 +62,7 @@ def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
     )
 
 
+@dataclass(eq=False)
 class GpuWatch:
     """End requests that take a shared GPU beyond their model's share.
 
@@ -70,21 +70,14 @@ class GpuWatch:
     memory of processes, logs one warning and watches nothing.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        gpus: Sequence[Gpu],
-        sizes: Sequence[int],
-        interval_s: float = _INTERVAL_S,
-    ) -> None:
-        """Watch nothing yet; `sizes` are the bytes of each GPU that replicas may take."""
-        self._driver = driver
-        self._gpus = gpus
-        self._sizes = sizes
-        self._interval_s = interval_s
-        self._sample: tuple[float, Mapping[str, Mapping[int, int | None]]] = (-1.0, {})
-        self._sampling = asyncio.Lock()
-        self._is_blind = False
+    driver: Driver
+    gpus: Sequence[Gpu]
+    sizes: Sequence[int]
+    """Bytes of each GPU that replicas may take."""
+    interval_s: float = 0.5
+    _sample: tuple[float, Mapping[str, Mapping[int, int | None]]] = (-1.0, {})
+    _sampling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_blind: bool = False
 
     async def enforce(
         self, runner: int, zygote: int, shares: Mapping[int, int], end: Callable[[str], None]
@@ -94,7 +87,7 @@ class GpuWatch:
         `shares` are the bytes of each GPU, by index, that the replica of `zygote` may take. A GPU that the
         replica does not share is not watched.
         """
-        shared = {i: share for i, share in shares.items() if share < self._sizes[i]}
+        shared = {i: share for i, share in shares.items() if share < self.sizes[i]}
         before: dict[int, GpuUsage] = {}
         missed = 0
         while shared and not self._is_blind:
@@ -104,7 +97,7 @@ class GpuWatch:
                 self._stop(str(error))
                 return
             for index, share in shared.items():
-                now = usage_of(sample.get(self._gpus[index].uuid, {}), runner, zygote)
+                now = usage_of(sample.get(self.gpus[index].uuid, {}), runner, zygote)
                 if now is None:
                     # The driver also names no process of an ending replica or on a busy GPU.
                     missed += 1
@@ -115,14 +108,14 @@ class GpuWatch:
                 if reason := exceeded(share, before.setdefault(index, now), now):
                     end(reason)
                     return
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
 
     async def _used(self) -> Mapping[str, Mapping[int, int | None]]:
         async with self._sampling:
             taken, _ = self._sample
-            if time.monotonic() - taken > min(_SAMPLE_LIFETIME_S, self._interval_s):
+            if time.monotonic() - taken > min(_SAMPLE_LIFETIME_S, self.interval_s):
                 # The driver answers even if the request that waits for it is cancelled.
-                answer = await asyncio.shield(asyncio.ensure_future(self._driver.processes()))
+                answer = await asyncio.shield(asyncio.ensure_future(self.driver.processes()))
                 self._sample = time.monotonic(), answer
             return self._sample[1]
 

@@ -8,13 +8,12 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ndif.tasks import within
 
-_ANSWER_TIMEOUT_S = 20.0
 _EXIT_TIMEOUT_S = 2.0
 _MAX_ANSWER_BYTES = 1 << 24
 _NODES = Path("/dev")
@@ -217,6 +216,7 @@ def _gpu(device: Mapping[str, Any], numa_node: int | None) -> Gpu:
 # The driver
 
 
+@dataclass(eq=False)
 class Driver:
     """Query the NVIDIA driver through a child process, started when it is first needed.
 
@@ -224,10 +224,9 @@ class Driver:
     a driver or an answer, each query raises a `DriverError`.
     """
 
-    def __init__(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._lock = asyncio.Lock()
+    timeout_s: float = 20.0
+    _process: asyncio.subprocess.Process | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def physical_gpus(self) -> tuple[list[PhysicalGpu], list[str]]:
         """Return the GPUs of this machine, and a sentence for each that cannot be used."""
@@ -245,11 +244,11 @@ class Driver:
     async def _query(self, question: str) -> dict[str, Any]:
         async with self._lock:
             try:
-                line = await within(self._line(question), self._timeout_s)
+                line = await within(self._line(question), self.timeout_s)
             except asyncio.TimeoutError as error:
                 self._abandon()
                 raise DriverError(
-                    f"the NVIDIA driver did not answer within {self._timeout_s:g} s"
+                    f"the NVIDIA driver did not answer within {self.timeout_s:g} s"
                 ) from error
             except BaseException:
                 self._abandon()

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +91,16 @@ class AdapterError(Exception):
     """An adapter cannot be used; the message says why."""
 
 
+@dataclass(eq=False)
 class Adapters:
-    """A cache of public adapters that deletes the least recently used."""
+    """A folder of public adapters that deletes the least recently used, but never the newest."""
 
-    def __init__(self, runtime: Runtime, cache: Path, max_bytes: int, max_cache_bytes: int) -> None:
-        """Create a cache in a folder; the newest adapter is kept whatever its size."""
-        self._runtime = runtime
-        self._cache = cache
-        self._max_bytes = max_bytes
-        self._max_cache_bytes = max_cache_bytes
-        self._fetched: dict[str, float] = {}
+    runtime: Runtime
+    cache: Path
+    max_bytes: int
+    """Largest size of one adapter."""
+    max_cache_bytes: int
+    _fetched: dict[str, float] = field(default_factory=dict)
 
     async def fetch(self, env: Mapping[str, Any]) -> None:
         """Fetch the adapter that a request's `env` names to where its runner can read it."""
@@ -112,7 +112,7 @@ class Adapters:
                 f"The adapter {str(name)[:_SHOWN]!r} is not the name of a repository (ORG/NAME). This "
                 "server takes adapters from the Hub alone, not from folders."
             )
-        folder = self._cache / f"models--{name.replace('/', '--')}"
+        folder = self.cache / f"models--{name.replace('/', '--')}"
         age_s = time.monotonic() - self._fetched.get(name, -_CURRENT_S)
         if age_s >= _CURRENT_S or not folder.is_dir():
             await self._fetch(name)
@@ -120,10 +120,10 @@ class Adapters:
         await asyncio.to_thread(self._make_room, folder)
 
     async def _fetch(self, name: str) -> None:
-        arguments = "ndif.runtime.weights.adapter", name, str(self._cache), str(self._max_bytes)
-        variables = without_credentials(environment(self._runtime))
+        arguments = "ndif.runtime.weights.adapter", name, str(self.cache), str(self.max_bytes)
+        variables = without_credentials(environment(self.runtime))
         async with _fetching(
-            self._runtime, *arguments, variables=variables, stderr=subprocess.PIPE
+            self.runtime, *arguments, variables=variables, stderr=subprocess.PIPE
         ) as process:
             try:
                 _, said = await within(process.communicate(), _PATIENCE_S)
@@ -140,11 +140,11 @@ class Adapters:
         with contextlib.suppress(OSError):  # another replica deletes at the same time
             # The clock's time: the system's own stamp has a resolution of some ms.
             os.utime(newest, ns=(time.time_ns(), time.time_ns()))
-            sizes = {folder: _bytes(folder) for folder in self._cache.glob("models--*")}
+            sizes = {folder: _bytes(folder) for folder in self.cache.glob("models--*")}
             used = sorted(sizes, key=lambda folder: folder.stat().st_mtime_ns)
             total = sum(sizes.values())
             for folder in used:
-                if total <= self._max_cache_bytes or folder == newest:
+                if total <= self.max_cache_bytes or folder == newest:
                     continue
                 shutil.rmtree(folder, ignore_errors=True)
                 total -= sizes[folder]

@@ -37,6 +37,11 @@ from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
+_NOT_STORED = (
+    "The job ran, and its result could not be stored: this server cannot reach its object store. Send it "
+    "again in a moment."
+)
+
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
 
@@ -103,10 +108,7 @@ class LocalModelActor:
         self._first: RunnerPool = self._fresh if untrusted else self._kept
         self._execution = Execution(settings, broker, objects)
         self._adapters = Adapters(
-            runtime,
-            settings.adapters,
-            settings.max_adapter_bytes,
-            settings.adapter_cache_bytes,
+            runtime, settings.adapters, settings.max_adapter_bytes, settings.adapter_cache_bytes
         )
         self._watch = ResourceWatchdog(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: RunnerHandle | None = None
@@ -204,19 +206,16 @@ class LocalModelActor:
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         """See `ModelActor.from_cache`."""
+        # Elsewhere its weights are where it runs; GPUs that it is given are only declared to be there.
         if self.process.exposes_weights:
+            if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
+                raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
+            self._held = gpu_mem_bytes_by_id
+            memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
+            timeout_s = self._settings.model_start_timeout_s
             with self._blames_device():
-                await self._uncache(gpu_mem_bytes_by_id)
-        # Else its weights are where it runs; GPUs that it is given are only declared to be there.
+                await self.process.uncache(memory, self._near(self._held), timeout_s)
         await self._have_runners()
-
-    async def _uncache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
-            raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
-        self._held = gpu_mem_bytes_by_id
-        memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
-        cpus = self._near(self._held)
-        await self.process.uncache(memory, cpus, self._settings.model_start_timeout_s)
 
     async def stop(self) -> None:
         """See `ModelActor.stop`."""
@@ -290,17 +289,11 @@ class LocalModelActor:
             return response or await self._ended(request, runner)
         except ProtocolError as error:
             runner.kill()
-            return Response(
-                request.id, Status.ERROR, f"The runner broke its protocol and was ended: {error}."
-            )
+            reason = f"The runner broke its protocol and was ended: {error}."
+            return Response(request.id, Status.ERROR, reason)
         except ObjectStoreError as error:
             logger.warning("request %s: its result is lost: %s", request.id, error)
-            return Response(
-                request.id,
-                Status.ERROR,
-                "The job ran, and its result could not be stored: this server cannot reach its object "
-                "store. Send it again in a moment.",
-            )
+            return Response(request.id, Status.ERROR, _NOT_STORED)
         except (AdapterError, LimitError, NoLiveClientError) as error:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))

@@ -9,9 +9,9 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
@@ -24,11 +24,9 @@ from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Header
 from ndif.runtime.spec import ModelSpec
-from ndif.tasks import end, within
+from ndif.tasks import end, timeout, within
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
@@ -109,18 +107,16 @@ class ModelProcess:
             spec = replace(self.spec, task=found.task)
             await control.send({"kind": "load", "spec": spec.header()})
             await within(self._loaded(control, progress), timeout_s)
-        except (EOFError, OSError, ProtocolError) as error:
+        except BaseException as error:
             await self.stop()
-            why = self._why_it_ended() if self._process else f"it could not be started: {error}"
+            # The first is an OSError, too, from Python 3.11 on.
+            if isinstance(error, asyncio.TimeoutError):
+                why = f"the model did not load within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+            elif isinstance(error, EOFError | OSError | ProtocolError):
+                why = self._why_it_ended() if self._process else f"it could not be started: {error}"
+            else:
+                raise
             raise ModelProcessError(why) from error
-        except asyncio.TimeoutError as error:
-            await self.stop()
-            raise ModelProcessError(
-                f"the model did not load within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
-            ) from error
-        except BaseException:
-            await self.stop()
-            raise
         if found.repo_id is not None:
             self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
@@ -214,43 +210,31 @@ class ModelProcess:
             self.kill()
             raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
 
-    async def _or_kill(self, work: Awaitable[T], seconds: float, why: str) -> T:
-        """Return the result of `work`; if it takes longer, end this process and say `why`."""
-        try:
-            return await within(work, seconds)
-        except asyncio.TimeoutError as error:
-            self.kill()
-            raise ModelProcessError(why) from error
-
     async def verify(self) -> int:
         """Restore the weights as they were loaded; return the number of tensors that differed."""
-        why = f"the weights could not be verified within {_VERIFY_S:g} s"
-        header, _ = await self._or_kill(self._ask({"kind": "verify"}), _VERIFY_S, why)
-        return int(header["restored"])
+        late = f"the weights could not be verified within {_VERIFY_S:g} s"
+        answer = await self._ask({"kind": "verify"}, _VERIFY_S, late)
+        return int(answer["restored"])
 
     async def cache(self, timeout_s: float) -> None:
         """Move weights from GPUs to the CPU's memory. No runner may be there."""
-        why = f"the weights were not in the CPU's memory within {timeout_s:g} s"
-        await self._or_kill(self._ask({"kind": "cache"}), timeout_s, why)
+        late = f"the weights were not in the CPU's memory within {timeout_s:g} s"
+        await self._ask({"kind": "cache"}, timeout_s, late)
 
     async def uncache(
-        self,
-        max_memory: Mapping[int, int] | None,
-        cpus: Collection[int] | None,
-        timeout_s: float,
+        self, max_memory: Mapping[int, int] | None, cpus: Collection[int] | None, timeout_s: float
     ) -> None:
         """Move cached weights back to GPUs, beside these CPUs; `max_memory` is as in `ModelSpec`."""
         self.spec = replace(self.spec, max_memory=max_memory)
         self._bind(cpus)
-        asked = {"kind": "uncache", "max_memory": max_memory}
-        why = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
-        header, _ = await self._or_kill(self._ask(asked), timeout_s, why)
-        self.model = {**self.model, "device": header["model"]["device"]}
+        late = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+        answer = await self._ask({"kind": "uncache", "max_memory": max_memory}, timeout_s, late)
+        self.model = {**self.model, "device": answer["model"]["device"]}
 
-    async def _ask(self, header: Header) -> tuple[dict[str, Any], bytes]:
+    async def _ask(self, header: Header, timeout_s: float, late: str) -> dict[str, Any]:
         """Send a question, and return its answer; answers come in the order of the questions.
 
-        A process that fails to answer is ended.
+        A process that fails, or is `late`, is ended.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
@@ -258,14 +242,19 @@ class ModelProcess:
             asyncio.get_running_loop().create_future()
         )
         self._asked.append(answer)
-        with contextlib.suppress(OSError):  # `_end` fails the question once the process has ended
-            await self._control.send(header)
-        said, body = await answer
+        try:
+            async with timeout(timeout_s):
+                with contextlib.suppress(OSError):  # `_end` fails the question of an ended process
+                    await self._control.send(header)
+                said, body = await answer
+        except asyncio.TimeoutError as error:
+            self.kill()
+            raise ModelProcessError(late) from error
         if said["kind"] == "failed":
             self.kill()
             self._failed = body.decode(errors="replace")
             raise ModelProcessError(self._failed)
-        return said, body
+        return said
 
     def kill(self) -> None:
         """Kill the process, its owner and its runners."""

@@ -138,6 +138,7 @@ class _Life:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(eq=False)
 class RequestLifecycle:
     """The requests of one process, from `claim` to `complete`.
 
@@ -148,17 +149,15 @@ class RequestLifecycle:
     Which request goes next, and on which replica, is for its callers to say.
     """
 
-    def __init__(
-        self, broker: Broker, responder: Responder, by: Party, max_attempts: int = 1
-    ) -> None:
-        """`by`: the party that this process is; `max_attempts`: runs of a request whose replicas fail."""
-        self._broker = broker
-        self._responder = responder
-        self._by = by
-        self._max_attempts = max_attempts
-        self._lives: dict[str, _Life] = {}
-        self._ended: dict[str, Response] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+    broker: Broker
+    responder: Responder
+    by: Party
+    """The party that this process is."""
+    max_attempts: int = 1
+    """Times that a request runs whose replica fails."""
+    _lives: dict[str, _Life] = field(default_factory=dict)
+    _ended: dict[str, Response] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
     def held(self) -> list[Request]:
@@ -197,7 +196,7 @@ class RequestLifecycle:
         life = self._lives[request.id]
         self._move(life, Event.DISPATCH)
         watching = None
-        if request.subscription_id is not None and self._by is Party.QUEUE:
+        if request.subscription_id is not None and self.by is Party.QUEUE:
             watching = asyncio.create_task(self._cancel_once_absent(request.subscription_id, actor))
         life.actor = actor
         try:
@@ -229,7 +228,7 @@ class RequestLifecycle:
         life = self._lives.get(request.id)
         if life is None or life.over.is_set() or life.state not in _HELD:
             return False
-        if self._by is Party.REPLICA:
+        if self.by is Party.REPLICA:
             self._forget(life)
             return False
         self._move(life, Event.GIVE_BACK)
@@ -273,7 +272,7 @@ class RequestLifecycle:
             return
         end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
         try:
-            await self._responder.ensure_end(request, end_)
+            await self.responder.ensure_end(request, end_)
         except Exception:
             logger.exception("request %s: its end could not be delivered", request.id)
 
@@ -286,7 +285,7 @@ class RequestLifecycle:
         """
         if request.subscription_id is None and await self._has_ended(request):
             return True  # another leader has ended it: the update would hide its stored end
-        return await self._responder.respond(
+        return await self.responder.respond(
             request, response, unless=lambda: not self._follows(request.id, response.status)
         )
 
@@ -311,7 +310,7 @@ class RequestLifecycle:
     async def absent(self, requests: Iterable[Request]) -> set[str]:
         """Return the ids of the requests whose live client is not there."""
         live = {request.id: request.subscription_id for request in requests}
-        absent = await self._broker.absent({id_ for id_ in live.values() if id_ is not None})
+        absent = await self.broker.absent({id_ for id_ in live.values() if id_ is not None})
         return {request_id for request_id, id_ in live.items() if id_ in absent}
 
     async def stop(self) -> None:
@@ -323,7 +322,7 @@ class RequestLifecycle:
     # How it is done
 
     def _move(self, life: _Life, event: Event) -> None:
-        life.state = next_state(life.state, event, self._by)
+        life.state = next_state(life.state, event, self.by)
 
     def _leave_for_good(self, request: Request, response: Response) -> _Life | None:
         """Move a request to the state of its terminal response; return None if it has ended already."""
@@ -347,18 +346,18 @@ class RequestLifecycle:
         return True
 
     async def _report_from_replica(self, request: Request, response: Response) -> bool:
-        if response.status is Status.DISPATCHED and self._by is Party.REPLICA:
+        if response.status is Status.DISPATCHED and self.by is Party.REPLICA:
             return True  # the queue has said so
         return await self.report(request, response)
 
     async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
         """Cancel a job whose client has left: the job only holds up the others."""
-        await self._broker.departed(subscription_id)
+        await self.broker.departed(subscription_id)
         actor.cancel(_LEFT)
 
     async def _has_ended(self, request: Request) -> bool:
         try:
-            return await self._broker.has_ended(request)
+            return await self.broker.has_ended(request)
         except BrokerError as error:
             logger.warning("request %s: %s", request.id, error)
             return False
@@ -371,10 +370,10 @@ class RequestLifecycle:
             logger.info("request %s: %s; it waits for another replica", life.request.id, error)
             return None
         life.losses += 1
-        if life.losses < self._max_attempts:
+        if life.losses < self.max_attempts:
             logger.warning("request %s: %s; it is tried again", life.request.id, error)
             return None
-        times = "once" if self._max_attempts == 1 else f"{self._max_attempts} times"
+        times = "once" if self.max_attempts == 1 else f"{self.max_attempts} times"
         return (
             f"The model's process was lost {times} while it ran this job ({error}). "
             "It may need more memory than the server has."
@@ -395,30 +394,30 @@ class RequestLifecycle:
         try:
             await self._deliver(request, response)
         except ObjectStoreError as error:
-            if self._by is Party.QUEUE:
+            if self.by is Party.QUEUE:
                 logger.warning("request %s: its end is not stored yet: %s", request.id, error)
                 self._spawn(self._deliver_later(life, response), f"late end of {request.id}")
                 return response
             return self._remember(life, _undelivered(request))
         except Exception:
             logger.exception("request %s: its end could not be delivered", request.id)
-            if self._by is Party.QUEUE:
-                await self._broker.release(request)
+            if self.by is Party.QUEUE:
+                await self.broker.release(request)
             return self._remember(life, _undelivered(request))
         return self._remember(life, replace(response, delivered=True))
 
     async def _deliver(self, request: Request, response: Response) -> None:
         if request.subscription_id is not None:
             if not response.delivered:
-                await self._responder.respond(request, response)
+                await self.responder.respond(request, response)
         elif response.delivered:
             # The replica that delivered the response may be lost before it lets go of the request.
-            await self._broker.release(request)
+            await self.broker.release(request)
         elif await self._has_ended(request):
             # Two leaders sent it to two replicas: the first end holds, unless an update has hidden it.
-            await self._responder.ensure_end(request, response)
+            await self.responder.ensure_end(request, response)
         else:
-            await self._responder.respond(request, response)
+            await self.responder.respond(request, response)
 
     async def _deliver_later(self, life: _Life, response: Response) -> None:
         loop = asyncio.get_running_loop()
@@ -436,7 +435,7 @@ class RequestLifecycle:
                     return
         except Exception:
             logger.exception("request %s: its end could not be delivered", life.request.id)
-        await self._broker.release(life.request)
+        await self.broker.release(life.request)
         self._remember(life, _undelivered(life.request))
 
     def _remember(self, life: _Life, response: Response) -> Response:

@@ -72,15 +72,14 @@ class Server:
             stop=stop,
             on_up=self._share,
         )
-        self.controller = self._coordinator.controller
         self.bring_up = self._coordinator.bring_up
         self.farewell = self._coordinator.fail_all
         """Ends every request as an ERROR, while clients are still connected."""
-        models = self.controller.models
+        controller = self._coordinator.controller
         catalogue = InProcessCatalogue(
-            models,
-            lambda: client_status(models, self.controller.replicas()),
-            lambda: places or self.controller.connected,
+            controller.models,
+            lambda: client_status(controller.models, controller.replicas()),
+            lambda: places or any(replica.serving for replica in controller.replicas()),
         )
         self.app = create_gateway(
             settings,

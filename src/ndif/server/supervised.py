@@ -162,9 +162,8 @@ class _SupervisedProcess:
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        await asyncio.wait({ended}, timeout=spec.stop_timeout_s)
         if not ended.done():
-            await asyncio.wait({ended}, timeout=spec.stop_timeout_s)
-            if not ended.done():
-                logger.error("%s did not stop in %g s: killed", spec.name, spec.stop_timeout_s)
-                process.kill()
+            logger.error("%s did not stop in %g s: killed", spec.name, spec.stop_timeout_s)
+            process.kill()
         return await ended

@@ -122,45 +122,40 @@ class RayCluster:
 
     async def connect(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Join the cluster; call `waiting` after each failed attempt."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
         while True:
             try:
                 await self._connect()
                 break
-            except ClusterError as error:
-                logger.warning("%s; trying again", error)
+            except (RayError, RuntimeError, ValueError, OSError, asyncio.TimeoutError) as error:
+                with contextlib.suppress(Exception):
+                    await aside(ray.shutdown)
+                logger.warning(
+                    "the Ray cluster at %s cannot be reached: %s; trying again",
+                    self._address,
+                    str(error) or "no answer",
+                )
                 waiting()
                 await asyncio.sleep(_CONNECT_S)
         self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
         self._job_sender.start()
 
     async def _connect(self) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        try:
-            await self._check_port()
-            await aside(
-                lambda: ray.init(
-                    self._address,
-                    namespace=NAMESPACE,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    logging_level=logging.ERROR,
-                )
-            )
-        except (RayError, RuntimeError, ValueError, OSError, asyncio.TimeoutError) as error:
-            with contextlib.suppress(Exception):
-                await aside(ray.shutdown)
-            raise ClusterError(
-                f"the Ray cluster at {self._address} cannot be reached: {str(error) or 'no answer'}"
-            ) from error
-
-    async def _check_port(self) -> None:
-        """Check that the head listens: Ray takes half a minute to report that it does not."""
         parts = urlsplit(self._address if "//" in self._address else f"//{self._address}")
-        if parts.hostname is None or parts.port is None:  # `auto`
-            return
-        connecting = asyncio.open_connection(parts.hostname, parts.port)
-        _, writer = await within(connecting, _PATIENCE_S)
-        writer.close()
+        if parts.hostname is not None and parts.port is not None:  # else `auto`
+            # Ray takes half a minute to report that its head does not listen.
+            connecting = asyncio.open_connection(parts.hostname, parts.port)
+            _, writer = await within(connecting, _PATIENCE_S)
+            writer.close()
+        await aside(
+            lambda: ray.init(
+                self._address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+            )
+        )
 
     async def close(self) -> None:
         """Leave the cluster; the replicas stay."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.cluster.local_cards import LocalCards, choose
+from ndif.cluster.fleet import LocalCards, choose
 from ndif.config.settings import Settings
 from ndif.host.evaluation import Evaluation, EvaluationError
 from ndif.host.fork_server import ForkServers
