@@ -12,10 +12,11 @@ import pytest
 
 from ndif.cluster.adoption import adopt
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, OrphanReplica, ReplicaRequest
+from ndif.cluster.controller_types import OrphanReplica, ReplicaRequest
 from ndif.cluster.models import Models
 from ndif.cluster.replica import EvictedError, ReplicaState
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError, Progress, Respond
 from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node

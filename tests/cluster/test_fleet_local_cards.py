@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ndif.cluster.fleet import LocalCards, choose
 from ndif.config.settings import Settings
-from ndif.host.evaluation import Evaluation, EvaluationError
+from ndif.host.evaluation import EvaluationError, Measured
 from ndif.host.fork_server import ForkServers
 from ndif.host.gpus import Driver
 from ndif.host.runtimes import Runtime, Runtimes
@@ -65,10 +65,10 @@ class Knows:
         self.size = size
         self.cuda = cuda
 
-    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Evaluation:
+    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         if not self.size:
             raise EvaluationError("it has no config")
-        return Evaluation(self.size, 1, None, None, self.cuda)
+        return Measured(self.size, cuda=self.cuda)
 
 
 CONFIG = DeploymentConfig("a/b", "a/b")

@@ -35,12 +35,13 @@ from hypothesis.stateful import (
 from ray.exceptions import RayActorError
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, OrphanReplica
+from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Models
 from ndif.cluster.ray import actors
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.host import remote_actor, request_lifecycle
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
 from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.host.remote_actor import NodeServices, RemoteActor

@@ -29,16 +29,16 @@ class EvaluationError(ActorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The memory that a replica needs, and facts about its model."""
+class Measured:
+    """The memory that a replica needs, and facts of its model before it is loaded."""
 
     size_bytes: int
     """Bytes of parameters and buffers as they would be loaded, and of the padding."""
-    parameters: int
-    task: str | None
+    task: str | None = None
     """The configured task, else the hub's, else the architecture's."""
-    repo_id: str | None
+    repo_id: str | None = None
     """The repository's name as a hub spells it; None if no hub answered."""
+    parameters: int = 0
     cuda: bool | None = None
     """True if the runtime's torch finds a GPU; None if it was not asked."""
 
@@ -59,9 +59,9 @@ class Evaluator:
     look_for_cuda: bool = False
     """True to have processes say if their torch finds a GPU."""
     _processes: dict[Runtime, _Process] = field(default_factory=dict)
-    _known: dict[ModelSpec, asyncio.Task[Evaluation]] = field(default_factory=dict)
+    _known: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
 
-    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Evaluation:
+    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
         spec = ModelSpec(
             checkpoint=config.checkpoint,
@@ -92,7 +92,7 @@ class Evaluator:
         size = math.ceil(found.size_bytes * (1 + config.padding_factor)) + config.padding_bytes
         return replace(found, size_bytes=size)
 
-    def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[Evaluation]) -> None:
+    def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[Measured]) -> None:
         if done.cancelled() or done.exception() is not None:
             self._known.pop(spec, None)
 
@@ -117,7 +117,7 @@ class _Process:
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _retiring: asyncio.Task[None] | None = None
 
-    async def ask(self, spec: ModelSpec, *, look_for_cuda: bool) -> Evaluation:
+    async def ask(self, spec: ModelSpec, *, look_for_cuda: bool) -> Measured:
         """Return the process's answer about a model, without padding, or raise an `EvaluationError`."""
         question = {"spec": spec.header(), "cuda": look_for_cuda}
         try:
@@ -140,8 +140,8 @@ class _Process:
         task = answer["task"]
         if task is None and answer["config"] is not None:
             task = read_task(Path(answer["config"]))
-        return Evaluation(
-            answer["bytes"], answer["parameters"], task, answer["repo_id"], answer.get("cuda")
+        return Measured(
+            answer["bytes"], task, answer["repo_id"], answer["parameters"], answer.get("cuda")
         )
 
     async def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:

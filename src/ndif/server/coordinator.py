@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from packaging.version import Version
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, ReplicaRequest
+from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
-from ndif.control.operations import Answer, Deploy, Operation
+from ndif.control.operations import Deploy
 from ndif.control.reconciler import Reconciler
-from ndif.host.evaluation import Evaluator
+from ndif.host.evaluation import Evaluator, Measured
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
 from ndif.placement.demand import PlacementRules
@@ -148,13 +148,9 @@ class Coordinator:
             coming += [replica for replica in found if replica is not None]
         return coming
 
-    async def perform(self, operation: Operation) -> Answer:
-        """Perform an operator's operation, or raise an `OperationError`."""
-        return await operation.perform(self.control_plane)
-
     async def _deploy(self) -> None:
         try:
-            await self.perform(Deploy(deployments=tuple(self._configs)))
+            await Deploy(deployments=tuple(self._configs)).perform(self.control_plane)
         except OperationError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
         except Exception:
@@ -173,8 +169,7 @@ class Coordinator:
             raise ActorError(
                 f"nnsight {generation} is not installed here; `ndif runtime add {generation}` adds it"
             )
-        found = await self._evaluator(config, runtime)
-        return Measured(found.size_bytes, found.task, found.repo_id)
+        return await self._evaluator(config, runtime)
 
 
 async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:

@@ -92,7 +92,7 @@ class Server:
             self._hub,
             self._lifespan,
             loopback=loopback,
-            perform=self._coordinator.perform,
+            perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
         ).app
 
