@@ -19,13 +19,13 @@ from ndif.host import gpus
 from ndif.host.environment import cpu_memory, cpus_by_node, machine_name, nearby_cpus
 from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.fork_server import ForkServers
-from ndif.host.gpu_watch import GpuWatch
 from ndif.host.gpus import Driver, DriverError, Gpu, VisibleGpus, without_memory
 from ndif.host.model_actor import LocalModelActor
 from ndif.host.port import ModelActor
 from ndif.host.runner_pool import context_bytes
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.host.shared_weights import SharedWeights
+from ndif.host.watchdogs import GpuWatch
 from ndif.placement.node import Node
 from ndif.placement.packing import fewest
 from ndif.placement.replica import PlacedReplica

@@ -15,17 +15,16 @@ from ndif.host.channel import ProtocolError
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
 from ndif.host.fork_server import ForkServers
-from ndif.host.gpu_watch import GpuWatch
 from ndif.host.hub import AdapterError, Adapters
 from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.resource_watchdog import ResourceWatchdog
 from ndif.host.runner_handle import RunnerError, RunnerHandle, describe_crash, describe_exit
 from ndif.host.runner_pool import FreshRunners, PersistentRunner, PerUserRunners, RunnerPool
 from ndif.host.runner_protocol import LimitError, NoLiveClientError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
+from ndif.host.watchdogs import GpuWatch, ResourceWatchdog
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request

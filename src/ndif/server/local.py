@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import socket
-import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 
 import uvloop
 from rich.console import Console
@@ -64,40 +64,38 @@ class Local:
                 verify(options.sandbox)
             except ConfinementError as error:
                 raise StartError(str(error)) from error
-        with listen(self.host, self.port) as listening:
+        with listen(self.host, self.port) as listening, self._results_folder() as results:
             if not is_loopback(self.host) and not self.sandbox:
                 console.print(
                     f"[bold yellow]Warning:[/] {self.host} is reachable from other machines. Whoever "
                     "reaches the port runs code here as you: local mode trusts its user."
                 )
-            results = self._results_folder()
-            try:
-                server = Server(
-                    options,
-                    [config],
-                    results,
-                    loopback=is_loopback(self.host),
-                    places=False,
-                    trusted=not self.sandbox,
-                    share_weights=self.share_weights,
-                )
-                uvloop.run(self._serve(server, listening, console))
-            finally:
-                if self.results is None:
-                    shutil.rmtree(results, ignore_errors=True)
+            server = Server(
+                options,
+                [config],
+                results,
+                loopback=is_loopback(self.host),
+                places=False,
+                trusted=not self.sandbox,
+                share_weights=self.share_weights,
+            )
+            uvloop.run(self._serve(server, listening, console))
 
-    def _results_folder(self) -> Path:
-        folder = self.results
-        if folder is None:
-            return Path(tempfile.mkdtemp(prefix="ndif-results-"))
+    @contextlib.contextmanager
+    def _results_folder(self) -> Iterator[Path]:
+        if self.results is None:
+            with TemporaryDirectory(prefix="ndif-results-", ignore_cleanup_errors=True) as folder:
+                yield Path(folder)
+            return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
+            self.results.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=self.results).close()
         except OSError as error:
             raise StartError(
-                f"Results cannot be kept in {folder} ({error.strerror}). Choose another --results-dir."
+                f"Results cannot be kept in {self.results} ({error.strerror}). Choose another "
+                "--results-dir."
             ) from error
+        yield self.results
 
     def deployment(self) -> DeploymentConfig:
         """Return the deployment that the options describe; raise a `StartError` if they contradict."""

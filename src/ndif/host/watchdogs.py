@@ -1,4 +1,7 @@
-"""A watch on the GPU memory of replicas that share a GPU; torch limits each process, not their sum."""
+"""Watchdogs of running requests: their memory and threads, and the memory of replicas that share a GPU.
+
+No kernel limit counts the former by process, and torch limits the latter for each process, not their sum.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,65 @@ from ndif.host.gpus import Driver, DriverError, Gpu
 
 logger = logging.getLogger(__name__)
 
+_EVERY_S = 0.05
 _SAMPLE_LIFETIME_S = 0.25
 _MAX_MISSES = 20
 """Samples without a live runner, after which the driver counts as unable to name its processes."""
 SLACK = 256 << 20
 """Bytes that a request may take beyond the share, because the size of contexts is an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """The memory and threads of a process."""
+
+    memory_bytes: int
+    """Anonymous and shared memory; the kernel can reclaim the pages of files."""
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int) -> ResourceUsage | None:
+        """Return the usage of process `pid`; None if it does not exist."""
+        try:
+            text = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            return None
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        if "RssAnon" not in fields:
+            return None  # the process is ending
+        pages = int(fields["RssAnon"].split()[0]) + int(fields["RssShmem"].split()[0])
+        return cls(pages << 10, int(fields["Threads"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceWatchdog:
+    """The limits of a request's memory and threads, beyond its runner's own."""
+
+    memory_bytes: int
+    max_threads: int
+
+    def exceeded(self, before: ResourceUsage, now: ResourceUsage) -> str | None:
+        """Return the message for the user of a request that exceeds a limit; None if it does not."""
+        if now.memory_bytes - before.memory_bytes > self.memory_bytes:
+            return (
+                f"The request took more than {self.memory_bytes:,} bytes of memory, the most that this "
+                "server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
+            )
+        if now.threads > self.max_threads:
+            return (
+                f"The request started more than {self.max_threads} threads, the most that this server "
+                "gives to one (NDIF_RUNNER_MAX_THREADS), and was ended."
+            )
+        return None
+
+    async def enforce(self, pid: int, end: Callable[[str], None]) -> None:
+        """Call `end` with the reason if process `pid` exceeds a limit; return when it has ended."""
+        before = ResourceUsage.of(pid)
+        while before is not None and (now := ResourceUsage.of(pid)) is not None:
+            if reason := self.exceeded(before, now):
+                end(reason)
+                return
+            await asyncio.sleep(_EVERY_S)
 
 
 @dataclass(frozen=True, slots=True)
