@@ -55,12 +55,7 @@ def _as_it_is(cluster: Cluster, one: OrphanReplica, model: Model) -> PlacedRepli
         raise ValueError(f"{placed.name} belongs to no model as it is deployed now.")
     if placed.level is DeploymentLevel.WARM:
         return placed.as_warm()
-    return replace(
-        placed, dedicated=model.dedicated, gpu_memory_fraction=_fraction(cluster, placed)
-    )
-
-
-def _fraction(cluster: Cluster, placed: PlacedReplica) -> float | None:
     totals = cluster.nodes[placed.node_id].resources.gpu_bytes
     shares = [held / totals[index] for index, held in placed.gpu_mem_bytes_by_id.items()]
-    return shares[0] if len(shares) == 1 and shares[0] < 1 else None
+    fraction = shares[0] if len(shares) == 1 and shares[0] < 1 else None
+    return replace(placed, dedicated=model.dedicated, gpu_memory_fraction=fraction)

@@ -79,7 +79,12 @@ class Execution:
                         upload = self._objects.create()
                         await runner.send({"kind": "file"}, fds=[upload.fileno()])
                     case "result":
-                        return await self._inline(request, header, body)
+                        if request.subscription_id is None:  # a client that polls
+                            await self._objects.put(_key(request), body)
+                            return self._stored(request, header, len(body))
+                        result = InlineResult(body, header.get("compressed") is True)
+                        meta = parse_meta(header)
+                        return Response(request.id, Status.COMPLETED, _DONE, result, meta)
                     case "spilled" if upload is not None:
                         if not request.trusted:
                             # The user must not get a file that the runner can still write to.
@@ -111,14 +116,6 @@ class Execution:
             "compress_stored": request.compress,
             "nearby": request.nearby,
         }
-
-    async def _inline(self, request: Request, header: Mapping[str, Any], body: bytes) -> Response:
-        """Return the response of a result in a frame; store the result if the client polls."""
-        if request.subscription_id is not None:
-            result = InlineResult(body, header.get("compressed") is True)
-            return Response(request.id, Status.COMPLETED, _DONE, result, parse_meta(header))
-        await self._objects.put(_key(request), body)
-        return self._stored(request, header, len(body))
 
     def _stored(self, request: Request, header: Mapping[str, Any], size: int) -> Response:
         # A live client fetches its result once; a client that polls may fetch it any number of times.

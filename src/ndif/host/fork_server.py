@@ -141,7 +141,12 @@ class _ForkServer:
             if not said:
                 raise ForkServerError("the fork server ended")
             until_forked.pop_all()
-            stdout = await _reader(reading) if keep_output else None
+            stdout = None
+            if keep_output:
+                stdout = asyncio.StreamReader()
+                protocol = asyncio.StreamReaderProtocol(stdout)
+                pipe = os.fdopen(reading, "rb", buffering=0)
+                await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
             child = ForkedProcess(STATUS.unpack(said)[0], descriptors[0], status, stdout)
             self._has_forked = True
             self._children = {one for one in self._children if one.returncode is None} | {child}
@@ -246,11 +251,3 @@ class ForkServers:
         elif time.monotonic() - server.used_at >= self._idle_s:
             del self._servers[key]
             server.stop()
-
-
-async def _reader(descriptor: int) -> asyncio.StreamReader:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(loop=loop)
-    file = os.fdopen(descriptor, "rb", buffering=0)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), file)
-    return reader

@@ -114,7 +114,11 @@ class Runtimes:
             self._refuse_second(generation)
             overlay = unfinished / generation
             tell(f"Looking for {SUPPORTED[generation]}")
-            wanted = _missing(generation, unfinished / "report.json", tell)
+            # The packages that this environment lacks, as exact requirements.
+            report = unfinished / "report.json"
+            requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
+            _pip(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
+            wanted = pins(json.loads(report.read_text(encoding="utf-8")))
             _pip(["--no-deps", "--progress-bar=off", f"--target={overlay}", *wanted], tell)
             if self._overlay(overlay) is None:
                 raise RuntimesError(f"pip installed {', '.join(wanted)}, which is not all there")
@@ -211,13 +215,6 @@ def _fits(distribution: metadata.Distribution) -> bool:
     tags = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]
     ours = frozenset(sys_tags())
     return any(not ours.isdisjoint(parse_tag(tag)) for tag in tags)
-
-
-def _missing(generation: str, report: Path, tell: Callable[[str], None]) -> list[str]:
-    """Return the packages that this environment lacks for `generation`, as exact requirements."""
-    requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
-    _pip(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
-    return pins(json.loads(report.read_text(encoding="utf-8")))
 
 
 def _pip(arguments: Sequence[str], tell: Callable[[str], None]) -> None:
