@@ -93,7 +93,7 @@ class LocalModelActor:
         self._gpu_watch = gpu_watch
         self._near = near
         self._chosen = chosen
-        self.process = ModelProcess(spec, runtime, weights, fork_servers)
+        self.process = ModelProcess(spec, runtime, weights, fork_servers or ForkServers())
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
         self._settings = settings

@@ -10,7 +10,7 @@ import signal
 import uuid
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndif.host.channel import Channel, ProtocolError
@@ -42,6 +42,7 @@ class ModelProcessError(ActorError):
     """The model process could not start, or has ended."""
 
 
+@dataclass(eq=False)
 class ModelProcess:
     """The zygote of one model, and the runners that it forks.
 
@@ -50,36 +51,29 @@ class ModelProcess:
     `ModelProcessError` if the process has ended.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        runtime: Runtime,
-        weights: SharedWeights,
-        fork_servers: ForkServers | None = None,
-    ) -> None:
-        """Create a handle of a process that is not started."""
-        self.spec = spec
-        self.runtime = runtime
-        self._weights = weights
-        self._fork_servers = fork_servers or ForkServers()
-        self.model: Mapping[str, Any] = {}
-        """Facts about the loaded model; empty until the process is ready."""
-        self.load_s = self.loaded_at = 0.0
-        """Seconds that loading the weights took, and Unix time of its end."""
-        self.exposes_weights = False
-        """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
-        self._is_bound = False
-        """True if the process and its runners are bound to some of the CPUs."""
-        self.ended = asyncio.Event()
-        self._asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
-        self._process: Process | None = None
-        self._control: Channel | None = None
-        self._runners: dict[str, RunnerHandle] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._output: asyncio.Task[None] | None = None
-        self._failed = ""
-        """The reason why the process could not load, verify or move its model."""
-        self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
+    spec: ModelSpec
+    runtime: Runtime
+    weights: SharedWeights
+    fork_servers: ForkServers = field(default_factory=ForkServers)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the loaded model; empty until the process is ready."""
+    load_s: float = 0.0
+    """Seconds that loading the weights took."""
+    loaded_at: float = 0.0
+    exposes_weights: bool = False
+    """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_bound: bool = False
+    """True if the process and its runners are bound to some of the CPUs."""
+    _asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = field(default_factory=deque)
+    _process: Process | None = None
+    _control: Channel | None = None
+    _runners: dict[str, RunnerHandle] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _output: asyncio.Task[None] | None = None
+    _failed: str = ""
+    """The reason why the process could not load, verify or move its model."""
+    _stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
 
     async def start(
         self,
@@ -132,7 +126,7 @@ class ModelProcess:
     async def _start_process(self, cpus: Collection[int] | None) -> Channel:
         self._control, theirs = Channel.pair()
         with theirs:
-            self._process = await self._fork_servers.start(
+            self._process = await self.fork_servers.start(
                 self.runtime, "ndif.runtime", theirs, untrusted=self.spec.untrusted is not None
             )
         self._bind(cpus)
@@ -160,12 +154,12 @@ class ModelProcess:
                     self._failed = body.decode(errors="replace")
                     raise ModelProcessError(self._failed)
                 case "weights":
-                    fd = await self._weights.of(self, header["name"], int(header["size"]))
-                    filled = self._weights.filled(header["name"])
+                    fd = await self.weights.of(self, header["name"], int(header["size"]))
+                    filled = self.weights.filled(header["name"])
                     given = [] if fd is None else [fd]
                     await control.send({"kind": "weights", "filled": filled}, fds=given)
                 case "filled":
-                    self._weights.fill(header["name"], usable=bool(header["usable"]))
+                    self.weights.fill(header["name"], usable=bool(header["usable"]))
                 case "ready":
                     self.model, self.load_s = header["model"], float(header["load_s"])
                     self.loaded_at = float(header["loaded_at"])
@@ -305,7 +299,7 @@ class ModelProcess:
 
     def _end(self) -> None:
         self.ended.set()
-        self._weights.leave(self)
+        self.weights.leave(self)
         for runner in self._runners.values():
             runner.exited(None)
         self._runners.clear()

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
@@ -67,39 +68,32 @@ _STOP_S = 15.0
 """Seconds after which a replica that is ending is killed with its processes."""
 
 
+@dataclass(eq=False)
 class RayModelActor:
     """The leader's side of a replica in another process, over Ray and a job channel."""
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Any],
-        job_sender: JobSender,
-        whereabouts: MutableMapping[str, RayModelActor],
-        handle: Any = None,
-    ) -> None:
-        """`make` has Ray start it, and may take its time; `handle`: what another leader has started.
+    name: str
+    make: Callable[[], Any]
+    """Has Ray start the process, and may take its time."""
+    job_sender: JobSender
+    whereabouts: MutableMapping[str, RayModelActor]
+    """Replicas that run jobs of another leader, each of which is awaited where it runs."""
+    _handle: Any = None
+    """The process as Ray names it; given if another leader has started it."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    device_failure: DeviceFailure | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    _making: asyncio.Future[Any] | None = None
+    _watching: asyncio.Task[None] | None = None
+    _run_by: tuple[str, RayModelActor] | None = None
+    _cancels: bool = False
+    """True once the job that runs was cancelled."""
+    _news: asyncio.Future[Response | None] | None = None
+    _evicted: bool = False
 
-        `whereabouts`: where jobs of another leader are. The job of such a one is awaited where it runs,
-        whichever replica is asked to run it.
-        """
-        self.ended = asyncio.Event()
-        self.device_failure: DeviceFailure | None = None
-        self.model: Mapping[str, Any] = {}
-        self._name = name
-        self._make = make
-        self._job_sender = job_sender
-        self._making: asyncio.Future[Any] | None = None
-        self._whereabouts = whereabouts
-        self._handle: Any = None
-        self._watching: asyncio.Task[None] | None = None
-        self._run_by: tuple[str, RayModelActor] | None = None
-        self._cancels = False
-        """True once the job that runs was cancelled."""
-        self._news: asyncio.Future[Response | None] | None = None
-        self._evicted = False
-        if handle is not None:
-            self._have(handle)
+    def __post_init__(self) -> None:
+        if self._handle is not None:
+            self._have(self._handle)
 
     async def describe(self) -> Mapping[str, Any]:
         """Return the replica's own description, or raise a `ReplicaLostError`."""
@@ -122,7 +116,7 @@ class RayModelActor:
         try:
             if self._handle is None:
                 # Ray waits for its head here.
-                self._making = aside(self._make)
+                self._making = aside(self.make)
                 await self._made(self._making)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
@@ -189,7 +183,7 @@ class RayModelActor:
     async def run(self, request: Request, respond: Respond) -> Response:
         """See `ModelActor.run`. The replica delivers every further update itself."""
         self._cancels = False
-        elsewhere = self._whereabouts.get(request.id)
+        elsewhere = self.whereabouts.get(request.id)
         try:
             if elsewhere is not None:
                 self._run_by = request.id, elsewhere
@@ -215,13 +209,13 @@ class RayModelActor:
 
         If it was lost after the job had ended, an `EndedError` is raised.
         """
-        if not await self._job_sender.has_ended(request):  # else its client knows more than that
+        if not await self.job_sender.has_ended(request):  # else its client knows more than that
             await announce(request, respond)
-        self._whereabouts.pop(request.id, None)
+        self.whereabouts.pop(request.id, None)
         try:
             return await elsewhere._run(request)
         except ReplicaLostError:
-            if await self._job_sender.has_ended(request):
+            if await self.job_sender.has_ended(request):
                 raise EndedError from None
             if elsewhere is self:
                 raise
@@ -235,7 +229,7 @@ class RayModelActor:
         news = self._news = loop.create_future()
         timer = loop.call_later(_SOON_S, self._no_news)
         try:
-            return await self._job_sender.run(request, announcement(request), self._name, news)
+            return await self.job_sender.run(request, announcement(request), self.name, news)
         finally:
             timer.cancel()
 
