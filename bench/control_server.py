@@ -18,14 +18,22 @@ from ndif.server.embedded import Server
 async def serve(folder: Path) -> None:
     """Serve until killed."""
     config = DeploymentConfig("bench/nothing", str(folder), dedicated=True)
-    server = Server.local(config, Settings(), folder, loopback=True, runtimes=NoopRuntimes(folder))
+    server = Server(
+        Settings(),
+        [config],
+        folder,
+        loopback=True,
+        places=False,
+        trusted=True,
+        runtimes=NoopRuntimes(folder),
+    )
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         for hosted in await server.bring_up("0.8"):
             await hosted.up()
         print(listening.getsockname()[1], flush=True)
-        await uvicorn.Server(server.http(listening)).serve(sockets=[listening])
+        await uvicorn.Server(server.uvicorn_config(listening)).serve(sockets=[listening])
 
 
 if __name__ == "__main__":

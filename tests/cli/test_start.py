@@ -458,7 +458,7 @@ import sys
 from ndif.server.embedded import Server
 def fails(*arguments, **named):
     raise OSError("the disk is on fire")
-Server.many = fails
+Server.__init__ = fails
 from ndif.cli.main import cli
 cli(["start", *sys.argv[1:]])
 """

@@ -12,10 +12,11 @@ import pytest
 
 from ndif.cluster.adoption import adopt
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, OrphanReplica, ReplicaRequest
+from ndif.cluster.controller_types import OrphanReplica, ReplicaRequest
 from ndif.cluster.models import Models
 from ndif.cluster.replica import EvictedError, ReplicaState
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError, Progress, Respond
 from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node
@@ -191,7 +192,7 @@ async def test_they_serve_at_once_and_are_watched() -> None:
         assert (hot.state, warm.state) == (ReplicaState.RUNNING, ReplicaState.NOT_STARTED)
         assert warm.is_loaded
         assert hot.model.config.repo_id == "A/Theirs"
-        assert not hot.is_unused
+        assert hot.used.is_set()
         await hot.up()
         await asyncio.wait_for(other.ended.wait(), 5)
         left: asyncio.Queue[str] = asyncio.Queue()

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from ndif.cli.status import _rendered
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, ProvisionResult, ReplicaRequest
-from ndif.cluster.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, Withdrawal
+from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Models
-from ndif.host.device_errors import DeviceFailure
+from ndif.host.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
+from ndif.host.evaluation import Measured
 from ndif.host.port import DeviceError, Progress, Respond
 from ndif.placement.cluster import Cluster
 from ndif.placement.node import Node

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce
-from ndif.host.jobs import JobSource, NodeServices
 from ndif.host.port import (
     ActorError,
     DeviceError,
@@ -18,11 +17,12 @@ from ndif.host.port import (
     ReplicaLostError,
     Respond,
 )
-from ndif.host.remote_actor import RemoteActor
+from ndif.host.remote_actor import NodeServices, RemoteActor
 from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
+from ndif.stores.broker.redis.job_channels import JobReceiver
 from ndif.stores.responder import Responder
 
 FAILS = "not to be loaded"
@@ -115,7 +115,7 @@ class StandIn(RemoteActor):
 
     async def prepare(self) -> NodeServices:
         return NodeServices(
-            self.actor, cast(Broker, self), cast(Responder, self), cast(JobSource, self)
+            self.actor, cast(Broker, self), cast(Responder, self), cast(JobReceiver, self)
         )
 
     # As a Responder

@@ -1,13 +1,123 @@
-"""The facts that are read of this machine."""
+"""The facts that are read of this machine; model processes run beside their GPUs."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-from ndif.host.environment import cpu_memory
+import pytest
+from nnsight import TransformersModel
+
+from ndif.host.environment import bind, cpu_memory, cpus_by_node, nearby_cpus, parse_cpu_list
+from tests.on_loop import on_loop
+from tests.runtime.replica import children, expected, reading, serve, until
 
 GiB = 1 << 30
+
+# Two sockets as `nvidia-smi topo -m` has them for an eight-GPU machine: GPUs 0-3 on node 0, 4-7 on node 1.
+NODES = {0: frozenset([*range(24), *range(48, 72)]), 1: frozenset([*range(24, 48), *range(72, 96)])}
+ALL = NODES[0] | NODES[1]
+
+
+def test_the_cpus_of_its_node() -> None:
+    assert nearby_cpus([0], NODES, ALL) == NODES[0]
+    assert nearby_cpus([1, 1, 1], NODES, ALL) == NODES[1]
+
+
+def test_gpus_of_both_nodes_are_near_all_cpus() -> None:
+    assert nearby_cpus([0, 1], NODES, ALL) is None
+
+
+def test_unknown_nodes_leave_the_process_unbound() -> None:
+    assert nearby_cpus([None], NODES, ALL) is None
+    assert nearby_cpus([0, None], NODES, ALL) is None
+    assert nearby_cpus([7], NODES, ALL) is None
+    assert nearby_cpus([], NODES, ALL) is None
+
+
+def test_only_allowed_cpus_are_chosen() -> None:
+    job = frozenset([2, 3, 30, 31])
+    assert nearby_cpus([0], NODES, job) == {2, 3}
+    assert nearby_cpus([1], NODES, frozenset([2, 3])) is None
+    assert nearby_cpus([0], NODES, frozenset([2, 3])) is None  # all of them are near
+    assert nearby_cpus([0, 1], NODES, job | {90}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("0-2,5\n", {0, 1, 2, 5}), ("7\n", {7}), ("\n", set()), ("0-1,4-5,9", {0, 1, 4, 5, 9})],
+)
+def test_lists_are_read_as_the_kernel_writes_them(text: str, cpus: set[int]) -> None:
+    assert parse_cpu_list(text) == cpus
+
+
+def test_nodes_are_read_from_the_kernel(tmp_path: Path) -> None:
+    for node, cpus in ((0, "0-3\n"), (1, "4-7\n"), (252, "\n")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(cpus)
+    (tmp_path / "node2").mkdir()
+    found = {0: frozenset(range(4)), 1: frozenset(range(4, 8)), 252: frozenset()}
+    assert cpus_by_node(tmp_path) == found
+    # A node of GPU memory alone has no CPUs, and binds nobody.
+    assert nearby_cpus([252], found, frozenset(range(8))) is None
+    assert cpus_by_node(tmp_path / "missing") == {}
+
+
+several = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
+
+THREADS = """
+import threading, time
+for _ in range(3):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def affinities(pid: int) -> set[frozenset[int]]:
+    threads = Path(f"/proc/{pid}/task").glob("[0-9]*")
+    return {frozenset(os.sched_getaffinity(int(thread.name))) for thread in threads}
+
+
+@several
+def test_every_thread_is_bound() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-Sc", THREADS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert affinities(process.pid) != {frozenset([cpu])}
+        bind(process.pid, [cpu])
+        assert affinities(process.pid) == {frozenset([cpu])}
+        process.kill()
+
+
+def test_an_ended_process_is_not_bound() -> None:
+    with subprocess.Popen(["/bin/true"]) as process:
+        process.wait()
+    bind(process.pid, os.sched_getaffinity(0))
+
+
+@several
+@on_loop
+async def test_a_replica_runs_beside_its_gpus(tiny_gpt2: Path) -> None:
+    client = TransformersModel(str(tiny_gpt2), task="text-generation")
+    cpu = max(os.sched_getaffinity(0))
+    asked = []
+
+    def beside(gpus: object) -> list[int]:
+        asked.append(gpus)
+        return [cpu]
+
+    given = {"gpu_mem_bytes_by_id": {3: 1 << 30}, "device": "cpu", "near": beside}
+    async with serve(tiny_gpt2, **given) as served:
+        assert [[*one] for one in asked] == [[3]]
+        await until(lambda: len(children(served.zygote)) == 2)
+        for pid in (served.zygote, *children(served.zygote)):
+            assert affinities(pid) == {frozenset([cpu])}
+        logits = await served.logits(reading(client))
+        assert logits.allclose(expected(tiny_gpt2), atol=1e-5)
 
 
 def test_its_memory_is_what_the_system_says() -> None:
@@ -20,10 +130,10 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal:       16777216 kB\nMemFree:        1 kB\n")
     limit = tmp_path / "memory.max"
     missing = tmp_path / "none"
-    for text, expected in (
+    for text, found in (
         ("max\n", 16 * GiB),
         (f"{4 * GiB}\n", 4 * GiB),
         (f"{1 << 63}\n", 16 * GiB),
     ):
         limit.write_text(text)
-        assert cpu_memory(meminfo, (missing, limit)) == expected
+        assert cpu_memory(meminfo, (missing, limit)) == found

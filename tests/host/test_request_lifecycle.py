@@ -35,23 +35,22 @@ from hypothesis.stateful import (
 from ray.exceptions import RayActorError
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, OrphanReplica
+from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.models import Models
 from ndif.cluster.ray import actors
 from ndif.cluster.ray.actors import RayModelActor
-from ndif.host import jobs, request_lifecycle
+from ndif.host import remote_actor, request_lifecycle
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
-from ndif.host.jobs import NodeServices
 from ndif.host.port import Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.remote_actor import RemoteActor
+from ndif.host.remote_actor import NodeServices, RemoteActor
 from ndif.host.request_lifecycle import (
     TRANSITIONS,
     WAITING,
     Event,
     IllegalTransitionError,
     Party,
-    Stored,
     next_state,
 )
 from ndif.placement.node import Node
@@ -103,12 +102,6 @@ def test_every_state_is_reached_and_left_by_those_who_hold_requests() -> None:
             # Wherever a request is, the queue can end it, and give it back.
             assert next_state(state, Event.FAIL, Party.QUEUE) is Status.ERROR
             assert next_state(state, Event.GIVE_BACK, Party.QUEUE) in WAITING
-
-
-def test_an_end_is_stored_by_those_events_that_lead_to_it() -> None:
-    for transition in TRANSITIONS.values():
-        ends = transition.target is not None and transition.target.terminal
-        assert ends is (transition.stored is Stored.END)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +317,7 @@ class Lives:
             for node in self.remote:
                 if node.killed.is_set():
                     continue
-                actor = RayModelActor.found(node.place.name, node, lanes, whereabouts)
+                actor = RayModelActor(node.place.name, lambda: None, lanes, whereabouts, node)
                 ray_actors.append(actor)
                 said = await actor.describe()
                 if said["level"] is None or said["moving"] or said["ended"]:
@@ -622,7 +615,7 @@ def hasty() -> Iterator[None]:
         patch.object(redis_broker, "_LOOK_S", BRIEFLY_S),
         patch.object(redis_broker, "_INHERIT_S", BRIEFLY_S),
         patch.object(redis_broker, "_BLOCK_MS", 20),
-        patch.object(jobs, "_LOOK_S", BRIEFLY_S),
+        patch.object(remote_actor, "_LOOK_S", BRIEFLY_S),
         patch.object(actors, "_SOON_S", 0.1),
         patch.object(ray, "kill", Process.kill_from_a_thread),
     ):

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import MakeActor, Measured
+from ndif.cluster.controller_types import MakeActor
 from ndif.cluster.models import Models
 from ndif.host import request_lifecycle
+from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
 from ndif.host.port import ActorError, EndedError, ReplicaLostError
 from ndif.placement.node import Node

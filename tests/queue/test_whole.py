@@ -17,7 +17,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica, ReplicaState
 from ndif.cluster.status import client_status
@@ -34,6 +33,7 @@ from ndif.control.operations import (
 )
 from ndif.control.reconciler import Reconciler
 from ndif.host.device_errors import DeviceFailure
+from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
 from ndif.host.port import ActorError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
 from ndif.placement.demand import PlacementRules

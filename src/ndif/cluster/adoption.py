@@ -48,26 +48,14 @@ def _model(models: Models, one: OrphanReplica) -> Model:
 
 
 def _as_it_is(cluster: Cluster, one: OrphanReplica, model: Model) -> PlacedReplica:
-    """Return the record of an orphan.
-
-    Raises:
-        ValueError: if its model has other settings by now, or the replica exists twice.
-    """
+    """Return the record of an orphan, or raise a `ValueError` if it has no use here."""
     placed = one.placed
     is_another = Variant.parse(placed.model_key).model != model.key
     if is_another or model.deployment.as_loaded != one.config.as_loaded or cluster.find(placed.key):
         raise ValueError(f"{placed.name} belongs to no model as it is deployed now.")
     if placed.level is DeploymentLevel.WARM:
         return placed.as_warm()
-    return replace(
-        placed,
-        dedicated=model.dedicated,
-        gpu_memory_fraction=_fraction(cluster, placed),
-    )
-
-
-def _fraction(cluster: Cluster, placed: PlacedReplica) -> float | None:
-    """Return its fraction of a shared GPU; None if it shares none."""
     totals = cluster.nodes[placed.node_id].resources.gpu_bytes
     shares = [held / totals[index] for index, held in placed.gpu_mem_bytes_by_id.items()]
-    return shares[0] if len(shares) == 1 and shares[0] < 1 else None
+    fraction = shares[0] if len(shares) == 1 and shares[0] < 1 else None
+    return replace(placed, dedicated=model.dedicated, gpu_memory_fraction=fraction)

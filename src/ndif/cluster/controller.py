@@ -13,9 +13,10 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from ndif.cluster.adoption import adopt
 from ndif.cluster.controller_types import (
@@ -27,14 +28,13 @@ from ndif.cluster.controller_types import (
     ProvisionResult,
     ReplicaRequest,
 )
-from ndif.cluster.device_errors import MOST, WITHIN_S, DeviceErrors, Withdrawal
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import DeploymentError, EvictedError, Lease, Replica
-from ndif.host.device_errors import DeviceFailure
+from ndif.host.device_errors import MOST, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
 from ndif.host.port import ActorError, DeviceError
 from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta, build
-from ndif.placement.demand import DEFAULT_RULES, Demand, Device, PlacementRules
+from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
 from ndif.placement.explanation import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.schema.model_key import Variant
@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
 """Seconds after which a replica that still leaves its device is ended, because others wait."""
-
-
 _WITHDRAWN = "its operator evicted it before it had a place"
 
 
@@ -73,17 +71,9 @@ class Controller:
     ) -> None:
         """Prepare a controller without machines; `discover` finds them.
 
-        Args:
-            models: Models of the server.
-            make_actor: Makes the actor of a replica.
-            evaluate: Measures a model.
-            discover: Finds the machines.
-            rules: Rules of placement.
-            drain_s: Seconds that an evicted replica may finish its requests in.
-            now: Clock, in Unix seconds.
-            rng: Decides ties and ids.
-            places: Models go where there is room; otherwise where their options say.
-            on_up: Called with each replica that begins to serve.
+        `drain_s`: seconds that an evicted replica may finish its requests in. `rng` decides ties and ids.
+        `places`: models go where there is room; otherwise where their options say. `on_up` is called with
+        each replica that begins to serve.
         """
         self.models = models
         self.cluster = Cluster()
@@ -125,11 +115,6 @@ class Controller:
         """Return the variants of a model that are requested and have no place yet."""
         return {one.variant for one in self._asked if one.model is model and not one.withdrawn}
 
-    @property
-    def connected(self) -> bool:
-        """Return True if some replica can run a request."""
-        return any(replica.serving for replica in self._replicas.values())
-
     def on_leave(self, listener: Leaving) -> None:
         """Call `listener` for each replica that no longer serves."""
         self._leave_listeners.append(listener)
@@ -168,26 +153,23 @@ class Controller:
 
     async def _deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
         sizes = await asyncio.gather(*(self._size(one) for one in asked))
-        problems = [size if isinstance(size, str) else None for size in sizes]
-        decision = await self._decide(
-            {one: size for one, size in zip(asked, sizes, strict=True) if isinstance(size, int)}
-        )
+        sized = list(zip(asked, sizes, strict=True))
+        decision = await self._decide({one: size for one, size in sized if isinstance(size, int)})
         self._carry_out(decision, "another model needs its memory")
         refused = {refusal.model_key: explain_refusal(refusal) for refusal in decision.refused}
         provided = []
-        for one, problem in zip(asked, problems, strict=True):
+        for one, size in sized:
             if one.void:
                 why = _WITHDRAWN if one.withdrawn else None
                 provided.append(ProvisionResult(problem=why, evicted=decision.evictions))
                 continue
             variant = str(one.variant)
-            problem = problem or refused.get(variant)
+            problem = size if isinstance(size, str) else refused.get(variant)
             one.model.problems.pop(one.generation, None)
             if problem is not None:
                 one.model.problems[one.generation] = problem
-            provided.append(
-                ProvisionResult(decision.replica_ids(variant), problem, decision.evictions)
-            )
+            replica_ids = decision.replica_ids(variant)
+            provided.append(ProvisionResult(replica_ids, problem, decision.evictions))
         return provided
 
     async def _decide(self, asked: Mapping[ReplicaRequest, int]) -> Decision:
@@ -196,17 +178,15 @@ class Controller:
         Otherwise two models could evict each other again and again without running a request.
         """
         while True:
-            demands = [self._demand(one, size) for one, size in asked.items() if not one.void]
+            demands = [one.demand(size) for one, size in asked.items() if not one.void]
+            if not self._places:
+                demands = [replace(demand, device=Device.AUTO) for demand in demands]
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             leaving = [self._replicas[key] for key in decision.evictions if key in self._replicas]
-            unused = [replica for replica in leaving if replica.is_unused]
+            unused = [replica for replica in leaving if not replica.used.is_set()]
             if not unused or any(one.dedicated for one in demands):
                 return decision
-            await asyncio.gather(*(replica.wait_until_used() for replica in unused))
-
-    def _demand(self, asked: ReplicaRequest, size_bytes: int) -> Demand:
-        demand = asked.demand(size_bytes)
-        return demand if self._places else replace(demand, device=Device.AUTO)
+            await asyncio.gather(*(replica.used.wait() for replica in unused))
 
     def evict(
         self,
@@ -239,21 +219,19 @@ class Controller:
         for one in adoption.dropped:
             logger.warning("%s has no place here and is ended", one.placed.name)
             self._end_aside(one.actor.stop(), one.placed)
-        adopted = [
-            (Replica(place, model, one.actor), one.is_loaded) for one, place, model in adoption.kept
-        ]
-        for replica, is_loaded in adopted:
-            self._replicas[replica.placed.key] = replica
-            name = replica.placed.name
-            logger.info("%s is adopted", name)
-            if not is_loaded:
-                replica.starting = self._spawn(self._create(replica), name)
+        adopted = []
+        for one, place, model in adoption.kept:
+            replica = self._replicas[place.key] = Replica(place, model, one.actor)
+            adopted.append(replica)
+            logger.info("%s is adopted", place.name)
+            if not one.is_loaded:
+                replica.starting = self._spawn(self._create(replica), place.name)
                 continue
             replica.came_up()
             replica.mark_used()
             self._learn(replica)
-            self._spawn(self._watch(replica), f"watch over {name}")
-        return [replica for replica, _ in adopted]
+            self._spawn(self._watch(replica), f"watch over {place.name}")
+        return adopted
 
     async def leave(self) -> None:
         """Leave every replica for another controller to adopt, after those that are ending have ended."""
@@ -270,16 +248,13 @@ class Controller:
         self._replicas.clear()
 
     async def _size(self, asked: ReplicaRequest) -> int | str:
-        """Return the bytes of one replica, or the reason why they are not known."""
-        measured = None
-        while measured is None:
+        settings = measured = None
+        while measured is None or asked.model.deployment != settings:  # which may change meanwhile
             settings = asked.model.deployment
             try:
                 measured = await self._evaluate(settings, asked.generation)
             except ActorError as error:
                 return _not_loaded(asked.model, asked.generation, str(error))
-            if asked.model.deployment != settings:
-                measured = None  # its settings changed meanwhile
         self.models.learn(asked.model, measured.repo_id, measured.task)
         if not self._of(asked.model):
             self.models.unite(asked.model)
@@ -290,20 +265,18 @@ class Controller:
 
     def _carry_out(self, decision: Decision, why: str) -> None:
         delta = build(self.cluster, decision.cluster)
-        coming = {
-            placed.key: self._host(placed, self.models.of(Variant.parse(placed.model_key).model))
-            for placed in delta.to_create
-        }
+        coming = {placed.key: self._host(placed) for placed in delta.to_create}
         for described in delta.steps(why):
             logger.info("%s", described)
-        half = [d.key for d in delta.to_cache if not self._is_loaded(d.key)]
+        loaded = {key for key, replica in self._replicas.items() if replica.is_loaded}
         # A replica that is still loading has nothing to keep WARM.
-        self.cluster = decision.cluster.without(half)
+        self.cluster = decision.cluster.without(
+            d.key for d in delta.to_cache if d.key not in loaded
+        )
         self._replicas.update(coming)
-        going = [*delta.to_delete, *delta.to_cache]
         leaving = {
             d.key: (replica, replica.lease)
-            for d in going
+            for d in [*delta.to_delete, *delta.to_cache]
             if (replica := self._replicas.get(d.key)) is not None
         }
         for replica, _ in leaving.values():
@@ -318,12 +291,14 @@ class Controller:
         for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
 
-    def _host(self, placed: PlacedReplica, model: Model) -> Replica:
-        generation = Variant.parse(placed.model_key).generation
-        return Replica(placed, model, self._make_actor(model.deployment, generation, placed))
+    def _host(self, placed: PlacedReplica) -> Replica:
+        variant = Variant.parse(placed.model_key)
+        model = self.models.of(variant.model)
+        return Replica(
+            placed, model, self._make_actor(model.deployment, variant.generation, placed)
+        )
 
     def _take_over(self) -> None:
-        """Update the place of each replica to the decided one."""
         for decided in self.cluster.replicas():
             replica = self._replicas.get(decided.key)
             if replica is not None:
@@ -363,12 +338,7 @@ class Controller:
         await self._end(replica)
         self.cluster = self.cluster.without([key])
 
-    def _is_loaded(self, key: ReplicaKey) -> bool:
-        replica = self._replicas.get(key)
-        return replica is not None and replica.is_loaded
-
     async def _drain(self, lease: Lease) -> None:
-        """Wait until its requests have ended, at most `drain_s`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(lease.ended(), self._drain_s)
 
@@ -382,8 +352,7 @@ class Controller:
             del self._replicas[replica.placed.key]
 
     async def _return(self, key: ReplicaKey) -> None:
-        replica = self._replicas.get(key)
-        if replica is not None:
+        if (replica := self._replicas.get(key)) is not None:
             memory = replica.placed.gpu_mem_bytes_by_id
             await self._bring_up(replica, replica.actor.from_cache(memory))
 
@@ -414,7 +383,7 @@ class Controller:
         self.cluster = self.cluster.with_deployed(key, self._now())
         self._take_over()
         logger.info("%s is ready", replica.placed.name)
-        replica.model.problems.pop(Variant.parse(replica.placed.model_key).generation, None)
+        replica.model.problems.pop(replica.generation, None)
         self._on_up(replica)
         replica.came_up()
 
@@ -423,10 +392,9 @@ class Controller:
         self.models.learn(replica.model, loaded.get("repo_id"), loaded.get("task"))
 
     async def _fail(self, replica: Replica, why: str) -> None:
-        generation = Variant.parse(replica.placed.model_key).generation
-        sentence = _not_loaded(replica.model, generation, why)
+        sentence = _not_loaded(replica.model, replica.generation, why)
         logger.error("%s", sentence)
-        replica.model.problems[generation] = sentence
+        replica.model.problems[replica.generation] = sentence
         await replica.actor.stop()
         self._forget(replica.placed.key, DeploymentError(sentence))
 
@@ -441,12 +409,10 @@ class Controller:
         """Record the GPU that a replica was lost to; all of its GPUs if the failure names none."""
         place = replica.placed
         node = self.cluster.nodes.get(place.node_id)
-        if node is None:
-            return
         of_it = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
-        names = [node.gpu_name(index) for index in of_it]
-        if not names:
+        if node is None or not of_it:
             return
+        names = [node.gpu_name(index) for index in of_it]
         self._device_errors = self._device_errors.noted(names, failure.error, self._now())
         logger.error("%s was lost to %s: %s", place.name, " or ".join(names), failure.error)
         self._withdraw()
@@ -484,7 +450,7 @@ class Controller:
             self._end_aside(self._end(replica), replica.placed)
         self._forget(key, why)
 
-    def _end_aside(self, ending: Awaitable[None], place: PlacedReplica) -> None:
+    def _end_aside(self, ending: Coroutine[Any, Any, None], place: PlacedReplica) -> None:
         task = self._spawn(ending, f"end of {place.name}")
         self._ends.add(task)
         self._spawn(self._wait_for(task, place.node_id), f"place of {place.name}")
@@ -506,10 +472,8 @@ class Controller:
     def _of(self, model: Model) -> list[Replica]:
         return [replica for replica in self._replicas.values() if replica.model is model]
 
-    def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)  # noqa: S101 - a coroutine's
-        task.set_name(name)
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -522,7 +486,6 @@ class Controller:
 
 
 async def _all(*work: Awaitable[None]) -> None:
-    """Await all of it, and log what fails."""
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             logger.error("a change of a replica failed", exc_info=outcome)

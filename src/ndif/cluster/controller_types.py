@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from ndif.cluster.models import Model
+from ndif.host.evaluation import Measured
 from ndif.host.port import ModelActor
 from ndif.placement.demand import Demand, Device
 from ndif.placement.node import Node
@@ -16,7 +17,7 @@ from ndif.schema.model_key import Variant
 MakeActor = Callable[[DeploymentConfig, str, PlacedReplica], ModelActor]
 """Makes the actor of a replica of this model, in the runtime of this generation, at this place."""
 
-Evaluate = Callable[[DeploymentConfig, str], Awaitable["Measured"]]
+Evaluate = Callable[[DeploymentConfig, str], Awaitable[Measured]]
 """Measures one replica of a model; raises `ActorError` if that fails."""
 
 Discover = Callable[[], Awaitable[Sequence[Node]]]
@@ -24,17 +25,6 @@ Discover = Callable[[], Awaitable[Sequence[Node]]]
 
 Leaving = Callable[[ReplicaKey, str], None]
 """Called with each replica that no longer serves, and the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Facts of a model before it is loaded."""
-
-    size_bytes: int
-    """Bytes of one replica, padding included."""
-    task: str | None = None
-    repo_id: str | None = None
-    """Repository id as the hub spells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,6 @@ class OrphanReplica:
 
     placed: PlacedReplica
     config: DeploymentConfig
-    """Settings that it was loaded with."""
     actor: ModelActor
     is_loaded: bool
     """False while it is being loaded."""
@@ -101,7 +90,6 @@ class ProvisionResult:
 
 
 def _device(device: str | None) -> Device:
-    """Return the kind of device that a torch device names."""
     if device is None or device == "auto":
         return Device.AUTO
     return Device.CPU if device == "cpu" else Device.GPU

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ndif.cluster.controller_types import OrphanReplica
-from ndif.cluster.local_cards import LocalCards
 from ndif.config.settings import Settings
 from ndif.config.units import parse_gpus, parse_size
-from ndif.host import gpus, numa
-from ndif.host.environment import cpu_memory, machine_name
+from ndif.host import gpus
+from ndif.host.environment import cpu_memory, cpus_by_node, machine_name, nearby_cpus
+from ndif.host.evaluation import EvaluationError, Evaluator
 from ndif.host.fork_server import ForkServers
-from ndif.host.gpu_watch import GpuWatch
-from ndif.host.gpus import Driver, VisibleGpus, without_memory
+from ndif.host.gpus import Driver, DriverError, Gpu, VisibleGpus, without_memory
 from ndif.host.model_actor import LocalModelActor
 from ndif.host.port import ModelActor
 from ndif.host.runner_pool import context_bytes
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.host.shared_weights import SharedWeights
+from ndif.host.watchdogs import GpuWatch
 from ndif.placement.node import Node
+from ndif.placement.packing import fewest
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
 from ndif.schema.deployment import DeploymentConfig
@@ -45,78 +49,52 @@ class Fleet(Protocol):
 
     async def connect(self, waiting: Callable[[], None]) -> None:
         """Connect to the machines; call `waiting` after each failed attempt."""
-        ...
 
     async def close(self) -> None:
         """Disconnect from the machines."""
-        ...
 
     async def orphans(self) -> Sequence[OrphanReplica]:
         """Return the replicas that another leader left."""
-        ...
 
     async def discover(self) -> Sequence[Node]:
         """Return the machines that exist now, each without replicas."""
-        ...
 
     def prepare(self, runtime: Runtime) -> None:
         """Prepare to measure a model and to create a replica, whose model and place are not known yet."""
-        ...
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> ModelActor:
         """Return the actor of a replica, not started yet."""
-        ...
 
 
+@dataclass(eq=False)
 class ThisMachine:
     """The form of `Fleet` for one machine.
 
-    Owns what its replicas share: weights, prewarmed processes and the GPU driver. The controller decides
-    which replicas exist and where.
+    Owns what its replicas share: weights, prewarmed processes and the GPU driver.
     """
 
-    outlives = False
-
-    def __init__(
-        self,
-        settings: Settings,
-        broker: Broker,
-        objects: ObjectStore,
-        runtimes: Runtimes,
-        *,
-        trusted: bool,
-        places: bool,
-        shares: bool = False,
-    ) -> None:
-        """Prepare this machine.
-
-        Args:
-            settings: Settings of the server.
-            broker: Broker that replicas report to.
-            objects: Store of results.
-            runtimes: Installed nnsight generations.
-            trusted: Users are trusted, so runners are not confined.
-            places: The controller chooses devices; otherwise the options of a model do.
-            shares: Another process serves the files of checkpoints to clients.
-        """
-        self._settings = settings
-        self._broker = broker
-        self._objects = objects
-        self._runtimes = runtimes
-        self._trusted = trusted
-        self._places = places
-        self._shares = shares
-        self._weights = SharedWeights()
-        self.fork_servers = ForkServers()
-        self._driver = Driver()
-        self._machine: LocalMachine | None = None
-        self._looking = asyncio.Lock()
-        self._cards: LocalCards | None = None
-        """Chooses GPUs where nothing is placed."""
-        self._gpu_watch: GpuWatch | None = None
-        self.lost = asyncio.Event()
+    settings: Settings
+    broker: Broker
+    objects: ObjectStore
+    runtimes: Runtimes
+    _: KW_ONLY
+    trusted: bool
+    """Users are trusted, so runners are not confined."""
+    places: bool
+    """The controller chooses devices; otherwise the options of a model do."""
+    shares: bool = False
+    """Another process serves the files of checkpoints to clients."""
+    outlives: bool = field(init=False, default=False)
+    lost: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    fork_servers: ForkServers = field(init=False, default_factory=ForkServers)
+    _weights: SharedWeights = field(init=False, default_factory=SharedWeights)
+    _driver: Driver = field(init=False, default_factory=Driver)
+    _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _machine: LocalMachine | None = field(init=False, default=None)
+    _cards: LocalCards | None = field(init=False, default=None)
+    _gpu_watch: GpuWatch | None = field(init=False, default=None)
 
     async def connect(self, waiting: Callable[[], None]) -> None:
         """Return at once; see `Fleet.connect`."""
@@ -130,8 +108,8 @@ class ThisMachine:
 
     def prepare(self, runtime: Runtime) -> None:
         """Start the fork servers of the runtime; see `Fleet.prepare`."""
-        self.fork_servers.prepare(runtime, untrusted=not self._trusted)
-        if self._places:  # and so measures
+        self.fork_servers.prepare(runtime, untrusted=not self.trusted)
+        if self.places:  # and so measures
             self.fork_servers.prepare(runtime, untrusted=False)
 
     async def orphans(self) -> list[OrphanReplica]:
@@ -139,10 +117,7 @@ class ThisMachine:
         return []
 
     async def discover(self) -> list[Node]:
-        """Return this machine as it is declared, or was found the first time.
-
-        A later inspection that fails must not empty it.
-        """
+        """Return this machine as it was found the first time: a later failure must not empty it."""
         async with self._looking:
             if self._machine is None:
                 self._machine = await self._look()
@@ -150,21 +125,17 @@ class ThisMachine:
 
     async def _look(self) -> LocalMachine:
         """Inspect this machine, and prepare what its GPUs need."""
-        find = inspect_machine if self._places else inspect_unplaced
-        machine = await find(self._settings, self._driver)
+        find = inspect_machine if self.places else inspect_unplaced
+        machine = await find(self.settings, self._driver)
         found, sizes = machine.gpus, machine.node.resources.gpu_bytes
         self.fork_servers.devices = found.variable
         if not found.gpus:
             await self._driver.close()
-        elif self._places:
+        elif self.places:
             self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
         else:
             self._cards = LocalCards(
-                self._settings,
-                self._driver,
-                found.gpus,
-                trusted=self._trusted,
-                fork_servers=self.fork_servers,
+                self.settings, self._driver, found.gpus, self.fork_servers, trusted=self.trusted
             )
         return machine
 
@@ -172,35 +143,110 @@ class ThisMachine:
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> LocalModelActor:
         """Return the actor of a replica; see `Fleet.make_actor`."""
-        runtime = self._runtimes.installed()[generation]
-        cards = self._cards
-        has_gpus = self._machine is not None and self._machine.has_gpus
-        on_cpu = self._places and (place.on_cpu or not has_gpus)
+        runtime, cards, machine = self.runtimes.installed()[generation], self._cards, self._machine
+        has_gpus = machine is not None and machine.has_gpus
+        on_cpu = self.places and (place.on_cpu or not has_gpus)
         return LocalModelActor(
             config,
             runtime,
-            self._settings,
-            self._broker,
-            self._objects,
+            self.settings,
+            self.broker,
+            self.objects,
             self._weights,
             self.fork_servers,
-            untrusted=not self._trusted,
-            gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self._places and not on_cpu else None,
+            untrusted=not self.trusted,
+            gpu_mem_bytes_by_id=place.gpu_mem_bytes_by_id if self.places and not on_cpu else None,
             device="cpu" if on_cpu else None,
-            shares=self._shares,
-            context_bytes=self._machine.node.resources.context_bytes if self._machine else 0,
-            chosen=None if cards is None else lambda: cards.chosen(config, runtime),
+            shares=self.shares,
+            context_bytes=machine.node.resources.context_bytes if machine else 0,
+            chosen=partial(cards.chosen, config, runtime) if cards else contextlib.nullcontext,
             gpu_watch=self._gpu_watch,
             near=self._near,
         )
 
     def _near(self, indices: Collection[int]) -> frozenset[int] | None:
-        """Return the CPUs beside these GPUs."""
         if self._machine is None:
             return None
-        here = self._machine.gpus.gpus
-        nodes = [here[index].numa_node for index in indices]
-        return numa.nearby_cpus(nodes, numa.cpus_by_node(), frozenset(os.sched_getaffinity(0)))
+        nodes = [self._machine.gpus.gpus[index].numa_node for index in indices]
+        return nearby_cpus(nodes, cpus_by_node(), frozenset(os.sched_getaffinity(0)))
+
+
+def choose(
+    total: Sequence[int], free: Sequence[int], size_bytes: int, context: int
+) -> dict[int, int] | None:
+    """Return the fewest GPUs whose free memory holds a model, and the bytes of each for its tensors.
+
+    A single GPU may be used up, should other programs leave it. Several GPUs give what is free now, because
+    the model is divided by these sizes. None if all GPUs together do not hold the model.
+    """
+    room = [max(0, each - context) for each in free]
+    chosen = fewest(((each, index) for index, each in enumerate(room)), size_bytes)
+    if len(chosen) == 1:
+        return {chosen[0]: total[chosen[0]] - context}
+    return {index: room[index] for index in chosen} or None
+
+
+class LocalCards:
+    """Choose GPUs for each replica of a local server.
+
+    Asks the driver what is free and an evaluator what the model takes, and remembers the choices of
+    replicas that still load. The model process goes where it likes, which is over all GPUs, if either
+    cannot be told, if all GPUs together do not hold the model, or if torch finds none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        driver: Driver,
+        gpus: Sequence[Gpu],
+        fork_servers: ForkServers,
+        *,
+        trusted: bool,
+    ) -> None:
+        """Prepare to choose among `gpus`, in the order in which torch counts them."""
+        self._driver = driver
+        self._gpus = gpus
+        self._context = context_bytes(settings, untrusted=not trusted, trusted=trusted)
+        self._evaluator = Evaluator(fork_servers=fork_servers, look_for_cuda=True)
+        self._loading: Counter[int] = Counter()
+        """Bytes of each GPU that loading replicas will take."""
+
+    @contextlib.asynccontextmanager
+    async def chosen(
+        self, config: DeploymentConfig, runtime: Runtime
+    ) -> AsyncIterator[Mapping[int, int] | None]:
+        """Choose GPUs for a replica, and reserve them while it loads."""
+        if len(self._gpus) < 2 or config.device is not None:
+            yield None
+            return
+        claimed: Counter[int] = Counter()
+        memory = None
+        try:
+            found = await self._evaluator(config, runtime)
+            free = await self._free()
+            total = [gpu.usable_bytes or 0 for gpu in self._gpus]
+            if found.cuda:
+                memory = choose(total, free, found.size_bytes, self._context)
+            for index in memory or ():
+                claimed[index] = found.size_bytes // len(memory or ()) + self._context
+        except (EvaluationError, DriverError) as error:
+            logger.warning("the model is spread over all GPUs: %s", error)
+        self._loading += claimed
+        try:
+            yield memory
+        finally:
+            self._loading -= claimed
+
+    async def _free(self) -> list[int]:
+        """Return the free bytes of each GPU that are not reserved, or raise a `DriverError`."""
+        cards, _ = await self._driver.physical_gpus()
+        free = {card.gpu.uuid: card.gpu.free_bytes for card in cards}
+        left = [free.get(gpu.uuid, 0) - self._loading[i] for i, gpu in enumerate(self._gpus)]
+        return [max(0, each) for each in left]
+
+    async def close(self) -> None:
+        """End the evaluator."""
+        await self._evaluator.stop()
 
 
 @dataclass(frozen=True, slots=True)

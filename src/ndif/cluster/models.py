@@ -35,7 +35,6 @@ class Model:
     scheduled: DeploymentConfig | None = None
     """Settings by which the schedule dedicates it now."""
     deploying: int = 0
-    """Deployments in progress."""
     withdrawals: int = 0
     """Times that an operator evicted it; requests from before are void."""
     generations: frozenset[str] = frozenset()
@@ -156,11 +155,7 @@ class Models:
         model.on_demand, model.scheduled = True, None  # and can be forgotten
 
     def of(self, key: ModelKey) -> Model:
-        """Return the model whose `Model.key` it is.
-
-        Raises:
-            KeyError: if there is none.
-        """
+        """Return the model whose `Model.key` it is, or raise a `KeyError`."""
         for model in self._models:
             if model.key == key:
                 return model
@@ -181,10 +176,8 @@ class Models:
     def admit(self, key: ModelKey, *, hotswapping: bool, keep: bool = True) -> Model:
         """Return the model that a client names: a dedicated one, or any if the client may hotswap.
 
-        A new model is remembered only with `keep`, once its request is accepted.
-
-        Raises:
-            NotServedError: with a sentence for the client.
+        A new model is remembered only with `keep`, once its request is accepted. A `NotServedError` has a
+        sentence for the client.
         """
         model = self.find(key)
         if model is not None and (model.dedicated or hotswapping):
@@ -244,7 +237,5 @@ class Models:
     def learn(model: Model, repo_id: str | None, task: str | None) -> None:
         """Record what a model's files tell: its name as the hub spells it, and its task."""
         model.config = replace(
-            model.config,
-            repo_id=repo_id or model.config.repo_id,
-            task=model.config.task or task,
+            model.config, repo_id=repo_id or model.config.repo_id, task=model.config.task or task
         )

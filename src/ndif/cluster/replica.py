@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ndif.cluster.models import Model
 from ndif.errors import NdifError
 from ndif.host.port import ModelActor
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
+from ndif.schema.model_key import Variant
 
 
 class ReplicaState(str, Enum):
@@ -50,6 +52,7 @@ class Lease:
         await self._free.wait()
 
 
+@dataclass(eq=False)
 class Replica:
     """One replica, from the decision to create it until it has ended.
 
@@ -57,30 +60,33 @@ class Replica:
     actor, and `placed` is its record in the cluster.
     """
 
-    def __init__(self, placed: PlacedReplica, model: Model, actor: ModelActor) -> None:
-        self.placed = placed
-        """The replica's place in the cluster."""
-        self.model = model
-        self.actor = actor
-        self.progress: tuple[int, int] | None = None
-        """Bytes loaded and bytes in total, while it loads."""
-        self.starting: asyncio.Task[None] | None = None
-        self.is_ending = False
-        """The replica is being ended."""
-        self.is_loaded = False
-        """True once it has been up, so that there is something to keep WARM."""
-        self.lease = Lease()
-        self._up: asyncio.Future[None] = _future()
-        self._used = asyncio.Event()
+    placed: PlacedReplica
+    model: Model
+    actor: ModelActor
+    progress: tuple[int, int] | None = None
+    """Bytes loaded and bytes in total, while it loads."""
+    starting: asyncio.Task[None] | None = None
+    is_ending: bool = False
+    is_loaded: bool = False
+    """True once it has been up, so that there is something to keep WARM."""
+    lease: Lease = field(default_factory=Lease)
+    used: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it was used since it came up, or can no longer be."""
+    _up: asyncio.Future[None] = field(default_factory=lambda: _future())
+
+    @property
+    def generation(self) -> str:
+        """Return the nnsight generation that it runs."""
+        return Variant.parse(self.placed.model_key).generation
 
     @property
     def state(self) -> ReplicaState:
         """Return the state that a request meets now."""
         if self.placed.level is not DeploymentLevel.HOT:
             return ReplicaState.NOT_STARTED
-        if self.actor.ended.is_set() or (self._up.done() and self._up.exception() is not None):
+        if self.actor.ended.is_set() or (self._up.done() and not self.is_up):
             return ReplicaState.UNHEALTHY
-        return ReplicaState.RUNNING if self.serving else ReplicaState.DEPLOYING
+        return ReplicaState.RUNNING if self.is_up else ReplicaState.DEPLOYING
 
     @property
     def serving(self) -> bool:
@@ -104,19 +110,15 @@ class Replica:
         return not (self.model.on_demand and self.model.config.revision)
 
     async def up(self) -> None:
-        """Return once it can run a request.
-
-        Raises:
-            DeploymentError: if it never can.
-        """
+        """Return once it can run a request; raise a `DeploymentError` if it never can."""
         await asyncio.shield(self._up)
 
     def returns(self, placed: PlacedReplica) -> None:
         """Prepare for its return to the device at this place."""
         self.placed, self.lease = placed, Lease()
         if self._up.done():
-            self._used.set()  # who waits for its place decides again
-            self._up, self._used = _future(), asyncio.Event()
+            self.used.set()  # who waits for its place decides again
+            self._up, self.used = _future(), asyncio.Event()
 
     def progressed(self, done: int, total: int) -> None:
         """Record how much is loaded."""
@@ -131,22 +133,13 @@ class Replica:
 
     def failed(self, error: DeploymentError) -> None:
         """Record that it cannot be loaded."""
-        self._used.set()
+        self.used.set()
         if not self._up.done():
             self._up.set_exception(error)
 
     def mark_used(self) -> None:
         """Record that it has run a request, or had none to run, since it came up."""
-        self._used.set()
-
-    @property
-    def is_unused(self) -> bool:
-        """Return True if it has not been used since it came up."""
-        return not self._used.is_set()
-
-    async def wait_until_used(self) -> None:
-        """Return once it was used, or can no longer be."""
-        await self._used.wait()
+        self.used.set()
 
 
 def _future() -> asyncio.Future[None]:

@@ -1,14 +1,16 @@
-"""Models and replicas as `/status` shows them to clients and `/admin/status` to operators."""
+"""Models and replicas as clients and operators see them, and as a leader publishes them to gateways."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from ndif.cluster.models import Model
+from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica, ReplicaState
 from ndif.placement.replica import DeploymentLevel
-from ndif.schema.model_key import Variant
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import ModelKey
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
 
@@ -25,15 +27,11 @@ def client_status(models: Iterable[Model], replicas: Sequence[Replica]) -> dict[
 
 def _entry(model: Model, replicas: Sequence[Replica]) -> dict[str, Any]:
     key = model.config.key
-    generations = sorted({replica_generation(each) for each in replicas} | model.problems.keys())
-    by_generation = {
-        generation: [each for each in replicas if replica_generation(each) == generation]
-        for generation in generations
-    }
-    states = {
-        generation: _state(mine, has_problem=generation in model.problems)
-        for generation, mine in by_generation.items()
-    }
+    serving, states = {}, {}
+    for generation in sorted({each.generation for each in replicas} | model.problems.keys()):
+        mine = [each for each in replicas if each.generation == generation]
+        serving[generation] = sum(each.serving for each in mine)
+        states[generation] = _state(mine, has_problem=generation in model.problems)
     hot = [each for each in replicas if each.placed.level is DeploymentLevel.HOT]
     warm = bool(replicas) and not hot
     return {
@@ -44,10 +42,7 @@ def _entry(model: Model, replicas: Sequence[Replica]) -> dict[str, Any]:
         "trust_remote_code": model.config.trust_remote_code,
         "deployment_level": (DeploymentLevel.WARM if warm else DeploymentLevel.HOT).value,
         "application_state": _best(states.values()).value,
-        "replicas": {
-            generation: sum(each.serving for each in mine)
-            for generation, mine in by_generation.items()
-        },
+        "replicas": serving,
         "dedicated": model.dedicated,
         "runtimes": {generation: state.value for generation, state in states.items()},
     }
@@ -62,11 +57,6 @@ def _state(replicas: Iterable[Replica], *, has_problem: bool) -> ReplicaState:
 def _best(states: Iterable[ReplicaState]) -> ReplicaState:
     there = set(states)
     return next((state for state in _BEST_FIRST if state in there), ReplicaState.NOT_STARTED)
-
-
-def replica_generation(replica: Replica) -> str:
-    """Return the nnsight generation of a replica."""
-    return Variant.parse(replica.placed.model_key).generation
 
 
 def describe_replica(replica: Replica) -> dict[str, Any]:
@@ -85,4 +75,48 @@ def describe_replica(replica: Replica) -> dict[str, Any]:
         "dedicated": place.dedicated,
         "done": done,
         "total": total,
+    }
+
+
+def describe(models: Iterable[Model]) -> list[dict[str, Any]]:
+    """Return models as JSON-serialisable dicts; `read` is the inverse."""
+    return [
+        {
+            "key": str(model.key),
+            "config": asdict(model.config),
+            "aliases": sorted(model.aliases),
+            "on_demand": model.on_demand,
+            "booked": None if model.scheduled is None else asdict(model.scheduled),
+        }
+        for model in models
+    ]
+
+
+def read(described: Sequence[Mapping[str, Any]]) -> Models:
+    """Return the models that `describe` was given."""
+    models = Models()
+    for one in described:
+        booked = one["booked"]
+        models.add(
+            Model(
+                ModelKey.parse(one["key"]),
+                DeploymentConfig(**one["config"]),
+                one["on_demand"],
+                None if booked is None else DeploymentConfig(**booked),
+                aliases=set(one["aliases"]),
+            )
+        )
+    return models
+
+
+def files(replica: Iterable[Replica]) -> dict[str, dict[str, Any]]:
+    """Return the files that clients build models from (`ModelActor.model`), JSON-serialisable."""
+    return {
+        each.model.config.repo_id: {
+            "files": each.actor.model["files"],
+            "revision": each.model.config.revision,
+            "task": each.model.config.task,
+        }
+        for each in replica
+        if each.is_up and each.provides_files and "files" in each.actor.model
     }

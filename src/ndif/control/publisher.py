@@ -7,8 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.published_models import describe, files
-from ndif.cluster.status import client_status
+from ndif.cluster.status import client_status, describe, files
 from ndif.stores.broker import BrokerError
 
 if TYPE_CHECKING:

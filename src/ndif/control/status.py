@@ -9,7 +9,7 @@ from typing import Any
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model
 from ndif.cluster.replica import Replica
-from ndif.cluster.status import describe_replica, replica_generation
+from ndif.cluster.status import describe_replica
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.schema.model_key import Variant
@@ -25,7 +25,7 @@ def describe_server(controller: Controller, dispatcher: Dispatcher) -> dict[str,
     models = []
     for model in controller.models:
         mine = [each for each in replicas if each.model is model]
-        generations: set[str | None] = {replica_generation(each) for each in mine}
+        generations: set[str | None] = {each.generation for each in mine}
         generations |= model.problems.keys()
         generations |= {
             variant.generation
@@ -73,7 +73,7 @@ def _model(
         "replicas": [
             {**describe_replica(each), "request_id": running.get(each.placed.replica_id)}
             for each in replicas
-            if replica_generation(each) == generation
+            if each.generation == generation
         ],
     }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
-from ndif.cluster.published_models import read
+from ndif.cluster.status import read
 from ndif.control.publisher import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 

@@ -38,11 +38,7 @@ class Channel:
     async def send(
         self, header: Header, body: bytes | bytearray = b"", fds: Sequence[int] = ()
     ) -> None:
-        """Write one frame whole.
-
-        Raises:
-            OSError: when the other end is gone.
-        """
+        """Write one frame whole; raise an `OSError` when the other end is gone."""
         loop = asyncio.get_running_loop()
         async with self._sending:
             head = pack(header, len(body))
@@ -59,14 +55,13 @@ class Channel:
             try:
                 return socket.send_fds(self._socket, [head], list(fds))
             except BlockingIOError:
-                await _writable(self._socket)
+                await until_ready(self._socket.fileno(), to_write=True)
 
     async def receive(self, room: Callable[[Header], int]) -> tuple[dict[str, Any], bytes]:
         """Read one frame; `room` returns the largest body that its header allows.
 
-        Raises:
-            EOFError: when the other end is gone.
-            ProtocolError: when a length or the header breaks the format.
+        Raise `EOFError` when the other end is gone, and a `ProtocolError` when a length or the header is
+        wrong.
         """
         header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))
         if header_size > _MAX_HEADER:
@@ -104,11 +99,7 @@ class Channel:
         return data
 
     async def _receive_into(self, room: bytearray | memoryview) -> int:
-        """Receive into `room`, and return the number of bytes.
-
-        Raises:
-            EOFError: when the channel is closed.
-        """
+        """Return the number of bytes received into `room`; raise `EOFError` when the channel is closed."""
         try:
             # Always through the loop: a peer that writes without end must not starve the others.
             count = await asyncio.get_running_loop().sock_recv_into(self._socket, room)
@@ -120,16 +111,15 @@ class Channel:
         return count
 
 
-async def _writable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-
-    def writable() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_writer(connection, writable)
+async def until_ready(descriptor: int, *, to_write: bool = False) -> None:
+    """Return once a descriptor can be read, or written to."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    if to_write:
+        watch, leave = loop.add_writer, loop.remove_writer
+    else:
+        watch, leave = loop.add_reader, loop.remove_reader
+    watch(descriptor, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
-        loop.remove_writer(connection)
+        leave(descriptor)

@@ -1,22 +1,17 @@
-"""CUDA's error messages, and those among them that mean that a GPU has failed."""
+"""CUDA's errors that mean that a GPU has failed, and for how long failed GPUs take no model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 _LINE = re.compile(
     r"(?:[\w.]+: )?(?P<error>CUDA error(?: on GPU (?P<gpu>\d+))?: (?P<why>.+))", re.ASCII
 )
 _PROGRAM_ERRORS = (
-    "out of memory",
-    "device-side assert",
-    "invalid device ordinal",
-    "no kernel image",
-    "invalid argument",
-    "invalid resource handle",
-    "no CUDA-capable device",
+    *("out of memory", "device-side assert", "invalid device ordinal", "no kernel image"),
+    *("invalid argument", "invalid resource handle", "no CUDA-capable device"),
     "driver version is insufficient",
 )
 """Errors of the program, which another GPU would report as well."""
@@ -42,3 +37,49 @@ def device_failure(lines: Iterable[str]) -> DeviceFailure | None:
         if found is not None and not any(why in found["why"] for why in _PROGRAM_ERRORS):
             failure = DeviceFailure(found["error"], int(found["gpu"]) if found["gpu"] else None)
     return failure
+
+
+MOST = 3
+"""Errors within `WITHIN_S` seconds that take a GPU out of placement."""
+WITHIN_S = 600.0
+REST_S = 3600.0
+"""Seconds from the last of these errors until the GPU is used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """One GPU that is out of placement."""
+
+    until: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceErrors:
+    """Immutable record of GPU errors, each with its time, by GPU name."""
+
+    by_device: Mapping[str, tuple[tuple[float, str], ...]] = field(default_factory=dict)
+
+    def noted(self, devices: Iterable[str], error: str, now: float) -> DeviceErrors:
+        """Note an error of these GPUs, and forget those that no longer matter."""
+        known = {
+            device: recent
+            for device, errors in self.by_device.items()
+            if (recent := tuple(e for e in errors if now - e[0] < WITHIN_S + REST_S))
+        }
+        return DeviceErrors(
+            {**known, **{one: (*known.get(one, ()), (now, error)) for one in devices}}
+        )
+
+    def withdrawn(self, now: float) -> dict[str, Withdrawal]:
+        """Return the GPUs that take no replica now."""
+        found = {}
+        for device, errors in self.by_device.items():
+            ends = [
+                last + REST_S
+                for (first, _), (last, _) in zip(errors, errors[MOST - 1 :], strict=False)
+                if last - first <= WITHIN_S
+            ]
+            if ends and now < ends[-1]:
+                found[device] = Withdrawal(ends[-1], errors[-1][1])
+        return found

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import json
-import logging
 import math
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,10 @@ from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
 from ndif.schema.deployment import DeploymentConfig, read_task
-from ndif.tasks import within
-
-logger = logging.getLogger(__name__)
+from ndif.tasks import end, within
 
 _MODULE = "ndif.runtime.measure"
 _PATIENCE_S = 300.0
-_IDLE_S = 60.0
 
 
 class EvaluationError(ActorError):
@@ -33,31 +29,21 @@ class EvaluationError(ActorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The memory that a replica needs, and facts about its model."""
+class Measured:
+    """The memory that a replica needs, and facts of its model before it is loaded."""
 
     size_bytes: int
     """Bytes of parameters and buffers as they would be loaded, and of the padding."""
-    parameters: int
-    task: str | None
+    task: str | None = None
     """The configured task, else the hub's, else the architecture's."""
-    repo_id: str | None
+    repo_id: str | None = None
     """The repository's name as a hub spells it; None if no hub answered."""
+    parameters: int = 0
     cuda: bool | None = None
     """True if the runtime's torch finds a GPU; None if it was not asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A process's answer about a model."""
-
-    bytes: int
-    parameters: int
-    task: str | None
-    repo_id: str | None
-    cuda: bool | None
-
-
+@dataclass(eq=False)
 class Evaluator:
     """Evaluates each model once, and remembers the answers.
 
@@ -65,35 +51,18 @@ class Evaluator:
     work. Where a model goes is the controller's decision.
     """
 
-    def __init__(
-        self,
-        idle_s: float = _IDLE_S,
-        measuring: Callable[[Runtime], None] = lambda _: None,
-        *,
-        fork_servers: ForkServers | None = None,
-        look_for_cuda: bool = False,
-    ) -> None:
-        """Create an evaluator without processes.
+    idle_s: float = 60.0
+    """Seconds without work after which a process ends."""
+    measuring: Callable[[Runtime], None] = lambda _: None
+    """Called with the runtime of each model that is not known yet."""
+    fork_servers: ForkServers = field(default_factory=ForkServers)
+    look_for_cuda: bool = False
+    """True to have processes say if their torch finds a GPU."""
+    _processes: dict[Runtime, _Process] = field(default_factory=dict)
+    _known: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
 
-        Args:
-            idle_s: Seconds without work after which a process ends.
-            measuring: Called with the runtime of each model that is not known yet.
-            fork_servers: Start the processes.
-            look_for_cuda: True to have processes say if their torch finds a GPU.
-        """
-        self._idle_s = idle_s
-        self._look_for_cuda = look_for_cuda
-        self._measuring = measuring
-        self._fork_servers = fork_servers or ForkServers()
-        self._processes: dict[Runtime, _Process] = {}
-        self._known: dict[ModelSpec, asyncio.Task[_Found]] = {}
-
-    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Evaluation:
-        """Return the memory that `config` needs in `runtime`.
-
-        Raises:
-            EvaluationError: if it cannot be worked out.
-        """
+    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
+        """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
         spec = ModelSpec(
             checkpoint=config.checkpoint,
             generation=runtime.generation,
@@ -104,13 +73,14 @@ class Evaluator:
         )
         task = self._known.get(spec)
         if task is None:
-            self._measuring(runtime)
+            self.measuring(runtime)
             process = self._processes.get(runtime)
             if process is None:
                 process = self._processes[runtime] = _Process(
-                    runtime, self._fork_servers, self._idle_s, look_for_cuda=self._look_for_cuda
+                    runtime, self.fork_servers, self.idle_s
                 )
-            task = self._known[spec] = asyncio.create_task(process.ask(spec), name="evaluation")
+            asking = process.ask(spec, look_for_cuda=self.look_for_cuda)
+            task = self._known[spec] = asyncio.create_task(asking, name="evaluation")
             task.add_done_callback(lambda done: self._forget_failed(spec, done))
         # A caller that is cancelled leaves the task to the others that wait for it.
         await asyncio.wait([task])
@@ -119,20 +89,16 @@ class Evaluator:
         found = task.result()
         # The same model under its task is the same model.
         self._known.setdefault(replace(spec, task=found.task), task)
-        size = math.ceil(found.bytes * (1 + config.padding_factor)) + config.padding_bytes
-        return Evaluation(size, found.parameters, found.task, found.repo_id, found.cuda)
+        size = math.ceil(found.size_bytes * (1 + config.padding_factor)) + config.padding_bytes
+        return replace(found, size_bytes=size)
 
-    def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[_Found]) -> None:
+    def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[Measured]) -> None:
         if done.cancelled() or done.exception() is not None:
             self._known.pop(spec, None)
 
     async def stop(self) -> None:
         """End every process. Callers that still wait learn that the server is stopping."""
-        unfinished = [task for task in self._known.values() if not task.done()]
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
-            await asyncio.wait(unfinished)
+        await end([task for task in self._known.values() if not task.done()])
         await asyncio.gather(*(process.end() for process in self._processes.values()))
 
 
@@ -140,29 +106,25 @@ class _EndedError(Exception):
     """The process ended before it answered."""
 
 
+@dataclass(eq=False)
 class _Process:
     """The measuring process of one runtime, started on demand and ended after some time without work."""
 
-    def __init__(
-        self, runtime: Runtime, fork_servers: ForkServers, idle_s: float, *, look_for_cuda: bool
-    ) -> None:
-        self._runtime = runtime
-        self._fork_servers = fork_servers
-        self._look_for_cuda = look_for_cuda
-        self._idle_s = idle_s
-        self._numbers = itertools.count()
-        self._conversation: _Conversation | None = None
-        self._starting = asyncio.Lock()
-        self._retiring: asyncio.Task[None] | None = None
+    runtime: Runtime
+    fork_servers: ForkServers
+    idle_s: float
+    _conversation: _Conversation | None = None
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _retiring: asyncio.Task[None] | None = None
 
-    async def ask(self, spec: ModelSpec) -> _Found:
-        """Return the process's answer about a model.
-
-        Raises:
-            EvaluationError: with the process's reason, or if it ended twice.
-        """
+    async def ask(self, spec: ModelSpec, *, look_for_cuda: bool) -> Measured:
+        """Return the process's answer about a model, without padding, or raise an `EvaluationError`."""
+        question = {"spec": spec.header(), "cuda": look_for_cuda}
         try:
-            return _parse(await self._ask_again(spec))
+            try:
+                answer = await self._ask_once(question)
+            except _EndedError:  # for which another model may be the reason
+                answer = await self._ask_once(question)
         except _EndedError as error:
             raise EvaluationError(
                 f"the process that was to work out the size of {spec.checkpoint!r} ended"
@@ -173,15 +135,16 @@ class _Process:
             raise EvaluationError(
                 f"the size of {spec.checkpoint!r} was not known after {_PATIENCE_S:g} s"
             ) from error
+        if "failed" in answer:
+            raise EvaluationError(answer["failed"])
+        task = answer["task"]
+        if task is None and answer["config"] is not None:
+            task = read_task(Path(answer["config"]))
+        return Measured(
+            answer["bytes"], task, answer["repo_id"], answer["parameters"], answer.get("cuda")
+        )
 
-    async def _ask_again(self, spec: ModelSpec) -> dict[str, Any]:
-        """Ask once more if the process ends, for which another model may be the reason."""
-        try:
-            return await self._ask_once(spec)
-        except _EndedError:
-            return await self._ask_once(spec)
-
-    async def _ask_once(self, spec: ModelSpec) -> dict[str, Any]:
+    async def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._retiring is not None:
             self._retiring.cancel()
         async with self._starting:
@@ -189,7 +152,7 @@ class _Process:
             if conversation is None or conversation.ended:
                 conversation = self._conversation = await self._start()
         try:
-            return await within(conversation.ask(next(self._numbers), spec), _PATIENCE_S)
+            return await within(conversation.ask(question), _PATIENCE_S)
         finally:
             if not conversation.pending:
                 self._retiring = asyncio.create_task(self._retire(), name="evaluation retires")
@@ -198,8 +161,8 @@ class _Process:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = await self._fork_servers.start(
-                    self._runtime, _MODULE, theirs, untrusted=False, keep_output=False
+                process = await self.fork_servers.start(
+                    self.runtime, _MODULE, theirs, untrusted=False, keep_output=False
                 )
         except BaseException as error:
             ours.close()
@@ -208,11 +171,10 @@ class _Process:
             raise EvaluationError(
                 f"the process that measures models could not be started: {error}"
             ) from error
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return _Conversation(process, reader, writer, look_for_cuda=self._look_for_cuda)
+        return _Conversation(process, *await asyncio.open_connection(sock=ours))
 
     async def _retire(self) -> None:
-        await asyncio.sleep(self._idle_s)
+        await asyncio.sleep(self.idle_s)
         await self._kill()
 
     async def end(self) -> None:
@@ -231,15 +193,10 @@ class _Conversation:
     """A process that runs, and the questions that it has not answered."""
 
     def __init__(
-        self,
-        process: Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        look_for_cuda: bool,
+        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._look_for_cuda = look_for_cuda
         self.pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
         self._process = process
         self._reader, self._writer = reader, writer
         self._reading = asyncio.create_task(self._read(), name="evaluations")
@@ -249,20 +206,16 @@ class _Conversation:
         """Return True if the process does not answer any more."""
         return self._reading.done()
 
-    async def ask(self, number: int, spec: ModelSpec) -> dict[str, Any]:
-        """Return the process's answer.
-
-        Raises:
-            _EndedError: if the process ends first.
-        """
+    async def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the process's answer, or raise `_EndedError`."""
+        number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.pending[number] = answer
-        question = {"number": number, "spec": spec.header(), "cuda": self._look_for_cuda}
         try:
             if self.ended:
                 raise _EndedError
             with contextlib.suppress(ConnectionError):  # the process ended: `_read` says so
-                self._writer.write(json.dumps(question).encode() + b"\n")
+                self._writer.write(json.dumps({"number": number, **question}).encode() + b"\n")
                 await self._writer.drain()
             return await answer
         finally:
@@ -286,19 +239,3 @@ class _Conversation:
             self._process.kill()
         await self._process.wait()
         await self._reading
-
-
-def _parse(answer: dict[str, Any]) -> _Found:
-    """Parse an answer.
-
-    Raises:
-        EvaluationError: if the answer is a reason why there is none.
-    """
-    if "failed" in answer:
-        raise EvaluationError(answer["failed"])
-    task = answer["task"]
-    if task is None and answer["config"] is not None:
-        task = read_task(Path(answer["config"]))
-    return _Found(
-        answer["bytes"], answer["parameters"], task, answer["repo_id"], answer.get("cuda")
-    )

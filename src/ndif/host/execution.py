@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,8 @@ from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStore, Upload
+
+logger = logging.getLogger(__name__)
 
 EXIT_PATIENCE_S = 1.0
 SLACK = 1 << 20
@@ -48,10 +49,7 @@ class Execution:
     ) -> Response | None:
         """Run a request and return its terminal response; None if the runner ends without one.
 
-        Raises:
-            ProtocolError: if the runner sends a frame that it may not send.
-            LimitError: if the runner sends too much.
-            NoLiveClientError: if the runner streams to a client that cannot receive it.
+        The errors of `RunnerProtocol.accept` are raised.
         """
         upload: Upload | None = None
         protocol = RunnerProtocol(
@@ -61,38 +59,39 @@ class Execution:
         )
         try:
             payload = await self._broker.payload(request)
-            with contextlib.suppress(OSError):  # a runner that died idle sends no frame
-                await runner.send(self._instructions(request), payload)
+            await runner.send(self._instructions(request), payload)
             async for header, body in runner.frames(protocol.max_body_bytes):
                 match protocol.accept(header, body):
                     case "running":
-                        await respond(
-                            Response(request.id, Status.RUNNING, "Your job has started running.")
-                        )
+                        started = "Your job has started running."
+                        await respond(Response(request.id, Status.RUNNING, started))
                     case "log":
-                        await respond(
-                            Response(request.id, Status.LOG, body.decode(errors="replace"))
-                        )
+                        line = body.decode(errors="replace")
+                        await respond(Response(request.id, Status.LOG, line))
                     case "stream":
                         await respond(Response(request.id, Status.STREAM, data=body))
                     case "await upload":
                         content = await runner.unless_ended(self._broker.uploaded(request))
                         if content is None:
                             break
-                        with contextlib.suppress(OSError):  # a runner that died sends no frame
-                            await runner.send({"kind": "upload"}, content)
+                        await runner.send({"kind": "upload"}, content)
                     case "spill":
                         upload = self._objects.create()
-                        with contextlib.suppress(OSError):
-                            await runner.send({"kind": "file"}, fds=[upload.fileno()])
+                        await runner.send({"kind": "file"}, fds=[upload.fileno()])
                     case "result":
-                        return await self._inline(request, header, body)
+                        if request.subscription_id is None:  # a client that polls
+                            await self._objects.put(_key(request), body)
+                            return self._stored(request, header, len(body))
+                        result = InlineResult(body, header.get("compressed") is True)
+                        meta = parse_meta(header)
+                        return Response(request.id, Status.COMPLETED, _DONE, result, meta)
                     case "spilled" if upload is not None:
                         if not request.trusted:
                             # The user must not get a file that the runner can still write to.
                             runner.kill()
                             await runner.exit_code(EXIT_PATIENCE_S)
-                        return await self._stored(request, header, upload)
+                        size = await upload.commit(_key(request))
+                        return self._stored(request, header, size)
                     case "error":
                         if header.get("ends") is True:
                             runner.kill()  # no other request may be given this runner
@@ -118,30 +117,15 @@ class Execution:
             "nearby": request.nearby,
         }
 
-    async def _inline(self, request: Request, header: Mapping[str, Any], body: bytes) -> Response:
-        """Return the response of a result in a frame; store the result if the client polls."""
-        if request.subscription_id is not None:
-            result = InlineResult(body, header.get("compressed") is True)
-            return Response(request.id, Status.COMPLETED, _DONE, result, parse_meta(header))
-        key = f"results/{request.id}.pt"
-        await self._objects.put(key, body)
-        stored = StoredResult(self._objects.url(key, request.base_url), len(body))
-        return Response(request.id, Status.COMPLETED, _DONE, stored, parse_meta(header))
-
-    async def _stored(
-        self, request: Request, header: Mapping[str, Any], upload: Upload
-    ) -> Response:
-        """Return the response of a result that its runner wrote into the store."""
-        key = f"results/{request.id}.pt"
-        size = await upload.commit(key)
+    def _stored(self, request: Request, header: Mapping[str, Any], size: int) -> Response:
         # A live client fetches its result once; a client that polls may fetch it any number of times.
-        url = self._objects.url(key, request.base_url, once=request.subscription_id is not None)
-        return Response(
-            request.id, Status.COMPLETED, _DONE, StoredResult(url, size), parse_meta(header)
-        )
+        once = request.subscription_id is not None
+        result = StoredResult(self._objects.url(_key(request), request.base_url, once=once), size)
+        return Response(request.id, Status.COMPLETED, _DONE, result, parse_meta(header))
 
 
-logger = logging.getLogger(__name__)
+def _key(request: Request) -> str:
+    return f"results/{request.id}.pt"
 
 
 def announcement(request: Request) -> Response:
@@ -150,11 +134,7 @@ def announcement(request: Request) -> Response:
 
 
 async def announce(request: Request, respond: Respond) -> None:
-    """Tell a client that its job was sent to a replica.
-
-    Raises:
-        ClientLeftError: if the live client did not receive that.
-    """
+    """Tell a client that its job was sent, or raise a `ClientLeftError` if the live client is not there."""
     try:
         heard = await respond(announcement(request))
     except BrokerError as error:

@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from ndif.host.channel import until_ready
 from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
 from ndif.runtime.frames import Channel
@@ -51,24 +52,19 @@ class ForkedProcess:
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
-        """End the process now.
-
-        Raises:
-            ProcessLookupError: if it has ended.
-        """
+        """End the process now; raise `ProcessLookupError` if it has ended."""
         if self.returncode is not None:
             raise ProcessLookupError
         signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     async def _watch(self, status: socket.socket) -> int:
         try:
-            await _readable(self._descriptor)
+            await until_ready(self._descriptor)
             said = b""
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 said = await within(asyncio.get_running_loop().sock_recv(status, 64), _PATIENCE_S)
             # A child is killed when its server ends, which then says nothing.
-            code: int = STATUS.unpack(said)[0] if said else -signal.SIGKILL
-            self.returncode = code
+            self.returncode = code = int(STATUS.unpack(said)[0] if said else -signal.SIGKILL)
             return code
         finally:
             os.close(self._descriptor)
@@ -82,11 +78,7 @@ class _ForkServer:
     """The server of one runtime and environment. It is usable from any event loop."""
 
     def __init__(self, runtime: Runtime, variables: Mapping[str, str]) -> None:
-        """Start the server.
-
-        Raises:
-            OSError: if it cannot be started.
-        """
+        """Start the server; raise an `OSError` if that fails."""
         control, theirs = socket.socketpair()
         self._control = Channel(control)
         try:
@@ -108,11 +100,10 @@ class _ForkServer:
             control.close()
             raise
         self._has_forked = False
-        self._asked = 0
+        self.asked = 0
         """Number of children that are asked for and not yet forked."""
         self._children: set[ForkedProcess] = set()
         self.used_at = time.monotonic()
-        """Time of the last request for a child."""
 
     @property
     def was_killed(self) -> bool:
@@ -122,18 +113,13 @@ class _ForkServer:
     @property
     def is_idle(self) -> bool:
         """Return True if no child of the server is alive or asked for."""
-        return not self._asked and all(child.returncode is not None for child in self._children)
+        return not self.asked and all(child.returncode is not None for child in self._children)
 
     async def fork(
         self, module: str, channel: socket.socket, *, keep_output: bool
     ) -> ForkedProcess:
-        """Fork a child that runs `module` and talks over `channel`.
-
-        Raises:
-            ForkServerError: if the server has ended, or the system refuses the fork.
-        """
-        self.used_at = time.monotonic()
-        with self._counted(), contextlib.ExitStack() as until_forked:
+        """Fork a child that runs `module` and talks over `channel`, or raise a `ForkServerError`."""
+        with contextlib.ExitStack() as until_forked:
             status, theirs = socket.socketpair()
             until_forked.callback(status.close)
             if keep_output:
@@ -150,24 +136,21 @@ class _ForkServer:
                 theirs.close()
                 os.close(output)
             status.setblocking(False)
-            await _readable(status.fileno())
+            await until_ready(status.fileno())
             said, descriptors, _, _ = socket.recv_fds(status, STATUS.size, 1)
             if not said:
                 raise ForkServerError("the fork server ended")
             until_forked.pop_all()
-            stdout = await _reader(reading) if keep_output else None
+            stdout = None
+            if keep_output:
+                stdout = asyncio.StreamReader()
+                protocol = asyncio.StreamReaderProtocol(stdout)
+                pipe = os.fdopen(reading, "rb", buffering=0)
+                await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
             child = ForkedProcess(STATUS.unpack(said)[0], descriptors[0], status, stdout)
             self._has_forked = True
             self._children = {one for one in self._children if one.returncode is None} | {child}
             return child
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._asked += 1
-        try:
-            yield
-        finally:
-            self._asked -= 1
 
     def stop(self) -> None:
         """End the server, and every child of it that is left."""
@@ -218,18 +201,20 @@ class ForkServers:
     ) -> Process:
         """Start `python -m MODULE FD`, forked where a server was prepared; FD is `channel`.
 
-        Raises:
-            OSError: if the process cannot be started.
+        If the process cannot be started, an `OSError` is raised.
         """
         key = self._key(runtime, untrusted=untrusted)
         if key in self._servers:
             if self._servers[key].was_killed:
                 self.prepare(runtime, untrusted=untrusted)
+            server = self._servers[key]
+            server.asked, server.used_at = server.asked + 1, time.monotonic()
             try:
-                return await self._servers[key].fork(module, channel, keep_output=keep_output)
+                return await server.fork(module, channel, keep_output=keep_output)
             except ForkServerError as error:
                 logger.warning("a process of nnsight %s is not forked: %s", runtime.version, error)
             finally:
+                server.asked -= 1
                 self._retire_later(key)
         return await asyncio.create_subprocess_exec(
             str(runtime.interpreter),
@@ -250,9 +235,8 @@ class ForkServers:
 
     def _key(self, runtime: Runtime, *, untrusted: bool) -> _Key:
         variables = environment(runtime, self.devices)
-        if untrusted:
-            variables = for_untrusted(variables)
-        return runtime, tuple(sorted(variables.items()))
+        kept = for_untrusted(variables) if untrusted else variables
+        return runtime, tuple(sorted(kept.items()))
 
     def _retire_later(self, key: _Key) -> None:
         if key[0].path:
@@ -267,27 +251,3 @@ class ForkServers:
         elif time.monotonic() - server.used_at >= self._idle_s:
             del self._servers[key]
             server.stop()
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-
-    def is_ready() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(descriptor, is_ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(descriptor)
-
-
-async def _reader(descriptor: int) -> asyncio.StreamReader:
-    """Return a reader of a pipe's end, which it closes."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(loop=loop)
-    file = os.fdopen(descriptor, "rb", buffering=0)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), file)
-    return reader

@@ -7,14 +7,13 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ndif.tasks import within
 
-_ANSWER_TIMEOUT_S = 20.0
 _EXIT_TIMEOUT_S = 2.0
 _MAX_ANSWER_BYTES = 1 << 24
 _NODES = Path("/dev")
@@ -43,7 +42,6 @@ class Gpu:
     total_bytes: int | None
     """None where CPU and GPU share one memory (GB10, Jetson), whose size the driver does not report."""
     reserved_bytes: int = 0
-    """Bytes that driver and firmware reserve."""
     free_bytes: int = 0
     numa_node: int | None = None
 
@@ -89,7 +87,7 @@ def select_visible(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) ->
     A process that sees an instance of a divided GPU sees nothing else. So whole GPUs have precedence, and
     without whole GPUs the largest instance is used alone.
     """
-    gpus = sorted(gpus, key=_bus)
+    gpus = sorted(gpus, key=lambda gpu: [int(part, 16) for part in re.split("[:.]", gpu.pci)])
     chosen, notes = _chosen(gpus, variables)
     whole = [one.gpu for one in chosen if isinstance(one, PhysicalGpu) and one.instances is None]
     instances: list[Gpu] = []
@@ -104,7 +102,8 @@ def select_visible(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) ->
                 )
     if not instances:
         return VisibleGpus(tuple(whole), tuple(notes))
-    used = whole or [_first_named(chosen) or max(instances, key=lambda gpu: gpu.total_bytes or 0)]
+    named = [one for one in chosen if isinstance(one, Gpu)]
+    used = whole or named[:1] or [max(instances, key=lambda gpu: gpu.total_bytes or 0)]
     unused = len(instances) - (0 if whole else 1)
     if unused:
         notes.append(
@@ -114,24 +113,16 @@ def select_visible(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) ->
     return VisibleGpus(tuple(used), tuple(notes))
 
 
-def _first_named(chosen: Sequence[PhysicalGpu | Gpu]) -> Gpu | None:
-    """Return the instance that the environment names first; None if it names none."""
-    return next((one for one in chosen if isinstance(one, Gpu)), None)
-
-
 def _chosen(
     gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]
 ) -> tuple[list[PhysicalGpu | Gpu], list[str]]:
     """Return the GPUs that the environment names, by default all, and notes for the operator."""
-    for name in (VISIBLE, *_ordinals(variables)):
+    # Slurm sets the second instead if its GPUs are not configured as CUDA devices.
+    ordinals = ["GPU_DEVICE_ORDINAL"] if "SLURM_JOB_ID" in variables else []
+    for name in (VISIBLE, *ordinals):
         if (text := variables.get(name)) is not None:
             return _listed(name, text, gpus)
     return [*_of_slurm(gpus, variables)], []
-
-
-def _ordinals(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variable that Slurm sets instead if its GPUs are not configured as CUDA devices."""
-    return ("GPU_DEVICE_ORDINAL",) if "SLURM_JOB_ID" in variables else ()
 
 
 def _of_slurm(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) -> Sequence[PhysicalGpu]:
@@ -154,10 +145,11 @@ def _listed(
 ) -> tuple[list[PhysicalGpu | Gpu], list[str]]:
     """Read a list as CUDA does: an entry that names no device ends it, and a repeated entry voids it."""
     chosen: list[PhysicalGpu | Gpu] = []
+    known: dict[str, PhysicalGpu | Gpu]
     if text.startswith("MIG-"):
-        prefix, known = "MIG-", _by_uuid(one for gpu in gpus for one in gpu.instances or ())
+        prefix, known = "MIG-", {one.uuid: one for gpu in gpus for one in gpu.instances or ()}
     else:
-        prefix, known = "GPU-", _by_uuid(gpus)
+        prefix, known = "GPU-", {gpu.gpu.uuid: gpu for gpu in gpus}
     by_uuid = text.startswith(prefix)
     for entry in text.split(","):
         found = _uuid(entry, prefix, known) if by_uuid else _index(entry, gpus)
@@ -176,14 +168,9 @@ def _listed(
     return chosen, []
 
 
-def _by_uuid(devices: Iterable[PhysicalGpu | Gpu]) -> dict[str, PhysicalGpu | Gpu]:
-    return {(one.gpu if isinstance(one, PhysicalGpu) else one).uuid: one for one in devices}
-
-
 def _uuid(
     entry: str, prefix: str, known: Mapping[str, PhysicalGpu | Gpu]
 ) -> PhysicalGpu | Gpu | None:
-    """Return the only device whose UUID begins with `entry`."""
     if not entry.startswith(prefix):
         return None
     found = [device for uuid, device in known.items() if uuid.startswith(entry)]
@@ -195,10 +182,6 @@ def _index(entry: str, gpus: Sequence[PhysicalGpu]) -> PhysicalGpu | None:
     number = re.match(r"\s*[+-]?\d+", entry, re.ASCII)
     index = int(number[0]) if number else -1
     return gpus[index] if 0 <= index < len(gpus) else None
-
-
-def _bus(gpu: PhysicalGpu) -> tuple[int, ...]:
-    return tuple(int(part, 16) for part in re.split("[:.]", gpu.pci))
 
 
 def _describe(gpu: Gpu) -> str:
@@ -216,61 +199,42 @@ def without_memory(gpu: Gpu) -> str:
 
 def parse_gpus(answer: Mapping[str, Any]) -> list[PhysicalGpu]:
     """Read the answer of `ndif.host.nvml` to `gpus`."""
-    return [
-        PhysicalGpu(
-            _gpu(device, device["numa_node"]),
-            device["pci"],
-            device["minor"],
-            None
-            if device["instances"] is None
-            else tuple(_gpu(one, device["numa_node"]) for one in device["instances"]),
-        )
-        for device in answer["gpus"]
-    ]
+    found = []
+    for device in answer["gpus"]:
+        node, instances = device["numa_node"], device["instances"]
+        divided = None if instances is None else tuple(_gpu(one, node) for one in instances)
+        found.append(PhysicalGpu(_gpu(device, node), device["pci"], device["minor"], divided))
+    return found
 
 
 def _gpu(device: Mapping[str, Any], numa_node: int | None) -> Gpu:
     # For a device without memory of its own some drivers report nothing and others 0.
-    total = device["total"] or None
-    return Gpu(
-        device["uuid"],
-        device["name"],
-        total,
-        device["reserved"] or 0,
-        device["free"] or 0,
-        numa_node,
-    )
+    total, reserved, free = device["total"] or None, device["reserved"] or 0, device["free"] or 0
+    return Gpu(device["uuid"], device["name"], total, reserved, free, numa_node)
 
 
 # The driver
 
 
+@dataclass(eq=False)
 class Driver:
     """Query the NVIDIA driver through a child process, started when it is first needed.
 
-    A child that does not answer in time is killed and abandoned: the driver may block it for ever.
+    A child that does not answer in time is killed and abandoned: the driver may block it for ever. Without
+    a driver or an answer, each query raises a `DriverError`.
     """
 
-    def __init__(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._lock = asyncio.Lock()
+    timeout_s: float = 20.0
+    _process: asyncio.subprocess.Process | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def physical_gpus(self) -> tuple[list[PhysicalGpu], list[str]]:
-        """Return the GPUs of this machine, and a sentence for each that cannot be used.
-
-        Raises:
-            DriverError: if there is no driver or it does not answer.
-        """
+        """Return the GPUs of this machine, and a sentence for each that cannot be used."""
         answer = await self._query("gpus")
         return parse_gpus(answer), [f"{failure}: it is not used." for failure in answer["failures"]]
 
     async def processes(self) -> dict[str, dict[int, int | None]]:
-        """Return the bytes of each process on each device, by UUID and process id.
-
-        Raises:
-            DriverError: if there is no driver or it does not answer.
-        """
+        """Return the bytes of each process on each device, by UUID and process id."""
         answer = await self._query("processes")
         return {
             uuid: {int(pid): size for pid, size in used.items()}
@@ -280,11 +244,11 @@ class Driver:
     async def _query(self, question: str) -> dict[str, Any]:
         async with self._lock:
             try:
-                line = await within(self._line(question), self._timeout_s)
+                line = await within(self._line(question), self.timeout_s)
             except asyncio.TimeoutError as error:
                 self._abandon()
                 raise DriverError(
-                    f"the NVIDIA driver did not answer within {self._timeout_s:g} s"
+                    f"the NVIDIA driver did not answer within {self.timeout_s:g} s"
                 ) from error
             except BaseException:
                 self._abandon()
@@ -327,9 +291,8 @@ class Driver:
 
     async def close(self) -> None:
         """End the child process; the next query starts another."""
-        process = self._process
-        self._abandon()
-        if process is not None:
+        if (process := self._process) is not None:
+            self._abandon()
             with contextlib.suppress(asyncio.TimeoutError):  # the driver blocks it
                 await within(process.wait(), _EXIT_TIMEOUT_S)
 

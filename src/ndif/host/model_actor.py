@@ -1,33 +1,30 @@
-"""ModelActor: one replica of a model, from its process to its answers (specification, section 6)."""
+"""The replica of a model on this machine, from its process to its answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ndif.config.settings import Settings
-from ndif.host.adapters import AdapterError, Adapters
 from ndif.host.channel import ProtocolError
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
 from ndif.host.fork_server import ForkServers
-from ndif.host.gpu_watch import GpuWatch
+from ndif.host.hub import AdapterError, Adapters
 from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
 from ndif.host.port import DeviceError, Progress, ReplicaEvictedError, ReplicaLostError, Respond
-from ndif.host.resource_watchdog import ResourceWatchdog
 from ndif.host.runner_handle import RunnerError, RunnerHandle, describe_crash, describe_exit
 from ndif.host.runner_pool import FreshRunners, PersistentRunner, PerUserRunners, RunnerPool
 from ndif.host.runner_protocol import LimitError, NoLiveClientError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
+from ndif.host.watchdogs import GpuWatch, ResourceWatchdog
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
@@ -37,20 +34,15 @@ from ndif.stores.broker import Broker
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 from ndif.tasks import end
 
-__all__ = ["LocalModelActor", "ReplicaLostError"]
-
 logger = logging.getLogger(__name__)
+
+_NOT_STORED = (
+    "The job ran, and its result could not be stored: this server cannot reach its object store. Send it "
+    "again in a moment."
+)
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
-
-
-Near = Callable[[Collection[int]], "Collection[int] | None"]
-"""Chooses the CPUs for a replica on these GPUs; None: any."""
-
-
-def _as_given() -> AbstractAsyncContextManager[None]:
-    return contextlib.nullcontext()
 
 
 class LocalModelActor:
@@ -71,22 +63,17 @@ class LocalModelActor:
         device: str | None = None,
         shares: bool = False,
         context_bytes: int = 0,
-        chosen: Choice | None = None,
+        chosen: Choice = contextlib.nullcontext,
         gpu_watch: GpuWatch | None = None,
-        near: Near = lambda _: None,
+        near: Callable[[Collection[int]], Collection[int] | None] = lambda _: None,
     ) -> None:
-        """`untrusted`: whether requests may come that are not trusted.
+        """Prepare a replica; `start` loads it. Replicas share `weights` and `fork_servers`.
 
-        `weights` and `fork_servers`: the model processes of this machine share them.
-
-        `shares`: whether others answer clients who ask for its checkpoint's files.
-
-        `gpu_mem_bytes_by_id` is what it may take of which GPUs, None for what it likes; `context_bytes` of
-        it are for the CUDA contexts of its processes. `device` goes before the one in `config`.
-
-        `near`: on which CPUs it runs, beside the GPUs that it is given.
-
-        `chosen` says, in the place of these, what its tensors may take of which GPUs, when it is started.
+        `untrusted`: requests may come that are not trusted. `gpu_mem_bytes_by_id`: bytes that it may take
+        of which GPUs, `context_bytes` of each for the CUDA contexts of its processes; None for what it
+        likes. `device` goes before the one in `config`. `shares`: another process answers clients who ask
+        for the checkpoint's files. `chosen` says at the start, in the place of these, what its tensors
+        may take of which GPUs, and `near` on which CPUs it runs, beside the GPUs that it is given.
         """
         spec = ModelSpec(
             checkpoint=config.checkpoint,
@@ -105,8 +92,8 @@ class LocalModelActor:
         """Bytes that it has of each GPU, contexts among them."""
         self._gpu_watch = gpu_watch
         self._near = near
-        self._chosen = chosen or _as_given
-        self.process = ModelProcess(spec, runtime, weights, fork_servers)
+        self._chosen = chosen
+        self.process = ModelProcess(spec, runtime, weights, fork_servers or ForkServers())
         self._objects = objects if shares else None
         self._files: dict[str, str] = {}
         self._settings = settings
@@ -120,10 +107,7 @@ class LocalModelActor:
         self._first: RunnerPool = self._fresh if untrusted else self._kept
         self._execution = Execution(settings, broker, objects)
         self._adapters = Adapters(
-            runtime,
-            settings.adapters,
-            settings.max_adapter_bytes,
-            settings.adapter_cache_bytes,
+            runtime, settings.adapters, settings.max_adapter_bytes, settings.adapter_cache_bytes
         )
         self._watch = ResourceWatchdog(settings.runner_memory_bytes, settings.runner_max_threads)
         self._runner: RunnerHandle | None = None
@@ -140,19 +124,14 @@ class LocalModelActor:
         self._idle.set()
         self._starting: asyncio.Task[None] | None = None
         self.ended = self.process.ended
-        """See `Actor.ended`."""
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """See `Actor.model`."""
+        """See `ModelActor.model`."""
         return {**self.process.model, **self._files}
 
     async def start(self, progress: Progress) -> None:
-        """Load the model and have runners ready.
-
-        Raises:
-            ModelProcessError: if the model cannot be loaded, or untrusted code cannot be confined.
-        """
+        """See `ModelActor.start`. Runners are ready when it returns."""
         self._starting = asyncio.create_task(self._start(progress), name="replica start")
         try:
             await self._starting
@@ -163,11 +142,11 @@ class LocalModelActor:
 
     async def _start(self, progress: Progress) -> None:
         async with self._chosen() as memory:
-            if memory is not None:
-                self.process.spec = replace(self.process.spec, max_memory=memory)
-            self.process.cpus = self._near(self.process.spec.max_memory or ())
+            memory = self.process.spec.max_memory if memory is None else memory
             with self._blames_device():
-                await self.process.start(self._settings.model_start_timeout_s, progress)
+                await self.process.start(
+                    self._settings.model_start_timeout_s, progress, memory, self._near(memory or ())
+                )
         try:
             # Nobody who waits for it waits for an object store as well.
             await asyncio.gather(self._have_runners(), self._share())
@@ -177,7 +156,7 @@ class LocalModelActor:
 
     @property
     def device_failure(self) -> DeviceFailure | None:
-        """See `Actor.device_failure`. One that was ended has not failed."""
+        """See `ModelActor.device_failure`. One that was ended has not failed."""
         return None if self._away else self.process.device_failure
 
     @contextlib.contextmanager
@@ -213,9 +192,11 @@ class LocalModelActor:
         self._away = ""
 
     async def to_cache(self) -> None:
-        """See `Actor.to_cache`."""
+        """See `ModelActor.to_cache`."""
         with contextlib.suppress(ModelProcessError):  # `ended` says so
-            await self._end_runners("the replica was taken off its device")
+            self._evict("the replica was taken off its device")
+            await self.process.end_runners()
+            await self._idle.wait()
             await asyncio.gather(self._kept.clear(), self._fresh.clear())
             await self._pristine()
             await self._verify_after(None)
@@ -223,26 +204,20 @@ class LocalModelActor:
                 await self.process.cache(self._settings.model_start_timeout_s)
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """See `Actor.from_cache`."""
+        """See `ModelActor.from_cache`."""
+        # Elsewhere its weights are where it runs; GPUs that it is given are only declared to be there.
         if self.process.exposes_weights:
+            if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
+                raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
+            self._held = gpu_mem_bytes_by_id
+            memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
+            timeout_s = self._settings.model_start_timeout_s
             with self._blames_device():
-                await self._uncache(gpu_mem_bytes_by_id)
-        # Else its weights are where it runs; GPUs that it is given are only declared to be there.
+                await self.process.uncache(memory, self._near(self._held), timeout_s)
         await self._have_runners()
 
-    async def _uncache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
-            raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
-        self._held = gpu_mem_bytes_by_id
-        memory = _for_tensors(gpu_mem_bytes_by_id, self._context_bytes)
-        cpus = self._near(self._held)
-        if cpus is None and self.process.cpus is not None:
-            cpus = os.sched_getaffinity(0)  # no longer beside the GPUs where it was
-        self.process.cpus = cpus
-        await self.process.uncache(memory, self._settings.model_start_timeout_s)
-
     async def stop(self) -> None:
-        """See `Actor.stop`."""
+        """See `ModelActor.stop`."""
         self._evict("the replica was ended")
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
@@ -259,12 +234,6 @@ class LocalModelActor:
         if not self.process.ended.is_set():
             self._away = why
 
-    async def _end_runners(self, why: str) -> None:
-        """End the request that runs, and every runner."""
-        self._evict(why)
-        await self.process.end_runners()
-        await self._idle.wait()
-
     async def _fork(self, *, fresh: bool) -> RunnerHandle:
         if not self._forks:
             raise ModelProcessError(self._away)
@@ -277,12 +246,7 @@ class LocalModelActor:
         return scope == "user" or (scope == "auto" and self.process.exposes_weights)
 
     async def run(self, request: Request, respond: Respond) -> Response:
-        """See `ModelActor.run`.
-
-        Raises:
-            ClientLeftError: if its client is not there to hear of it.
-            ReplicaLostError: if the model process ended, or is not to run any.
-        """
+        """See `ModelActor.run`."""
         if self._away:
             raise ReplicaEvictedError(self._away)
         self._idle.clear()
@@ -324,17 +288,11 @@ class LocalModelActor:
             return response or await self._ended(request, runner)
         except ProtocolError as error:
             runner.kill()
-            return Response(
-                request.id, Status.ERROR, f"The runner broke its protocol and was ended: {error}."
-            )
+            reason = f"The runner broke its protocol and was ended: {error}."
+            return Response(request.id, Status.ERROR, reason)
         except ObjectStoreError as error:
             logger.warning("request %s: its result is lost: %s", request.id, error)
-            return Response(
-                request.id,
-                Status.ERROR,
-                "The job ran, and its result could not be stored: this server cannot reach its object "
-                "store. Send it again in a moment.",
-            )
+            return Response(request.id, Status.ERROR, _NOT_STORED)
         except (AdapterError, LimitError, NoLiveClientError) as error:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
@@ -359,11 +317,7 @@ class LocalModelActor:
         return [asyncio.create_task(watcher) for watcher in watchers]
 
     async def _verify(self, runner: RunnerHandle) -> None:
-        """See that a runner left the weights that it shared as they were.
-
-        Raises:
-            ModelProcessError: if it does not end, or the weights cannot be seen to; the replica is lost.
-        """
+        """See that a runner left the weights that it shared as they were, or else end the replica."""
         # Until it is gone or stopped, it may still write.
         if await self._fresh.wait_until_reset():
             self._waited = runner
@@ -376,11 +330,7 @@ class LocalModelActor:
         await self._restore()
 
     async def _verify_after(self, runner: RunnerHandle | None) -> None:
-        """Verify the weights again, now that a runner is gone after which they were verified as it waited.
-
-        Args:
-            runner: The untrusted runner that serves next; None if another process does.
-        """
+        """Verify the weights again, unless the `runner` after which they were verified serves next."""
         last = self._waited
         if last is not None and last is not runner:
             self._waited = None
@@ -410,7 +360,6 @@ class LocalModelActor:
             self._runner.kill()
 
     async def _ended(self, request: Request, runner: RunnerHandle) -> Response:
-        """Return the terminal response of a request whose runner is gone."""
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)

@@ -9,26 +9,24 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
-from ndif.host.download import DownloadError, Found, download
+from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
-from ndif.host.numa import bind
-from ndif.host.port import ActorError
+from ndif.host.hub import DownloadError, Found, download
+from ndif.host.port import ActorError, Progress
 from ndif.host.runner_handle import RunnerHandle, describe_exit
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.runtime.frames import Header
 from ndif.runtime.spec import ModelSpec
-from ndif.tasks import end, within
+from ndif.tasks import end, timeout, within
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
@@ -38,67 +36,61 @@ GONE_S = 30.0
 _VERIFY_S = 60.0
 """Seconds within which weights are verified. Loading them again takes no longer."""
 _ANSWERS = ("verified", "cached", "uncached", "failed")
-"""Kinds of frames with which a process answers a question."""
 
 
 class ModelProcessError(ActorError):
     """The model process could not start, or has ended."""
 
 
+@dataclass(eq=False)
 class ModelProcess:
     """The zygote of one model, and the runners that it forks.
 
     Owns the process, its control channel and the handles of its runners. It asks `ForkServers` for the
-    process and `SharedWeights` for memory. `runner_protocol` talks to the runners.
+    process and `SharedWeights` for memory. `runner_protocol` talks to the runners. Each method raises a
+    `ModelProcessError` if the process has ended.
     """
 
-    def __init__(
+    spec: ModelSpec
+    runtime: Runtime
+    weights: SharedWeights
+    fork_servers: ForkServers = field(default_factory=ForkServers)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the loaded model; empty until the process is ready."""
+    load_s: float = 0.0
+    """Seconds that loading the weights took."""
+    loaded_at: float = 0.0
+    exposes_weights: bool = False
+    """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_bound: bool = False
+    """True if the process and its runners are bound to some of the CPUs."""
+    _asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = field(default_factory=deque)
+    _process: Process | None = None
+    _control: Channel | None = None
+    _runners: dict[str, RunnerHandle] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _output: asyncio.Task[None] | None = None
+    _failed: str = ""
+    """The reason why the process could not load, verify or move its model."""
+    _stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+
+    async def start(
         self,
-        spec: ModelSpec,
-        runtime: Runtime,
-        weights: SharedWeights,
-        fork_servers: ForkServers | None = None,
+        timeout_s: float,
+        progress: Progress,
+        max_memory: Mapping[int, int] | None = None,
+        cpus: Collection[int] | None = None,
     ) -> None:
-        """Create a handle of a process that is not started.
+        """Start the process on these CPUs and load the weights, or raise a `ModelProcessError`.
 
-        Args:
-            spec: The model.
-            runtime: The nnsight generation that loads it.
-            weights: Memory that the model processes of this machine share.
-            fork_servers: Start the process.
+        `max_memory` is as in `ModelSpec`; None leaves the spec as it is.
         """
-        self.spec = spec
-        self.runtime = runtime
-        self._weights = weights
-        self._fork_servers = fork_servers or ForkServers()
-        self.model: Mapping[str, Any] = {}
-        """Facts about the loaded model; empty until the process is ready."""
-        self.load_s = self.loaded_at = 0.0
-        """Seconds that loading the weights took, and Unix time of its end."""
-        self.exposes_weights = False
-        """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
-        self.cpus: Collection[int] | None = None
-        """The CPUs of the process and its runners, from the next start or `uncache` on."""
-        self.ended = asyncio.Event()
-        self._asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
-        self._process: Process | None = None
-        self._control: Channel | None = None
-        self._runners: dict[str, RunnerHandle] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._output: asyncio.Task[None] | None = None
-        self._failed = ""
-        """The reason why the process could not load, verify or move its model."""
-        self._stderr: deque[str] = deque(maxlen=_LAST_LINES)
-
-    async def start(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
-        """Start the process and wait until the weights are loaded.
-
-        Raises:
-            ModelProcessError: with the reason, in a sentence.
-        """
+        if max_memory is not None:
+            self.spec = replace(self.spec, max_memory=max_memory)
         found = Found(None, self.spec.task)
         try:
-            started = asyncio.create_task(self._start_process(), name="model process start")
+            started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:
                 # Meanwhile the process imports what it needs, if no fork server has.
                 if self.spec.untrusted is not None and not self.spec.is_folder:
@@ -109,39 +101,40 @@ class ModelProcess:
             spec = replace(self.spec, task=found.task)
             await control.send({"kind": "load", "spec": spec.header()})
             await within(self._loaded(control, progress), timeout_s)
-        except (EOFError, OSError, ProtocolError) as error:
+        except BaseException as error:
             await self.stop()
-            why = self._why_it_ended() if self._process else f"it could not be started: {error}"
+            # The first is an OSError, too, from Python 3.11 on.
+            if isinstance(error, asyncio.TimeoutError):
+                why = f"the model did not load within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+            elif isinstance(error, EOFError | OSError | ProtocolError):
+                why = self._why_it_ended() if self._process else f"it could not be started: {error}"
+            else:
+                raise
             raise ModelProcessError(why) from error
-        except asyncio.TimeoutError as error:
-            await self.stop()
-            raise ModelProcessError(
-                f"the model did not load within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
-            ) from error
-        except BaseException:
-            await self.stop()
-            raise
         if found.repo_id is not None:
             self.model = {**self.model, "repo_id": found.repo_id}
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
 
-    def _bind(self) -> None:
-        if self.cpus is not None and self.pid is not None:
-            bind(self.pid, self.cpus)
+    def _bind(self, cpus: Collection[int] | None) -> None:
+        """Bind the process to these CPUs; None unbinds it."""
+        if cpus is None and not self._is_bound:
+            return
+        self._is_bound = cpus is not None
+        if self.pid is not None:
+            bind(self.pid, os.sched_getaffinity(0) if cpus is None else cpus)
 
-    async def _start_process(self) -> Channel:
-        """Start the process, and return the channel to it."""
+    async def _start_process(self, cpus: Collection[int] | None) -> Channel:
         self._control, theirs = Channel.pair()
         with theirs:
-            self._process = await self._fork_servers.start(
+            self._process = await self.fork_servers.start(
                 self.runtime, "ndif.runtime", theirs, untrusted=self.spec.untrusted is not None
             )
-        self._bind()
+        self._bind(cpus)
         self._output = asyncio.create_task(self._keep_output(), name="model process output")
         self._tasks.append(self._output)
         return self._control
 
-    async def _download(self, timeout_s: float, progress: Callable[[int, int], None]) -> Found:
+    async def _download(self, timeout_s: float, progress: Progress) -> Found:
         try:
             return await within(download(self.spec, self.runtime, progress), timeout_s)
         except DownloadError as error:
@@ -151,7 +144,7 @@ class ModelProcess:
                 f"the model did not arrive within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
             ) from error
 
-    async def _loaded(self, control: Channel, progress: Callable[[int, int], None]) -> None:
+    async def _loaded(self, control: Channel, progress: Progress) -> None:
         while True:
             header, body = await control.receive(lambda _: _MAX_MESSAGE)
             match header["kind"]:
@@ -161,12 +154,12 @@ class ModelProcess:
                     self._failed = body.decode(errors="replace")
                     raise ModelProcessError(self._failed)
                 case "weights":
-                    fd = await self._weights.of(self, header["name"], int(header["size"]))
-                    filled = self._weights.filled(header["name"])
+                    fd = await self.weights.of(self, header["name"], int(header["size"]))
+                    filled = self.weights.filled(header["name"])
                     given = [] if fd is None else [fd]
                     await control.send({"kind": "weights", "filled": filled}, fds=given)
                 case "filled":
-                    self._weights.fill(header["name"], usable=bool(header["usable"]))
+                    self.weights.fill(header["name"], usable=bool(header["usable"]))
                 case "ready":
                     self.model, self.load_s = header["model"], float(header["load_s"])
                     self.loaded_at = float(header["loaded_at"])
@@ -184,11 +177,7 @@ class ModelProcess:
         return None if self._process is None else self._process.pid
 
     async def fork(self, *, fresh: bool, reused: bool = False) -> RunnerHandle:
-        """Fork a runner. A fresh one is confined and runs one request, or with `reused` several.
-
-        Raises:
-            ModelProcessError: if the process has ended.
-        """
+        """Fork a runner. A fresh one is confined and runs one request, or with `reused` several."""
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
         channel, theirs = Channel.pair()
@@ -205,67 +194,41 @@ class ModelProcess:
         return runner
 
     async def end_runners(self) -> None:
-        """End every runner, and wait until they are gone.
-
-        Raises:
-            ModelProcessError: if one cannot be ended; the process is then ended with all of them.
-        """
+        """End every runner, and wait until they are gone; if one cannot be ended, the process ends."""
         runners = list(self._runners.values())
         for runner in runners:
             runner.kill()
-            runner.hang_up()
-        gone = asyncio.gather(*(runner.wait_until_ended() for runner in runners))
-        await self._or_kill(gone, GONE_S, f"a runner could not be ended within {GONE_S:g} s")
-
-    async def _or_kill(self, work: Awaitable[T], seconds: float, why: str) -> T:
-        """Return the result of `work`; end this process if that takes longer than `seconds`.
-
-        Raises:
-            ModelProcessError: with the reason `why`, if it takes longer.
-        """
-        try:
-            return await within(work, seconds)
-        except asyncio.TimeoutError as error:
+            runner.channel.hang_up()
+        await asyncio.gather(*(runner.exit_code(GONE_S) for runner in runners))
+        if any(runner.alive for runner in runners):
             self.kill()
-            raise ModelProcessError(why) from error
+            raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
 
     async def verify(self) -> int:
-        """Restore the weights as they were loaded; return the number of tensors that differed.
-
-        Raises:
-            ModelProcessError: if the process has ended or fails, which ends it.
-        """
-        why = f"the weights could not be verified within {_VERIFY_S:g} s"
-        header, _ = await self._or_kill(self._ask({"kind": "verify"}), _VERIFY_S, why)
-        return int(header["restored"])
+        """Restore the weights as they were loaded; return the number of tensors that differed."""
+        late = f"the weights could not be verified within {_VERIFY_S:g} s"
+        answer = await self._ask({"kind": "verify"}, _VERIFY_S, late)
+        return int(answer["restored"])
 
     async def cache(self, timeout_s: float) -> None:
-        """Move weights from GPUs to the CPU's memory. No runner may be there.
+        """Move weights from GPUs to the CPU's memory. No runner may be there."""
+        late = f"the weights were not in the CPU's memory within {timeout_s:g} s"
+        await self._ask({"kind": "cache"}, timeout_s, late)
 
-        Raises:
-            ModelProcessError: if the process has ended, or takes longer than `timeout_s`, which ends it.
-        """
-        why = f"the weights were not in the CPU's memory within {timeout_s:g} s"
-        await self._or_kill(self._ask({"kind": "cache"}), timeout_s, why)
-
-    async def uncache(self, max_memory: Mapping[int, int] | None, timeout_s: float) -> None:
-        """Move cached weights back to GPUs; `max_memory` is as in `ModelSpec`.
-
-        Raises:
-            ModelProcessError: if that fails, which ends the process.
-        """
+    async def uncache(
+        self, max_memory: Mapping[int, int] | None, cpus: Collection[int] | None, timeout_s: float
+    ) -> None:
+        """Move cached weights back to GPUs, beside these CPUs; `max_memory` is as in `ModelSpec`."""
         self.spec = replace(self.spec, max_memory=max_memory)
-        self._bind()
-        asked = {"kind": "uncache", "max_memory": max_memory}
-        why = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
-        header, _ = await self._or_kill(self._ask(asked), timeout_s, why)
-        self.model = {**self.model, "device": header["model"]["device"]}
+        self._bind(cpus)
+        late = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+        answer = await self._ask({"kind": "uncache", "max_memory": max_memory}, timeout_s, late)
+        self.model = {**self.model, "device": answer["model"]["device"]}
 
-    async def _ask(self, header: Header) -> tuple[dict[str, Any], bytes]:
+    async def _ask(self, header: Header, timeout_s: float, late: str) -> dict[str, Any]:
         """Send a question, and return its answer; answers come in the order of the questions.
 
-        Raises:
-            ModelProcessError: if the process has ended or fails, which ends it.
+        A process that fails, or is `late`, is ended.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
@@ -273,14 +236,19 @@ class ModelProcess:
             asyncio.get_running_loop().create_future()
         )
         self._asked.append(answer)
-        with contextlib.suppress(OSError):  # `_end` fails the question once the process has ended
-            await self._control.send(header)
-        said, body = await answer
+        try:
+            async with timeout(timeout_s):
+                with contextlib.suppress(OSError):  # `_end` fails the question of an ended process
+                    await self._control.send(header)
+                said, body = await answer
+        except asyncio.TimeoutError as error:
+            self.kill()
+            raise ModelProcessError(late) from error
         if said["kind"] == "failed":
             self.kill()
             self._failed = body.decode(errors="replace")
             raise ModelProcessError(self._failed)
-        return said, body
+        return said
 
     def kill(self) -> None:
         """Kill the process, its owner and its runners."""
@@ -298,11 +266,8 @@ class ModelProcess:
             # Runners too, if the zygote has not ended them.
             self.kill()
             await self._process.wait()
-        if self._output is not None:  # the last lines may say why
-            await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._hear_last_words()
+        await end(self._tasks)
         if self._control is not None:
             self._control.close()
         self._end()
@@ -324,13 +289,17 @@ class ModelProcess:
                 elif header["kind"] == "exited":
                     del self._runners[runner.id]
                     runner.exited(int(header["code"]))
-        if self._output is not None:  # the last lines may say why
-            await asyncio.wait([self._output], timeout=_LAST_WORDS_S / 2)
+        await self._hear_last_words()
         self._end()
+
+    async def _hear_last_words(self) -> None:
+        """Read the last lines of the output, which may say why the process has ended."""
+        if self._output is not None:
+            await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
 
     def _end(self) -> None:
         self.ended.set()
-        self._weights.leave(self)
+        self.weights.leave(self)
         for runner in self._runners.values():
             runner.exited(None)
         self._runners.clear()

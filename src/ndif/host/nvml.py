@@ -46,20 +46,22 @@ def gpus() -> Answer:
 
 
 def _gpu(handle: Any) -> Answer:
-    pci = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+    pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
     return {
-        "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
-        "name": _text(pynvml.nvmlDeviceGetName(handle)),
+        **_device(handle),
         "pci": pci,
         "minor": _or_none(lambda: pynvml.nvmlDeviceGetMinorNumber(handle)),
         "numa_node": _numa_node(pci),
-        **_memory(handle),
         "instances": _instances(handle),
     }
 
 
+def _device(handle: Any) -> Answer:
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return {"uuid": uuid, "name": name, **_memory(handle)}
+
+
 def _memory(handle: Any) -> Answer:
-    """Return the memory of a device; None values if it has no memory of its own."""
     with contextlib.suppress(pynvml.NVMLError):
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         return {"total": info.total, "reserved": info.reserved, "free": info.free}
@@ -83,15 +85,13 @@ def _instance_handles(gpu: Any) -> list[Any] | None:
 
 
 def _instances(gpu: Any) -> list[Answer] | None:
-    """Describe the MIG instances of a GPU; None if it is not divided."""
     handles = _instance_handles(gpu)
     if handles is None:
         return None
     found = []
-    for handle in handles:
+    for one in handles:
         with contextlib.suppress(pynvml.NVMLError):
-            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-            found.append({"uuid": _text(uuid), "name": _text(name), **_memory(handle)})
+            found.append(_device(one))
     return found
 
 
@@ -103,7 +103,7 @@ def processes() -> Answer:
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             for device in [gpu, *(_instance_handles(gpu) or ())]:
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
-                used[_text(pynvml.nvmlDeviceGetUUID(device))] = {
+                used[pynvml.nvmlDeviceGetUUID(device)] = {
                     one.pid: one.usedGpuMemory for one in running
                 }
     return {"processes": used}
@@ -123,10 +123,6 @@ def _or_none(ask: Callable[[], Any]) -> Any:
         return ask()
     except pynvml.NVMLError:
         return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 if __name__ == "__main__":

@@ -50,7 +50,6 @@ class ModelActor(Protocol):
     @property
     def device_failure(self) -> DeviceFailure | None:
         """Return the failure of a GPU that ended the replica, once `ended` is set."""
-        ...
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -58,36 +57,24 @@ class ModelActor(Protocol):
 
         `files` is the key of the object from which clients build the model (`ndif.host.snapshot`).
         """
-        ...
 
     async def start(self, progress: Progress) -> None:
-        """Load the model: COLD to HOT.
-
-        Raises:
-            DeviceError: if a GPU has failed.
-            ActorError: if the model cannot be loaded. Nothing of the replica is left then.
-        """
-        ...
+        """Load the model: COLD to HOT, or raise an `ActorError`. Nothing of the replica is left then."""
 
     async def to_cache(self) -> None:
         """Move the weights to CPU memory: HOT to WARM. The device is free when this returns.
 
         `run` of a request that runs raises `ReplicaEvictedError`.
         """
-        ...
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
         """Move the weights to these devices: WARM to HOT. Without devices the replica runs on the CPU.
 
-        Raises:
-            DeviceError: if a GPU has failed.
-            ActorError: if the weights cannot be moved. The replica is of no use then; the caller stops it.
+        After an `ActorError` the replica is of no use; the caller stops it.
         """
-        ...
 
     async def stop(self) -> None:
         """End the replica. `run` of a request that runs raises `ReplicaEvictedError`."""
-        ...
 
     async def run(self, request: Request, respond: Respond) -> Response:
         """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
@@ -97,8 +84,6 @@ class ModelActor(Protocol):
             EndedError: if the request has ended already.
             ReplicaLostError: if the replica ended, or was evicted.
         """
-        ...
 
     def cancel(self, reason: str) -> None:
         """End the request that runs now as an ERROR with `reason`."""
-        ...

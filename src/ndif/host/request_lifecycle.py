@@ -1,20 +1,21 @@
 """The life of a request: its states, the events between them, and the one class that performs these.
 
-`TRANSITIONS` says which event takes a request from which states to which state, who may cause the event and
-what is stored by then. `RequestLifecycle` holds the requests of one process and applies that table.
+`TRANSITIONS` says which event takes a request from which states to which state, and who may cause it.
+`RequestLifecycle` holds the requests of one process and applies that table.
 
 Both of its users can import this file from here: the queue, which claims requests from the broker, and the
-jobs of a replica in a process of its own (`ndif.host.jobs`), to which the queue sends them.
+jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which the queue sends them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.request import Request
@@ -46,7 +47,6 @@ class Event(Enum):
     SUBMIT = "submit"
     CLAIM = "claim"
     WAIT = "wait"
-    """The client is told a position in the queue."""
     PROVISION = "provision"
     DEPLOY = "deploy"
     DISPATCH = "dispatch"
@@ -57,56 +57,35 @@ class Event(Enum):
     RELEASE = "release"
 
 
-class Stored(Enum):
-    """A change in the stores that an event makes."""
+class Transition(NamedTuple):
+    """An event, where it may happen and who may cause it."""
 
-    REQUEST = "the request and its payload, with the broker"
-    CLAIM = "the claim, with the broker, for the next leader to take over"
-    STATUS = "the status: published to a live client, kept with the objects for a client that polls"
-    END = (
-        "the terminal response in the same way; the request, its payload and its claim are deleted"
-    )
-    RELEASED = "the request, its payload and its claim are deleted"
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """An event, where it may happen and what it leaves."""
-
-    sources: frozenset[Status | None]
+    sources: Set[Status | None]
     """States before it; None is a request that this process does not hold."""
     target: Status | None
-    by: frozenset[Party]
-    stored: Stored | None = None
-    """None where the claim alone says all that has to survive."""
+    by: Set[Party]
 
 
-def _states(*states: Status | None) -> frozenset[Status | None]:
-    return frozenset(states)
-
-
-WAITING = _states(Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING)
+WAITING: Set[Status | None] = {Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING}
 """States of a request that is in a queue."""
-_RUNS = _states(Status.DISPATCHED, Status.RUNNING)
+_RUNS: Set[Status | None] = {Status.DISPATCHED, Status.RUNNING}
 _HELD = WAITING | _RUNS
-_QUEUE, _HOLDERS = frozenset({Party.QUEUE}), frozenset({Party.QUEUE, Party.REPLICA})
+_QUEUE, _HOLDERS = {Party.QUEUE}, {Party.QUEUE, Party.REPLICA}
 
 TRANSITIONS = {
-    Event.SUBMIT: Transition(
-        _states(None), Status.RECEIVED, frozenset({Party.GATEWAY}), Stored.REQUEST
-    ),
-    Event.CLAIM: Transition(_states(None, Status.RECEIVED), Status.QUEUED, _HOLDERS, Stored.CLAIM),
-    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE, Stored.STATUS),
-    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
-    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
-    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
-    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
+    Event.SUBMIT: Transition({None}, Status.RECEIVED, {Party.GATEWAY}),
+    Event.CLAIM: Transition({None, Status.RECEIVED}, Status.QUEUED, _HOLDERS),
+    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE),
+    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE),
+    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE),
+    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS),
+    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS),
     # A request that waits is given back where its client is away: it waits for that client first.
     Event.GIVE_BACK: Transition(_HELD, Status.QUEUED, _HOLDERS),
-    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
-    Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS, Stored.END),
+    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS),
+    Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS),
     # Another process has stored the end: this one lets go.
-    Event.RELEASE: Transition(_HELD, None, _HOLDERS, Stored.RELEASED),
+    Event.RELEASE: Transition(_HELD, None, _HOLDERS),
 }
 
 _REPORTS = {
@@ -115,7 +94,6 @@ _REPORTS = {
     Status.DEPLOYING: Event.DEPLOY,
     Status.RUNNING: Event.START,
 }
-"""Events that come with a status update."""
 _ENDS = {Status.COMPLETED: Event.COMPLETE, Status.ERROR: Event.FAIL}
 
 
@@ -124,11 +102,7 @@ class IllegalTransitionError(Exception):
 
 
 def next_state(state: Status | None, event: Event, by: Party) -> Status | None:
-    """Return the state after an event.
-
-    Raises:
-        IllegalTransitionError: if `by` may not cause the event, or not in this state.
-    """
+    """Return the state after an event; raise if `by` may not cause the event, or not in this state."""
     transition = TRANSITIONS[event]
     if by not in transition.by or state not in transition.sources:
         found = state.value if state is not None else "unknown"
@@ -145,6 +119,7 @@ _PERSIST_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STOP_S = 5.0
 _LOST = "The job ended, and its result was lost with its replica. Send it again."
+_UNDELIVERED = "The job ended, and its result could not be delivered."
 _LEFT = "The client left."
 _DEFECT = "The server failed while it ran this job; its log says why."
 
@@ -160,10 +135,10 @@ class _Life:
     cancelled: str | None = None
     """Reason to end the request, once it was cancelled."""
     actor: ModelActor | None = None
-    """The replica that runs the request now."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(eq=False)
 class RequestLifecycle:
     """The requests of one process, from `claim` to `complete`.
 
@@ -174,24 +149,15 @@ class RequestLifecycle:
     Which request goes next, and on which replica, is for its callers to say.
     """
 
-    def __init__(
-        self, broker: Broker, responder: Responder, by: Party, max_attempts: int = 1
-    ) -> None:
-        """Hold nothing yet.
-
-        Args:
-            broker: The broker of the claims.
-            responder: Delivers updates and terminal responses.
-            by: The party that this process is.
-            max_attempts: Times that a request runs whose replica fails.
-        """
-        self._broker = broker
-        self._responder = responder
-        self._by = by
-        self._max_attempts = max_attempts
-        self._lives: dict[str, _Life] = {}
-        self._ended: dict[str, Response] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+    broker: Broker
+    responder: Responder
+    by: Party
+    """The party that this process is."""
+    max_attempts: int = 1
+    """Times that a request runs whose replica fails."""
+    _lives: dict[str, _Life] = field(default_factory=dict)
+    _ended: dict[str, Response] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
     def held(self) -> list[Request]:
@@ -224,22 +190,19 @@ class RequestLifecycle:
     async def dispatch(self, request: Request, actor: ModelActor) -> Response:
         """Run a request on a replica and return its terminal response, which `complete` takes.
 
-        Raises:
-            ClientLeftError: if no client heard that the request is sent; it did not run.
-            EndedError: if the request ended elsewhere before; it did not run. `release` follows.
-            ReplicaLostError: if the replica ended, or was evicted, before the request did. `give_back`
-                says what follows this error and the first.
+        The errors of `ModelActor.run` say that the request did not run to its end. After an `EndedError`
+        `release` follows, after the others `give_back`.
         """
         life = self._lives[request.id]
         self._move(life, Event.DISPATCH)
         watching = None
-        if request.subscription_id is not None and self._by is Party.QUEUE:
+        if request.subscription_id is not None and self.by is Party.QUEUE:
             watching = asyncio.create_task(self._cancel_once_absent(request.subscription_id, actor))
         life.actor = actor
         try:
             if life.cancelled is not None:
                 return Response(request.id, Status.ERROR, life.cancelled)
-            return await actor.run(request, self._report_from_replica(request))
+            return await actor.run(request, partial(self._report_from_replica, request))
         except (ClientLeftError, EndedError, ReplicaLostError):
             raise
         except (BrokerError, ObjectStoreError) as error:
@@ -260,15 +223,12 @@ class RequestLifecycle:
         """Take a request back from a replica, or from the queue where its client is away.
 
         A request whose client is away waits some seconds for that client: a gateway that lost its
-        connection has it again soon.
-
-        Returns:
-            True if the request is to wait in the queue again; False if it has ended.
+        connection has it again soon. Return True if the request is to wait in the queue again.
         """
         life = self._lives.get(request.id)
         if life is None or life.over.is_set() or life.state not in _HELD:
             return False
-        if self._by is Party.REPLICA:
+        if self.by is Party.REPLICA:
             self._forget(life)
             return False
         self._move(life, Event.GIVE_BACK)
@@ -287,8 +247,7 @@ class RequestLifecycle:
     async def complete(self, request: Request, response: Response) -> Response:
         """Deliver the terminal response, with which the request has ended. A second end changes nothing.
 
-        Returns:
-            The end, without its result; `delivered` says whether the client can know of it.
+        Return the end, without its result; `delivered` says whether the client can know of it.
         """
         life = self._leave_for_good(request, response)
         if life is None:
@@ -310,7 +269,7 @@ class RequestLifecycle:
             return
         end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
         try:
-            await self._responder.ensure_end(request, end_)
+            await self.responder.ensure_end(request, end_)
         except Exception:
             logger.exception("request %s: its end could not be delivered", request.id)
 
@@ -319,10 +278,9 @@ class RequestLifecycle:
     async def report(self, request: Request, response: Response) -> bool:
         """Deliver an update, unless the request is past that state when the update's turn comes.
 
-        Returns:
-            False if a live client of the request was not there to receive it.
+        Return False if a live client of the request was not there to receive it.
         """
-        return await self._responder.respond(
+        return await self.responder.respond(
             request, response, unless=lambda: not self._follows(request.id, response.status)
         )
 
@@ -346,10 +304,9 @@ class RequestLifecycle:
 
     async def absent(self, requests: Iterable[Request]) -> set[str]:
         """Return the ids of the requests whose live client is not there."""
-        requests = list(requests)
-        subscriptions = {request.subscription_id for request in requests} - {None}
-        absent = await self._broker.absent(id_ for id_ in subscriptions if id_ is not None)
-        return {request.id for request in requests if request.subscription_id in absent}
+        live = {request.id: request.subscription_id for request in requests}
+        absent = await self.broker.absent({id_ for id_ in live.values() if id_ is not None})
+        return {request_id for request_id, id_ in live.items() if id_ in absent}
 
     async def stop(self) -> None:
         """Give responses on their way a few seconds to be delivered."""
@@ -360,7 +317,7 @@ class RequestLifecycle:
     # How it is done
 
     def _move(self, life: _Life, event: Event) -> None:
-        life.state = next_state(life.state, event, self._by)
+        life.state = next_state(life.state, event, self.by)
 
     def _leave_for_good(self, request: Request, response: Response) -> _Life | None:
         """Move a request to the state of its terminal response; return None if it has ended already."""
@@ -383,22 +340,19 @@ class RequestLifecycle:
         self._move(life, event)
         return True
 
-    def _report_from_replica(self, request: Request) -> Any:
-        async def report(response: Response) -> bool:
-            if response.status is Status.DISPATCHED and self._by is Party.REPLICA:
-                return True  # the queue has said so
-            return await self.report(request, response)
-
-        return report
+    async def _report_from_replica(self, request: Request, response: Response) -> bool:
+        if response.status is Status.DISPATCHED and self.by is Party.REPLICA:
+            return True  # the queue has said so
+        return await self.report(request, response)
 
     async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
         """Cancel a job whose client has left: the job only holds up the others."""
-        await self._broker.departed(subscription_id)
+        await self.broker.departed(subscription_id)
         actor.cancel(_LEFT)
 
     async def _has_ended(self, request: Request) -> bool:
         try:
-            return await self._broker.has_ended(request)
+            return await self.broker.has_ended(request)
         except BrokerError as error:
             logger.warning("request %s: %s", request.id, error)
             return False
@@ -411,10 +365,10 @@ class RequestLifecycle:
             logger.info("request %s: %s; it waits for another replica", life.request.id, error)
             return None
         life.losses += 1
-        if life.losses < self._max_attempts:
+        if life.losses < self.max_attempts:
             logger.warning("request %s: %s; it is tried again", life.request.id, error)
             return None
-        times = "once" if self._max_attempts == 1 else f"{self._max_attempts} times"
+        times = "once" if self.max_attempts == 1 else f"{self.max_attempts} times"
         return (
             f"The model's process was lost {times} while it ran this job ({error}). "
             "It may need more memory than the server has."
@@ -435,30 +389,30 @@ class RequestLifecycle:
         try:
             await self._deliver(request, response)
         except ObjectStoreError as error:
-            if self._by is Party.QUEUE:
+            if self.by is Party.QUEUE:
                 logger.warning("request %s: its end is not stored yet: %s", request.id, error)
                 self._spawn(self._deliver_later(life, response), f"late end of {request.id}")
                 return response
             return self._remember(life, _undelivered(request))
         except Exception:
             logger.exception("request %s: its end could not be delivered", request.id)
-            if self._by is Party.QUEUE:
-                await self._broker.release(request)
+            if self.by is Party.QUEUE:
+                await self.broker.release(request)
             return self._remember(life, _undelivered(request))
         return self._remember(life, replace(response, delivered=True))
 
     async def _deliver(self, request: Request, response: Response) -> None:
         if request.subscription_id is not None:
             if not response.delivered:
-                await self._responder.respond(request, response)
+                await self.responder.respond(request, response)
         elif response.delivered:
             # The replica that delivered the response may be lost before it lets go of the request.
-            await self._broker.release(request)
+            await self.broker.release(request)
         elif await self._has_ended(request):
             # Two leaders sent it to two replicas: the first end holds.
-            await self._responder.ensure_end(request, response)
+            await self.responder.ensure_end(request, response)
         else:
-            await self._responder.respond(request, response)
+            await self.responder.respond(request, response)
 
     async def _deliver_later(self, life: _Life, response: Response) -> None:
         loop = asyncio.get_running_loop()
@@ -476,7 +430,7 @@ class RequestLifecycle:
                     return
         except Exception:
             logger.exception("request %s: its end could not be delivered", life.request.id)
-        await self._broker.release(life.request)
+        await self.broker.release(life.request)
         self._remember(life, _undelivered(life.request))
 
     def _remember(self, life: _Life, response: Response) -> Response:
@@ -501,5 +455,4 @@ class RequestLifecycle:
 
 
 def _undelivered(request: Request) -> Response:
-    text = "The job ended, and its result could not be delivered."
-    return Response(request.id, Status.ERROR, text)
+    return Response(request.id, Status.ERROR, _UNDELIVERED)

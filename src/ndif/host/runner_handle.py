@@ -33,9 +33,8 @@ class RunnerHandle:
     def __init__(self, runner_id: str, channel: Channel) -> None:
         self.id = runner_id
         self.pid: int | None = None
-        """The process id, once the zygote has reported it."""
         self._killed = False
-        self._channel = channel
+        self.channel = channel
         self._exit: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -49,36 +48,21 @@ class RunnerHandle:
         return self.alive and not self._killed
 
     def forked(self, pid: int) -> None:
-        """Record the zygote's report that the runner is process `pid`."""
+        """Record the process id."""
         self.pid = pid
         if self._killed:
             self.kill()
 
     def exited(self, code: int | None) -> None:
-        """Record the zygote's report of the exit code; None if the zygote ended first.
-
-        The channel stays open, because frames from before the end may still be unread.
-        """
+        """Record the exit code; None if the zygote ended first. Unread frames can still be read."""
         if not self._exit.done():
             self._exit.set_result(code)
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
 
     async def exit_code(self, patience_s: float) -> int | None:
         """Return the exit code, or minus a signal's number; None if it is not known in time."""
         with contextlib.suppress(asyncio.TimeoutError):
             return await within(asyncio.shield(self._exit), patience_s)
         return None
-
-    def hang_up(self) -> None:
-        """Shut the channel down, so that both ends read its end."""
-        self._channel.hang_up()
-
-    async def wait_until_ended(self) -> None:
-        """Return once the process has ended."""
-        await asyncio.shield(self._exit)
 
     async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `coming`; None if the process ends first."""
@@ -91,11 +75,7 @@ class RunnerHandle:
             task.cancel()
 
     async def ready(self) -> None:
-        """Return once the runner waits for a request.
-
-        Raises:
-            RunnerError: if it cannot be confined or reset, or has ended.
-        """
+        """Return once the runner waits for a request; raise a `RunnerError` if it never does."""
         async for header, body in self.frames(lambda _: _MAX_REASON):
             if header["kind"] in ("failed", "spent"):
                 raise RunnerError(body.decode(errors="replace"))
@@ -107,23 +87,17 @@ class RunnerHandle:
     async def send(
         self, header: dict[str, Any], body: bytes | bytearray = b"", fds: Sequence[int] = ()
     ) -> None:
-        """Send a frame to the runner."""
-        await self._channel.send(header, body, fds)
+        """Send a frame to the runner; one that has died sends no frame back."""
+        with contextlib.suppress(OSError):
+            await self.channel.send(header, body, fds)
 
     async def frames(
         self, max_body_bytes: Callable[[Header], int]
     ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header.
-
-        Raises:
-            ProtocolError: if the runner breaks the protocol.
-        """
-        while True:
-            try:
-                frame = await self._channel.receive(max_body_bytes)
-            except EOFError:
-                return
-            yield frame
+        """Yield the runner's frames until it ends; `max_body_bytes` limits the body after a header."""
+        with contextlib.suppress(EOFError):
+            while True:
+                yield await self.channel.receive(max_body_bytes)
 
     def pause(self) -> None:
         """Stop the process: none of its threads runs until `resume`."""

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from ndif.config.settings import Settings
@@ -49,24 +48,16 @@ class RunnerPool(Protocol):
     """A source of runners."""
 
     async def start(self) -> None:
-        """Start the first runners and wait until they are ready.
-
-        Raises:
-            RunnerError: if a runner cannot start.
-        """
-        ...
+        """Start the first runners and wait until they are ready, or raise a `RunnerError`."""
 
     async def acquire(self, key: str) -> RunnerHandle:
         """Return a runner for one request of the API key whose digest is `key`; empty for no key."""
-        ...
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
         """Return a runner after its request; `answered` if it sent its last frame and was not killed."""
-        ...
 
     async def clear(self) -> None:
         """End all runners; no request may run. `start` starts the first ones again."""
-        ...
 
 
 class PersistentRunner:
@@ -88,7 +79,7 @@ class PersistentRunner:
         """See `RunnerPool.acquire`."""
         if self._runner is None or not self._runner.usable:
             if self._runner is not None:
-                self._runner.close()
+                self._runner.channel.close()
             self._runner, self._spare = self._spare, None
         if self._runner is None or not self._runner.usable:
             self._runner = await self._fork()
@@ -120,7 +111,7 @@ class FreshRunners:
         """See `RunnerPool.start`."""
         for runner in [runner for runner in self._waiting if not runner.alive]:
             self._waiting.remove(runner)
-            runner.close()
+            runner.channel.close()
         while len(self._waiting) < self._size:
             self._waiting.append(await self._new())
 
@@ -130,7 +121,7 @@ class FreshRunners:
             runner = self._waiting.popleft()
             if runner.alive:
                 return runner
-            runner.close()
+            runner.channel.close()
         return await self._new()
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
@@ -170,19 +161,6 @@ class FreshRunners:
         return runner
 
 
-@dataclass(frozen=True, slots=True)
-class KeyAssignment:
-    """The assignment of a runner to one API key."""
-
-    key: str
-    served: int = 1
-    """Requests so far, with the running one."""
-
-    def admits(self, key: str, max_requests: int) -> bool:
-        """Return True if a request of `key` may be the next one on the same runner."""
-        return bool(key) and key == self.key and self.served < max_requests
-
-
 class PerUserRunners:
     """Serve one API key's requests in a row with the same confined runner.
 
@@ -197,7 +175,8 @@ class PerUserRunners:
         self._idle_s = idle_s
         self._max_requests = max_requests
         self._runner: RunnerHandle | None = None
-        self._assignment = KeyAssignment("")
+        self._key, self._served = "", 0
+        """The last API key, and its requests to the same runner so far, with the running one."""
         self._leaving: RunnerHandle | None = None
         """A runner that served a key and was killed; its process may not have ended yet."""
         self._reset: asyncio.Task[bool] | None = None
@@ -208,36 +187,34 @@ class PerUserRunners:
         await self._fresh.start()
 
     async def acquire(self, key: str) -> RunnerHandle:
-        """See `RunnerPool.acquire`.
-
-        Raises:
-            RunnerError: if the runner of another key does not end in time.
-        """
+        """See `RunnerPool.acquire`. Raise a `RunnerError` if another key's runner does not end in time."""
         self._stop_timer()
-        if self._assignment.admits(key, self._max_requests) and await self.wait_until_reset():
+        if key == self._key and self._admits_another() and await self.wait_until_reset():
             assert self._runner is not None  # noqa: S101 - an idle runner exists
-            self._assignment = KeyAssignment(key, self._assignment.served + 1)
+            self._served += 1
             self._reset = None
             self._runner.resume()
             return self._runner
         await self.end_last_runner()
         runner = await self._fresh.acquire(key)
-        self._runner, self._assignment = runner, KeyAssignment(key)
+        self._runner, self._key, self._served = runner, key, 1
         return runner
+
+    def _admits_another(self) -> bool:
+        """Return True if another request of the last key may be the next one on its runner."""
+        return bool(self._key) and self._served < self._max_requests
 
     async def wait_until_reset(self) -> bool:
         """Wait until the last runner is reset; return False if none is left or it cannot be reset."""
-        reset = self._reset
-        if reset is None:
+        if (reset := self._reset) is None:
             return False
         await asyncio.wait([reset])
-        if reset.cancelled() or not reset.result():
-            return False
-        return self._runner is not None and self._runner.usable
+        is_reset = not reset.cancelled() and reset.result()
+        return is_reset and self._runner is not None and self._runner.usable
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
         """See `RunnerPool.release`."""
-        if not answered or not self._assignment.admits(self._assignment.key, self._max_requests):
+        if not answered or not self._admits_another():
             self._end(runner)
             return
         self._reset = asyncio.create_task(self._await_reset(runner), name="runner reset")
@@ -267,30 +244,24 @@ class PerUserRunners:
             return
         self._stop_timer()
         self._runner = None
-        self._leaving = runner if self._assignment.key else None
+        self._leaving = runner if self._key else None
         self._fresh.release(runner, answered=False)
 
     async def end_last_runner(self) -> None:
-        """End the last key's runner and return once its process has ended.
-
-        Raises:
-            RunnerError: if it does not end in time.
-        """
+        """End the last key's runner and wait for its end; raise a `RunnerError` if that takes too long."""
         reset, self._reset = self._reset, None
         if reset is not None and not reset.done():
             reset.cancel()
             await asyncio.wait([reset])
         if self._runner is not None:
             self._end(self._runner)
-        if self._leaving is None:
-            return
-        try:
-            await within(self._leaving.wait_until_ended(), _EXIT_TIMEOUT_S)
-        except asyncio.TimeoutError as error:
-            raise RunnerError(
-                f"a runner had not ended {_EXIT_TIMEOUT_S:g} s after it was killed"
-            ) from error
-        self._leaving = None
+        if self._leaving is not None:
+            await self._leaving.exit_code(_EXIT_TIMEOUT_S)
+            if self._leaving.alive:
+                raise RunnerError(
+                    f"a runner had not ended {_EXIT_TIMEOUT_S:g} s after it was killed"
+                )
+            self._leaving = None
 
     async def clear(self) -> None:
         """See `RunnerPool.clear`."""
@@ -305,4 +276,4 @@ class PerUserRunners:
 
 def _discard(runner: RunnerHandle) -> None:
     runner.kill()
-    runner.close()
+    runner.channel.close()

@@ -78,10 +78,8 @@ class RunnerProtocol:
     def accept(self, header: Mapping[str, Any], body: bytes) -> str:
         """Check a frame, count it and return its kind.
 
-        Raises:
-            ProtocolError: if no such frame may be sent in this state.
-            LimitError: if the frame exceeds a limit.
-            NoLiveClientError: if the frame is for a client without a live channel.
+        Raise a `ProtocolError` if no such frame may be sent in this state, a `LimitError` if it exceeds a
+        limit, and a `NoLiveClientError` if it is for a client without a live channel.
         """
         kind = str(header["kind"])
         if kind not in self._expected:
@@ -132,11 +130,7 @@ class RunnerProtocol:
 
 
 def parse_meta(header: Mapping[str, Any]) -> dict[str, float]:
-    """Return the execution time and peak memory that a header reports, in seconds and bytes.
-
-    Raises:
-        ProtocolError: if the header reports anything else.
-    """
+    """Return the reported execution time (seconds) and peak memory (bytes), or raise a `ProtocolError`."""
     meta = header.get("meta")
     if not isinstance(meta, dict) or meta.keys() != {"execution_time", "peak_memory"}:
         raise ProtocolError("a frame lacks the execution time or the peak memory")

@@ -67,11 +67,7 @@ def generation_of(version: str) -> str | None:
 
 
 def pins(report: Mapping[str, Any]) -> list[str]:
-    """Return the exact requirements of pip's installation report.
-
-    Raises:
-        RuntimesError: if they include a package that a runtime shares with ndif.
-    """
+    """Return the exact requirements of pip's report; refuse packages that a runtime shares with ndif."""
     found = [item["metadata"] for item in report["install"]]
     for item in found:
         if canonicalize_name(item["name"]) in _SHARED:
@@ -104,11 +100,7 @@ class Runtimes:
         return found
 
     def add(self, generation: str, tell: Callable[[str], None]) -> Runtime:
-        """Install a generation, with pip's output line by line to `tell`.
-
-        Raises:
-            RuntimesError: if there is nothing to add, or pip fails.
-        """
+        """Install a generation, with pip's output line by line to `tell`."""
         if generation not in SUPPORTED:
             raise RuntimesError(
                 f"there is no runtime {generation!r}; ndif serves nnsight {', '.join(SUPPORTED)}"
@@ -122,7 +114,11 @@ class Runtimes:
             self._refuse_second(generation)
             overlay = unfinished / generation
             tell(f"Looking for {SUPPORTED[generation]}")
-            wanted = _missing(generation, unfinished / "report.json", tell)
+            # The packages that this environment lacks, as exact requirements.
+            report = unfinished / "report.json"
+            requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
+            _pip(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
+            wanted = pins(json.loads(report.read_text(encoding="utf-8")))
             _pip(["--no-deps", "--progress-bar=off", f"--target={overlay}", *wanted], tell)
             if self._overlay(overlay) is None:
                 raise RuntimesError(f"pip installed {', '.join(wanted)}, which is not all there")
@@ -133,11 +129,7 @@ class Runtimes:
         return self.installed()[generation]
 
     def remove(self, generation: str) -> None:
-        """Delete an installed generation.
-
-        Raises:
-            RuntimesError: if it is not installed, or is the one beside ndif.
-        """
+        """Delete an installed generation, unless it is the one beside ndif."""
         installed = self.installed()
         runtime = installed.get(generation)
         if runtime is None:
@@ -225,19 +217,8 @@ def _fits(distribution: metadata.Distribution) -> bool:
     return any(not ours.isdisjoint(parse_tag(tag)) for tag in tags)
 
 
-def _missing(generation: str, report: Path, tell: Callable[[str], None]) -> list[str]:
-    """Return the packages that this environment lacks for `generation`, as exact requirements."""
-    requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
-    _pip(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
-    return pins(json.loads(report.read_text(encoding="utf-8")))
-
-
 def _pip(arguments: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Run `pip install`.
-
-    Raises:
-        RuntimesError: with pip's last lines, if it fails.
-    """
+    """Run `pip install`; an error has pip's last lines."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with subprocess.Popen(  # noqa: S603 - our own interpreter, and names from SUPPORTED
         [

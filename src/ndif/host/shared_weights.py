@@ -56,9 +56,8 @@ class SharedWeights:
 
     def fill(self, name: str, *, usable: bool) -> None:
         """Record that the memory is filled, or not `usable`: the kernel has no huge pages for it."""
-        memory = self._memory[name]
-        memory.usable = usable
-        memory.settled.set()
+        self._memory[name].usable = usable
+        self._memory[name].settled.set()
 
     def leave(self, user: object) -> None:
         """Release all memory of `user`, whose process has ended."""
@@ -73,7 +72,6 @@ class SharedWeights:
 
 
 def _available_bytes() -> int:
-    """Return the memory that is available without swapping."""
     text = Path("/proc/meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)
     return int(found[1]) * _KIB if found else 0

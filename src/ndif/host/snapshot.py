@@ -20,29 +20,12 @@ from ndif.stores.objects import ObjectStore
 _CONFIGS = ("config.json", "*_config.json", "model_index.json")
 _TEMPLATES = ("*.jinja", "chat_template.json")
 _VOCABULARIES = (
-    "tokenizer.json",
-    "tekken.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*.json",
-    "*_vocab.json",
-    "normalizer.json",
-    "emoji.json",
-    "byte_maps.json",
-    "word_shape.json",
-    "word_pronunciation.json",
-    "vocab*.txt",
-    "merges.txt",
-    "dict.txt",
-    "bpe.codes",
-    "*.tiktoken",
-    "*.spm",
-    "tokenizer*.model",
-    "tokenizer.model.*",
-    "tiktoken.model",
-    "spiece*.model",
-    "spm*.model",
-    "sentencepiece*.model",
+    *("tokenizer.json", "tekken.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab*.json", "*_vocab.json", "normalizer.json", "emoji.json", "byte_maps.json"),
+    *("word_shape.json", "word_pronunciation.json"),
+    *("vocab*.txt", "merges.txt", "dict.txt", "bpe.codes", "*.tiktoken", "*.spm"),
+    *("tokenizer*.model", "tokenizer.model.*", "tiktoken.model"),
+    *("spiece*.model", "spm*.model", "sentencepiece*.model"),
 )
 # Only files named here are shared, so that a new format of weights is withheld without a change here.
 _WITHOUT_WEIGHTS = (*_CONFIGS, *_TEMPLATES, *_VOCABULARIES)
@@ -56,7 +39,6 @@ class Snapshot:
     """The files of one checkpoint by the names that clients use."""
 
     files: dict[str, Path]
-    """The shared files and their paths on this machine."""
     withheld: frozenset[str] = frozenset()
     commit: str | None = None
     """The Hub's commit of these files, if it is known."""
@@ -87,12 +69,7 @@ def pack(snapshot: Snapshot) -> bytes:
 
 
 async def publish(folder: Path, revision: str | None, objects: ObjectStore) -> str:
-    """Store an archive of a folder's shared files and return its key.
-
-    Raises:
-        ObjectStoreError: if the archive cannot be stored.
-        OSError: if a file cannot be read.
-    """
+    """Store an archive of a folder's shared files and return its key."""
     content = await asyncio.to_thread(lambda: pack(scan(folder, revision, share_weights=False)))
     key = f"hub/{hashlib.sha256(content).hexdigest()}.zip"
     await objects.put(key, content, soon=True)
@@ -100,11 +77,7 @@ async def publish(folder: Path, revision: str | None, objects: ObjectStore) -> s
 
 
 def unpack(content: bytes, folder: Path) -> Snapshot:
-    """Return a packed snapshot, with its files extracted into `folder`.
-
-    Raises:
-        ValueError: if `content` is not such an archive.
-    """
+    """Return a packed snapshot, with its files extracted into `folder`, or raise a `ValueError`."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             metadata = json.loads(archive.comment)

@@ -74,13 +74,14 @@ class ServerRun(Run):
 
     async def _serve_alone(self, on_ready: Callable[[], None]) -> None:
         http: Http
-        server = Server.many(
+        server = Server(
             self.options,
             self._deployments,
             self.run_folder.results,
             secret=self.run_folder.signing_key(),
             token=self.run_folder.token() or "",
             loopback=is_loopback(self.server.host),
+            places=True,
             stop=lambda: http.stop(),
         )
         http = Http(server.uvicorn_config(self._listening), on_ready, server.farewell)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from packaging.version import Version
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, ReplicaRequest
+from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
 from ndif.cluster.replica import Replica
 from ndif.config.settings import Settings
 from ndif.control.control_plane import ControlPlane
-from ndif.control.operations import Answer, Deploy, Operation
+from ndif.control.operations import Deploy
 from ndif.control.reconciler import Reconciler
-from ndif.host.evaluation import Evaluator
+from ndif.host.evaluation import Evaluator, Measured
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
 from ndif.placement.demand import PlacementRules
@@ -83,13 +83,19 @@ class Coordinator:
             places=places,
             on_up=on_up,
         )
-        self.dispatcher = Dispatcher(self.controller, broker, responder, _queue_policy(settings))
-        bounds = _bounds(settings) if places else Bounds()
+        policy = QueuePolicy(
+            settings.processor_reply_freq_s,
+            settings.max_attempts,
+            settings.line_head_start_s,
+            settings.line_patience,
+        )
+        self.dispatcher = Dispatcher(self.controller, broker, responder, policy)
+        is_scheduled = places and settings.schedule
         self.reconciler = Reconciler(
             self.controller,
             self.dispatcher,
-            Scaling(self.dispatcher, bounds),
-            _schedule(settings) if places else None,
+            Scaling(self.dispatcher, _bounds(settings) if places else Bounds()),
+            ScheduleSource(settings.schedule, zone=LOCAL) if is_scheduled else None,
             self.generations,
             settings.controller_sync_interval_s,
         )
@@ -102,10 +108,7 @@ class Coordinator:
         return sorted(self._runtimes.installed(), key=Version, reverse=True)
 
     async def start(self, waited: Sequence[Request] = ()) -> None:
-        """Look at the machines, serve the queues, and deploy the models that the server was started with.
-
-        `waited`: requests that were claimed before.
-        """
+        """Look at the machines, serve the queues, `waited` first, and deploy the configured models."""
         await self.controller.discover()
         self.dispatcher.adopt(await self._fleet.orphans())
         for request in waited:
@@ -126,10 +129,7 @@ class Coordinator:
         await end(self._tasks)
         await self.fail_all()
         await self.dispatcher.stop()
-        if self._fleet.outlives:
-            await self.controller.leave()
-        else:
-            await self.controller.stop()
+        await (self.controller.leave() if self._fleet.outlives else self.controller.stop())
         await self._evaluator.stop()
 
     async def bring_up(self, generation: str) -> list[Replica]:
@@ -148,17 +148,9 @@ class Coordinator:
             coming += [replica for replica in found if replica is not None]
         return coming
 
-    async def perform(self, operation: Operation) -> Answer:
-        """Perform an operator's operation.
-
-        Raises:
-            OperationError: If it cannot be performed.
-        """
-        return await operation.perform(self.control_plane)
-
     async def _deploy(self) -> None:
         try:
-            await self.perform(Deploy(deployments=tuple(self._configs)))
+            await Deploy(deployments=tuple(self._configs)).perform(self.control_plane)
         except OperationError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
         except Exception:
@@ -177,22 +169,12 @@ class Coordinator:
             raise ActorError(
                 f"nnsight {generation} is not installed here; `ndif runtime add {generation}` adds it"
             )
-        found = await self._evaluator(config, runtime)
-        return Measured(found.size_bytes, found.task, found.repo_id)
+        return await self._evaluator(config, runtime)
 
 
 async def _unmeasured(config: DeploymentConfig, generation: str) -> Measured:
     """Return a nominal size: without placement no size is needed."""
     return Measured(1)
-
-
-def _queue_policy(settings: Settings) -> QueuePolicy:
-    return QueuePolicy(
-        settings.processor_reply_freq_s,
-        settings.max_attempts,
-        settings.line_head_start_s,
-        settings.line_patience,
-    )
 
 
 def _bounds(settings: Settings) -> Bounds:
@@ -204,7 +186,3 @@ def _bounds(settings: Settings) -> Bounds:
         backoff_s=settings.autoscale_backoff_s,
         longest_backoff_s=settings.autoscale_longest_backoff_s,
     )
-
-
-def _schedule(settings: Settings) -> ScheduleSource | None:
-    return ScheduleSource(settings.schedule, zone=LOCAL) if settings.schedule else None

@@ -20,7 +20,7 @@ from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.coordinator import Coordinator
-from ndif.stores.accounts import Accounts, OpenAccounts, open_accounts
+from ndif.stores.accounts import OpenAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
@@ -39,9 +39,8 @@ class Server:
         results: Path,
         *,
         loopback: bool,
-        accounts: Accounts,
-        trusted: bool,
         places: bool,
+        trusted: bool = False,
         share_weights: bool = False,
         runtimes: Runtimes | None = None,
         token: str | None = None,
@@ -50,8 +49,8 @@ class Server:
     ) -> None:
         """Put the server together; its application's lifespan starts it.
 
-        `places`: True to measure models and place them; False to load each where its options say.
-        `secret`: signs the URLs of results.
+        `places`: True to serve many users, and measure models and place them; False to serve one user, and
+        load each model where its options say. `secret` signs the URLs of results. `stop` ends the process.
         """
         self._settings = settings
         self._objects = open_store(settings, results, secret)
@@ -73,13 +72,14 @@ class Server:
             stop=stop,
             on_up=self._share,
         )
-        self.controller = self._coordinator.controller
         self.bring_up = self._coordinator.bring_up
-        models = self.controller.models
+        self.farewell = self._coordinator.fail_all
+        """Ends every request as an ERROR, while clients are still connected."""
+        controller = self._coordinator.controller
         catalogue = InProcessCatalogue(
-            models,
-            lambda: client_status(models, self.controller.replicas()),
-            lambda: places or self.controller.connected,
+            controller.models,
+            lambda: client_status(controller.models, controller.replicas()),
+            lambda: places or any(replica.serving for replica in controller.replicas()),
         )
         self.app = create_gateway(
             settings,
@@ -88,76 +88,17 @@ class Server:
             responder,
             catalogue,
             runtimes,
-            accounts,
+            open_accounts(settings) if places else OpenAccounts(hotswapping=False, trusted=trusted),
             self._hub,
             self._lifespan,
             loopback=loopback,
-            perform=self._coordinator.perform,
+            perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
         ).app
-
-    @classmethod
-    def local(
-        cls,
-        config: DeploymentConfig,
-        settings: Settings,
-        results: Path,
-        *,
-        loopback: bool,
-        trusted: bool = True,
-        share_weights: bool = False,
-        runtimes: Runtimes | None = None,
-    ) -> Server:
-        """Return a server of one model for one user."""
-        return cls(
-            settings,
-            [config],
-            results,
-            loopback=loopback,
-            accounts=OpenAccounts(hotswapping=False, trusted=trusted),
-            trusted=trusted,
-            places=False,
-            share_weights=share_weights,
-            runtimes=runtimes,
-        )
-
-    @classmethod
-    def many(
-        cls,
-        settings: Settings,
-        deployments: Sequence[DeploymentConfig],
-        results: Path,
-        *,
-        secret: str,
-        token: str,
-        loopback: bool,
-        stop: Callable[[], None],
-    ) -> Server:
-        """Return a server of many models for many users. `stop` ends the process that serves.
-
-        Raises:
-            KeysError: if the file of API keys cannot be used.
-        """
-        return cls(
-            settings,
-            deployments,
-            results,
-            loopback=loopback,
-            accounts=open_accounts(settings),
-            trusted=False,
-            places=True,
-            secret=secret,
-            token=token,
-            stop=stop,
-        )
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
         return uvicorn_config(self.app, self._settings, listening)
-
-    async def farewell(self) -> None:
-        """End every request as an ERROR, while clients are still connected."""
-        await self._coordinator.fail_all()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

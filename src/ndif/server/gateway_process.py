@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
 from ndif.control.rpc import RemoteControlPlane
-from ndif.gateway.app import create_gateway, uvicorn_config
+from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
 from ndif.host.runtimes import Runtimes
@@ -31,52 +31,49 @@ from ndif.stores.responder import Responder
 from ndif.tasks import end
 
 
-class GatewayProcess:
-    """The HTTP application of one gateway process.
+def create(settings: Settings, config: ProcessConfig) -> Gateway:
+    """Return the HTTP application of one gateway process.
 
     It answers on a socket that all gateways share, and reads models and jobs from Redis and the object
     store. It sends operations to the leader over the broker; it knows neither the queue nor the cluster.
     """
-
-    def __init__(self, settings: Settings, config: ProcessConfig) -> None:
-        self._objects = open_store(settings, config.results, config.secret)
-        self._broker = RedisBroker(
-            settings.broker_url,
-            self._objects,
-            inline_bytes=settings.broker_inline_bytes,
-            max_bytes=settings.max_queued_bytes,
-        )
-        client, mirror = self._broker.client, HfMirror(share_weights=False)
-        cache = SharedCache(client)
-        self._scratch = TemporaryDirectory(prefix="ndif-mirror-", ignore_cleanup_errors=True)
-        self._mirror = PublishedHfMirror(mirror, cache, self._objects, Path(self._scratch.name))
-        self.gateway = create_gateway(
-            settings,
-            self._broker,
-            self._objects,
-            Responder(self._broker, self._objects),
-            PublishedCatalogue(client, cache),
-            Runtimes(settings.runtimes),
-            open_accounts(settings),
-            mirror,
-            self._lifespan,
-            loopback=config.loopback,
-            perform=RemoteControlPlane(LeaderRpc(client), _stop).perform,
-            token=config.token,
-        )
+    objects = open_store(settings, config.results, config.secret)
+    broker = RedisBroker(
+        settings.broker_url,
+        objects,
+        inline_bytes=settings.broker_inline_bytes,
+        max_bytes=settings.max_queued_bytes,
+    )
+    cache, mirror = SharedCache(broker.client), HfMirror(share_weights=False)
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        await self._objects.start()
-        await self._broker.start()
-        mirroring = asyncio.create_task(self._mirror.run(), name="mirror")
-        try:
-            yield
-        finally:
-            await end([mirroring])
-            self._scratch.cleanup()
-            await self._broker.stop()
-            await self._objects.stop()
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await objects.start()
+        await broker.start()
+        with TemporaryDirectory(prefix="ndif-mirror-", ignore_cleanup_errors=True) as scratch:
+            published = PublishedHfMirror(mirror, cache, objects, Path(scratch))
+            mirroring = asyncio.create_task(published.run(), name="mirror")
+            try:
+                yield
+            finally:
+                await end([mirroring])
+                await broker.stop()
+                await objects.stop()
+
+    return create_gateway(
+        settings,
+        broker,
+        objects,
+        Responder(broker, objects),
+        PublishedCatalogue(broker.client, cache),
+        Runtimes(settings.runtimes),
+        open_accounts(settings),
+        mirror,
+        lifespan,
+        loopback=config.loopback,
+        perform=RemoteControlPlane(LeaderRpc(broker.client), _stop).perform,
+        token=config.token,
+    )
 
 
 def _stop() -> None:
@@ -88,15 +85,12 @@ def main() -> None:
     """Serve until told to stop."""
     config = ProcessConfig.read(Path(sys.argv[1]))
     configure_logging()
-    settings = Settings()
+    uvloop.run(_serve(Settings(), config, parent_pipe=int(sys.argv[2])))
+
+
+async def _serve(settings: Settings, config: ProcessConfig, parent_pipe: int) -> None:
     listening = socket.socket(fileno=config.listening)
-    uvloop.run(_serve(settings, config, listening, parent_pipe=int(sys.argv[2])))
-
-
-async def _serve(
-    settings: Settings, config: ProcessConfig, listening: socket.socket, parent_pipe: int
-) -> None:
-    gateway = GatewayProcess(settings, config).gateway
+    gateway = create(settings, config)
     server = Http(
         uvicorn_config(gateway.app, settings, listening), farewell=gateway.announce_shutdown
     )

@@ -71,9 +71,7 @@ class Leader:
         if standing_by.done():
             standing_by.result()
             await self._lead_until(stopping)
-        else:
-            await end([standing_by])
-        stopping.cancel()
+        await end([stopping, standing_by])
         await self._lock.leave()
         await self._broker.stop()
 
@@ -113,21 +111,15 @@ class Leader:
 
     def fleet(self) -> Fleet:
         """Return the machines of a Ray cluster, or this machine alone."""
-        settings = self.settings
+        settings, broker = self.settings, self._broker
         if settings.ray_address:
             # Imported only where a cluster is configured.
             from ndif.cluster.ray.cluster import RayCluster
             from ndif.stores.broker.redis.job_channels import JobSender
 
-            return RayCluster(settings.ray_address, self.replica(), JobSender(self._broker))
+            return RayCluster(settings.ray_address, self.replica(), JobSender(broker))
         return ThisMachine(
-            settings,
-            self._broker,
-            self._objects,
-            self._runtimes,
-            trusted=False,
-            places=True,
-            shares=True,
+            settings, broker, self._objects, self._runtimes, trusted=False, places=True, shares=True
         )
 
     async def _stand_by(self) -> None:
@@ -156,15 +148,13 @@ class Leader:
         )
         await self._objects.start()
         await coordinator.start(held)
-        publishing = Publisher(
+        publisher = Publisher(
             coordinator.controller, SharedCache(client), settings.status_cache_freq_s
         )
+        operations = LeaderRpc(client).serve(partial(perform_event, coordinator.control_plane))
         tasks = [
-            asyncio.create_task(publishing.run(), name="publishing"),
-            asyncio.create_task(
-                LeaderRpc(client).serve(partial(perform_event, coordinator.control_plane)),
-                name="events",
-            ),
+            asyncio.create_task(publisher.run(), name="publishing"),
+            asyncio.create_task(operations, name="events"),
         ]
         try:
             yield coordinator

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import socket
-import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 
 import uvloop
 from rich.console import Console
@@ -18,7 +18,6 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ndif.config.reference import read
-from ndif.config.settings import Settings
 from ndif.host.model_actor import LocalModelActor
 from ndif.net import Http, StartError, for_url, is_loopback, listen
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
@@ -51,11 +50,7 @@ class Local:
     verbose: bool
 
     def run(self) -> None:
-        """Serve until interrupted.
-
-        Raises:
-            NdifError: If the server cannot start.
-        """
+        """Serve until interrupted."""
         console = Console(stderr=True)
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING,
@@ -65,47 +60,45 @@ class Local:
         config = self.deployment()
         options = read()
         if self.sandbox:
-            _verify(options)
-        with listen(self.host, self.port) as listening:
+            try:
+                verify(options.sandbox)
+            except ConfinementError as error:
+                raise StartError(str(error)) from error
+        with listen(self.host, self.port) as listening, self._results_folder() as results:
             if not is_loopback(self.host) and not self.sandbox:
                 console.print(
                     f"[bold yellow]Warning:[/] {self.host} is reachable from other machines. Whoever "
                     "reaches the port runs code here as you: local mode trusts its user."
                 )
-            results = self._results_folder()
-            try:
-                server = Server.local(
-                    config,
-                    options,
-                    results,
-                    loopback=is_loopback(self.host),
-                    trusted=not self.sandbox,
-                    share_weights=self.share_weights,
-                )
-                uvloop.run(self._serve(server, listening, console))
-            finally:
-                if self.results is None:
-                    shutil.rmtree(results, ignore_errors=True)
+            server = Server(
+                options,
+                [config],
+                results,
+                loopback=is_loopback(self.host),
+                places=False,
+                trusted=not self.sandbox,
+                share_weights=self.share_weights,
+            )
+            uvloop.run(self._serve(server, listening, console))
 
-    def _results_folder(self) -> Path:
-        folder = self.results
-        if folder is None:
-            return Path(tempfile.mkdtemp(prefix="ndif-results-"))
+    @contextlib.contextmanager
+    def _results_folder(self) -> Iterator[Path]:
+        if self.results is None:
+            with TemporaryDirectory(prefix="ndif-results-", ignore_cleanup_errors=True) as folder:
+                yield Path(folder)
+            return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
+            self.results.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=self.results).close()
         except OSError as error:
             raise StartError(
-                f"Results cannot be kept in {folder} ({error.strerror}). Choose another --results-dir."
+                f"Results cannot be kept in {self.results} ({error.strerror}). Choose another "
+                "--results-dir."
             ) from error
+        yield self.results
 
     def deployment(self) -> DeploymentConfig:
-        """Return the deployment that the options describe.
-
-        Raises:
-            StartError: If the options contradict each other.
-        """
+        """Return the deployment that the options describe; raise a `StartError` if they contradict."""
         folder = Path(self.checkpoint).expanduser()
         is_folder = folder.is_dir()
         if is_folder and not (folder / "config.json").is_file():
@@ -169,25 +162,21 @@ class Local:
                 await up
         actor = replicas[0].actor
         assert isinstance(actor, LocalModelActor)  # noqa: S101 - this machine has no other
-        model = actor.model
+        model, repo_id = actor.model, replicas[0].model.config.repo_id
         console.print(
-            f"Loaded [bold]{replicas[0].model.config.repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
+            f"Loaded [bold]{repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
             f"parameters, {model['dtype']} on {model['device']}, "
             f"weights in {actor.process.load_s:.1f} s, "
-            f"ready {time.time() - actor.process.loaded_at:.1f} s later{_times(self.replicas)}",
+            f"ready {time.time() - actor.process.loaded_at:.1f} s later"
+            + (f", {self.replicas} times" if self.replicas > 1 else ""),
             soft_wrap=True,
         )
-        self._print_address(replicas[0].model.config, listening, console)
-
-    def _print_address(
-        self, config: DeploymentConfig, listening: socket.socket, console: Console
-    ) -> None:
         url = f"http://{for_url(self.host)}:{listening.getsockname()[1]}"
         console.print(f"\nServing at [bold]{url}[/]. In your client:\n")
         console.print(
             f"    export NDIF_HOST={url}\n"
             f"    export HF_ENDPOINT={url}/hub   # only where huggingface.co cannot be reached\n\n"
-            f'    model = TransformersModel("{config.repo_id}")\n'
+            f'    model = TransformersModel("{repo_id}")\n'
             '    with model.trace("The Eiffel Tower is in", remote=True):\n'
             "        logits = model.output.logits.save()\n",
             highlight=False,
@@ -195,14 +184,3 @@ class Local:
             soft_wrap=True,
         )
         console.print("Ctrl-C stops it.")
-
-
-def _times(replicas: int) -> str:
-    return f", {replicas} times" if replicas > 1 else ""
-
-
-def _verify(options: Settings) -> None:
-    try:
-        verify(options.sandbox)
-    except ConfinementError as error:
-        raise StartError(str(error)) from error

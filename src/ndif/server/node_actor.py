@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from ndif.cluster.fleet import ThisMachine
 from ndif.config.settings import Settings
 from ndif.errors import problems
-from ndif.host.jobs import NodeServices
 from ndif.host.port import ActorError
-from ndif.host.remote_actor import RemoteActor
+from ndif.host.remote_actor import NodeServices, RemoteActor
 from ndif.host.runtimes import Runtimes
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
@@ -37,8 +36,7 @@ class NodeActor(RemoteActor):
 
     async def prepare(self) -> NodeServices:
         """See `RemoteActor.prepare`."""
-        settings = _settings()
-        said: dict[str, Any] = self._said
+        settings, said = _settings(), self._said
         generation = said["generation"]
         runtimes = self.runtimes(settings)
         if generation not in runtimes.installed():
@@ -63,11 +61,7 @@ class NodeActor(RemoteActor):
 
 
 def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None:
-    """Raise if the node counts its GPUs differently from the leader that placed the replica.
-
-    Raises:
-        ActorError: if a GPU was lost, added or exchanged since the node was started.
-    """
+    """Raise if the node counts its GPUs differently from the leader that placed the replica."""
     if any(counted) and [*counted] != [*here]:
         raise ActorError(
             "the GPUs of the node where it was to be are not those that it was started with; stop the node "
@@ -76,11 +70,7 @@ def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None
 
 
 def _settings() -> Settings:
-    """Return the settings of this node.
-
-    Raises:
-        ActorError: if these are not the settings of a node of a cluster.
-    """
+    """Return the settings of this node; raise an `ActorError` if they are not those of a cluster's node."""
     try:
         settings = Settings()
     except ValidationError as error:

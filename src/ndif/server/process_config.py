@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
@@ -37,18 +36,10 @@ class ProcessConfig:
     loopback: bool
     """True if the server listens on this machine's loopback address only."""
     deployments: Sequence[DeploymentConfig]
-    """Models to deploy at the start."""
 
     def write(self, path: Path) -> None:
         """Write the configuration for `read`, with mode 0600."""
-        content: dict[str, Any] = {
-            "listening": self.listening,
-            "results": str(self.results),
-            "secret": self.secret,
-            "token": self.token,
-            "loopback": self.loopback,
-            "deployments": [asdict(config) for config in self.deployments],
-        }
+        content = {**asdict(self), "results": str(self.results)}
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(content, file)
@@ -77,13 +68,11 @@ class ProcessConfig:
 
             return ProcessSpec(name, command, log, must_start, inherited=(self.listening,))
 
+        names = [f"gateway {number}" for number in range(gateways)]
         return [
             # A dispatcher that cannot reach the broker or the cluster yet tries again.
             process("dispatcher", leader_module, leader_log, must_start=False),
-            *(
-                process(f"gateway {number}", "ndif.server.gateway_process", log, must_start=True)
-                for number in range(gateways)
-            ),
+            *(process(name, "ndif.server.gateway_process", log, must_start=True) for name in names),
         ]
 
 

@@ -32,13 +32,11 @@ class ProcessSpec:
     command: Callable[[int], Sequence[str]]
     """Command line, made from the descriptor of the pipe that its owner closes to stop it."""
     log: Path
-    """File that receives its standard output and standard error."""
     must_start: bool
     """True if its owner fails when the process ends before it was ever ready; False to try again."""
     stop_timeout_s: float = 30.0
     """Seconds that it may take to stop before it is killed."""
     inherited: tuple[int, ...] = ()
-    """Further descriptors that the process inherits."""
     environment: Mapping[str, str] | None = None
     """Environment variables; None for those of this process."""
 
@@ -64,14 +62,8 @@ class Supervisor:
     ) -> None:
         """Start processes together, and return once they are ready or the supervisor is stopping.
 
-        Args:
-            specs: The processes.
-            is_ready: Returns True once they are ready; it is called again and again, and may block.
-            timeout_s: Seconds that this may take; None for no limit.
-
-        Raises:
-            RuntimeError: If a process that must start ends first.
-            asyncio.TimeoutError: If they are not ready in time.
+        `is_ready` is called again and again, and may block. If a process that must start ends first, this
+        is a `RuntimeError`; after `timeout_s`, an `asyncio.TimeoutError`.
         """
         if self._stopping.is_set():
             return
@@ -170,9 +162,8 @@ class _SupervisedProcess:
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        await asyncio.wait({ended}, timeout=spec.stop_timeout_s)
         if not ended.done():
-            await asyncio.wait({ended}, timeout=spec.stop_timeout_s)
-            if not ended.done():
-                logger.error("%s did not stop in %g s: killed", spec.name, spec.stop_timeout_s)
-                process.kill()
+            logger.error("%s did not stop in %g s: killed", spec.name, spec.stop_timeout_s)
+            process.kill()
         return await ended

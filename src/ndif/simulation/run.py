@@ -15,10 +15,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured
 from ndif.cluster.models import Models
 from ndif.control.reconciler import Reconciler
 from ndif.errors import NdifError
+from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica

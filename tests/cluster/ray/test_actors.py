@@ -17,9 +17,10 @@ import torch
 from nnsight import TransformersModel
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.controller_types import Measured, ReplicaRequest
+from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Models
 from ndif.cluster.ray.actors import RayModelActor
+from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError, EndedError, ReplicaEvictedError, ReplicaLostError
 from ndif.placement.replica import DeploymentLevel
 from ndif.schema.deployment import DeploymentConfig

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from ndif.host.download import DownloadError, Found, download
+from ndif.host.hub import DownloadError, Found, download
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.fetch import needed
 from tests.conftest import NAME

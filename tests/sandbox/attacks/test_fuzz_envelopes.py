@@ -47,14 +47,14 @@ PAYLOAD = zstandard.compress(pickle.dumps(RecordingPayload()))
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     """The whole gateway in this process; nothing runs the requests that it accepts."""
-    server = Server.local(
-        DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation", dedicated=True),
+    server = Server(
         Settings(
             max_request_bytes=MAX_REQUEST, runtimes_dir=tmp_path_factory.mktemp("no-runtimes")
         ),
+        [DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation", dedicated=True)],
         tmp_path_factory.mktemp("results"),
         loopback=True,
-        trusted=False,
+        places=False,
     )
     return TestClient(server.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 

@@ -15,15 +15,12 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    ActorUnschedulableError,
-    RayActorError,
-    RayError,
-)
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayError
 
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce, announcement
@@ -49,28 +46,17 @@ T = TypeVar("T")
 
 def aside(work: Callable[[], T]) -> asyncio.Future[T]:
     """Return the result of `work`, done in a thread that does not delay the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # the caller was cancelled
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread to itself
 
     def do() -> None:
-        result, error = None, None
         try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=do, name="call to Ray", daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
 
 
 logger = logging.getLogger(__name__)
@@ -82,63 +68,38 @@ _STOP_S = 15.0
 """Seconds after which a replica that is ending is killed with its processes."""
 
 
+@dataclass(eq=False)
 class RayModelActor:
     """The leader's side of a replica in another process, over Ray and a job channel."""
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Any],
-        job_sender: JobSender,
-        whereabouts: MutableMapping[str, RayModelActor],
-    ) -> None:
-        """`make` has Ray start it, and may take its time; `whereabouts`: where jobs of another leader are.
+    name: str
+    make: Callable[[], Any]
+    """Has Ray start the process, and may take its time."""
+    job_sender: JobSender
+    whereabouts: MutableMapping[str, RayModelActor]
+    """Replicas that run jobs of another leader, each of which is awaited where it runs."""
+    _handle: Any = None
+    """The process as Ray names it; given if another leader has started it."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    device_failure: DeviceFailure | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    _making: asyncio.Future[Any] | None = None
+    _watching: asyncio.Task[None] | None = None
+    _run_by: tuple[str, RayModelActor] | None = None
+    _cancels: bool = False
+    """True once the job that runs was cancelled."""
+    _news: asyncio.Future[Response | None] | None = None
+    _evicted: bool = False
 
-        The job of such a one is awaited where it runs, whichever replica is asked to run it.
-        """
-        self.ended = asyncio.Event()
-        self.device_failure: DeviceFailure | None = None
-        self._name = name
-        self._make = make
-        self._job_sender = job_sender
-        self._making: asyncio.Future[Any] | None = None
-        self._whereabouts = whereabouts
-        self._handle: Any = None
-        self._model: Mapping[str, Any] = {}
-        self._watching: asyncio.Task[None] | None = None
-        self._run_by: tuple[str, RayModelActor] | None = None
-        self._cancels = False
-        """True once the job that runs was cancelled."""
-        self._news: asyncio.Future[Response | None] | None = None
-        self._evicted = False
-
-    @classmethod
-    def found(
-        cls,
-        name: str,
-        handle: Any,
-        job_sender: JobSender,
-        whereabouts: MutableMapping[str, RayModelActor],
-    ) -> RayModelActor:
-        """Return the actor of a replica that another leader started; `describe` returns its facts."""
-        actor = cls(name, lambda: handle, job_sender, whereabouts)
-        actor._have(handle)
-        return actor
+    def __post_init__(self) -> None:
+        if self._handle is not None:
+            self._have(self._handle)
 
     async def describe(self) -> Mapping[str, Any]:
-        """Return the replica's own description.
-
-        Raises:
-            ReplicaLostError: if it no longer exists.
-        """
+        """Return the replica's own description, or raise a `ReplicaLostError`."""
         described: Mapping[str, Any] = await self._ask("describe")
-        self._model = described["model"]
+        self.model = described["model"]
         return described
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        """See `ModelActor.model`."""
-        return self._model
 
     def _have(self, handle: Any) -> None:
         self._handle = handle
@@ -155,7 +116,7 @@ class RayModelActor:
         try:
             if self._handle is None:
                 # Ray waits for its head here.
-                self._making = aside(self._make)
+                self._making = aside(self.make)
                 await self._made(self._making)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
@@ -178,7 +139,7 @@ class RayModelActor:
             if (device := answer.get("device")) is not None:
                 raise DeviceError(answer["error"], DeviceFailure(*device))
             raise ActorError(answer["error"])
-        self._model = answer["model"]
+        self.model = answer["model"]
 
     async def _report(self, progress: Progress) -> None:
         known = (0, 0)
@@ -222,7 +183,7 @@ class RayModelActor:
     async def run(self, request: Request, respond: Respond) -> Response:
         """See `ModelActor.run`. The replica delivers every further update itself."""
         self._cancels = False
-        elsewhere = self._whereabouts.get(request.id)
+        elsewhere = self.whereabouts.get(request.id)
         try:
             if elsewhere is not None:
                 self._run_by = request.id, elsewhere
@@ -246,16 +207,15 @@ class RayModelActor:
     ) -> Response | None:
         """Return the response from the replica that another leader chose; None if that replica was lost.
 
-        Raises:
-            EndedError: if that replica was lost after the job had ended.
+        If it was lost after the job had ended, an `EndedError` is raised.
         """
-        if not await self._job_sender.has_ended(request):  # else its client knows more than that
+        if not await self.job_sender.has_ended(request):  # else its client knows more than that
             await announce(request, respond)
-        self._whereabouts.pop(request.id, None)
+        self.whereabouts.pop(request.id, None)
         try:
             return await elsewhere._run(request)
         except ReplicaLostError:
-            if await self._job_sender.has_ended(request):
+            if await self.job_sender.has_ended(request):
                 raise EndedError from None
             if elsewhere is self:
                 raise
@@ -269,7 +229,7 @@ class RayModelActor:
         news = self._news = loop.create_future()
         timer = loop.call_later(_SOON_S, self._no_news)
         try:
-            return await self._job_sender.run(request, announcement(request), self._name, news)
+            return await self.job_sender.run(request, announcement(request), self.name, news)
         finally:
             timer.cancel()
 
@@ -288,12 +248,8 @@ class RayModelActor:
             raise ReplicaEvictedError(answer["evicted"])
         if "lost" in answer:
             raise ReplicaLostError(answer["lost"])
-        return Response(
-            request.id,
-            Status(answer["status"]),
-            answer["description"],
-            delivered=answer["delivered"],
-        )
+        status, description = Status(answer["status"]), answer["description"]
+        return Response(request.id, status, description, delivered=answer["delivered"])
 
     def cancel(self, reason: str) -> None:
         """See `ModelActor.cancel`."""
@@ -302,17 +258,13 @@ class RayModelActor:
             request_id, actor = self._run_by
             actor._handle.cancel.remote(request_id, reason)
 
-    async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the replica, which does once what is asked twice, and return the answer.
-
-        Raises:
-            ReplicaLostError: if it no longer exists.
-        """
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the replica, which does once what is asked twice."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
         while True:
             try:
-                return await getattr(self._handle, method).remote(*arguments, **named)
+                return await getattr(self._handle, method).remote(*arguments)
             except ActorUnavailableError as error:
                 # Its node cannot be reached: either it returns, or Ray finds it dead.
                 logger.warning("a replica does not answer: %s", _first_line(error))

@@ -108,13 +108,7 @@ class RayCluster:
     outlives = True
 
     def __init__(self, address: str, replica: type[RemoteActor], job_sender: JobSender) -> None:
-        """Prepare a connection.
-
-        Args:
-            address: `host:port` of the head, or `auto`.
-            replica: class that Ray starts on the nodes.
-            job_sender: channels that carry jobs to the nodes.
-        """
+        """Prepare a connection to the head at `host:port`, or `auto`; Ray starts `replica` on the nodes."""
         self.fork_servers = ForkServers()
         self.lost = asyncio.Event()
         """Set once the connection is lost for good."""
@@ -128,57 +122,40 @@ class RayCluster:
 
     async def connect(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Join the cluster; call `waiting` after each failed attempt."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
         while True:
             try:
                 await self._connect()
-            except ClusterError as error:
-                logger.warning("%s; trying again", error)
+                break
+            except (RayError, RuntimeError, ValueError, OSError, asyncio.TimeoutError) as error:
+                with contextlib.suppress(Exception):
+                    await aside(ray.shutdown)
+                logger.warning(
+                    "the Ray cluster at %s cannot be reached: %s; trying again",
+                    self._address,
+                    str(error) or "no answer",
+                )
                 waiting()
                 await asyncio.sleep(_CONNECT_S)
-            else:
-                break
         self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
         self._job_sender.start()
 
     async def _connect(self) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        try:
-            await self._check_port()
-            await aside(
-                lambda: ray.init(
-                    self._address,
-                    namespace=NAMESPACE,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    logging_level=logging.ERROR,
-                )
-            )
-        except (
-            RayError,
-            ConnectionError,
-            RuntimeError,
-            ValueError,
-            OSError,
-            TimeoutError,
-        ) as error:
-            with contextlib.suppress(Exception):
-                await aside(ray.shutdown)
-            raise ClusterError(
-                f"the Ray cluster at {self._address} cannot be reached: {str(error) or 'no answer'}"
-            ) from error
-
-    async def _check_port(self) -> None:
-        """Check that the head listens: Ray takes half a minute to report that it does not.
-
-        Raises:
-            OSError: if it does not listen.
-        """
         parts = urlsplit(self._address if "//" in self._address else f"//{self._address}")
-        if parts.hostname is None or parts.port is None:  # `auto`
-            return
-        connecting = asyncio.open_connection(parts.hostname, parts.port)
-        _, writer = await within(connecting, _PATIENCE_S)
-        writer.close()
+        if parts.hostname is not None and parts.port is not None:  # else `auto`
+            # Ray takes half a minute to report that its head does not listen.
+            connecting = asyncio.open_connection(parts.hostname, parts.port)
+            _, writer = await within(connecting, _PATIENCE_S)
+            writer.close()
+        await aside(
+            lambda: ray.init(
+                self._address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+            )
+        )
 
     async def close(self) -> None:
         """Leave the cluster; the replicas stay."""
@@ -206,13 +183,13 @@ class RayCluster:
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> RayModelActor:
         """Return the actor of a replica, not started yet. See `MakeActor`."""
-        held = {field.name: getattr(place, field.name) for field in fields(place)}
-        del held["level"]  # the replica reports its own
+        names = [field.name for field in fields(place) if field.name != "level"]
         gpus = [node.resources.gpu_uuids for node in self._nodes if node.id == place.node_id]
         described = {
             "config": asdict(config),
             "generation": generation,
-            "place": held,
+            # The replica reports its own level.
+            "place": {name: getattr(place, name) for name in names},
             "gpus": [*gpus[0]] if gpus else [],
         }
         options = {
@@ -249,35 +226,30 @@ class RayCluster:
     async def orphans(self) -> list[OrphanReplica]:
         """Return the replicas that another leader left; end those that are not usable."""
         named = await self._do(lambda: list_named_actors(all_namespaces=True))
-        names = [
-            one["name"]
-            for one in named
-            if one["namespace"] == NAMESPACE and one["name"].startswith(_PREFIX)
-        ]
-        found = await asyncio.gather(*(self._find(name) for name in names))
-        return [one for one in found if one is not None]
+        names = [one["name"] for one in named if one["namespace"] == NAMESPACE]
+        replicas = (self._find(name) for name in names if name.startswith(_PREFIX))
+        return [one for one in await asyncio.gather(*replicas) if one is not None]
 
     async def _find(self, name: str) -> OrphanReplica | None:
         try:
             handle = await self._do(lambda: ray.get_actor(name, namespace=NAMESPACE))
         except ValueError:  # it has ended since
             return None
-        actor = self._keep(RayModelActor.found(name, handle, self._job_sender, self._whereabouts))
+        actor = self._keep(
+            RayModelActor(name, lambda: handle, self._job_sender, self._whereabouts, handle)
+        )
         try:
             described = await within(actor.describe(), _DESCRIBE_S)
-            is_of_use = not described["ended"] and not described["moving"]
-            orphan = _orphan(described, actor) if is_of_use else None
+            if not described["ended"] and not described["moving"]:
+                orphan = _orphan(described, actor)
+                self._whereabouts.update(dict.fromkeys(described["requests"], actor))
+                return orphan
         except asyncio.TimeoutError:
             logger.warning("%s does not answer", name)
-            orphan = None
         except (ReplicaLostError, RayError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used: %s", name, error)
-            orphan = None
-        if orphan is None:
-            await actor.stop()
-            return None
-        self._whereabouts.update(dict.fromkeys(described["requests"], actor))
-        return orphan
+        await actor.stop()
+        return None
 
     # State of the cluster
 
@@ -309,7 +281,6 @@ class RayCluster:
 
 
 def _orphan(described: Mapping[str, Any], actor: RayModelActor) -> OrphanReplica:
-    """Return a replica from its own description (`RemoteActor.describe`)."""
     known = {field.name for field in fields(DeploymentConfig)}
     config = {name: value for name, value in described["config"].items() if name in known}
     level = DeploymentLevel(described["level"] or "HOT")

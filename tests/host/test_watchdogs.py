@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ndif.host.resource_watchdog import ResourceUsage, ResourceWatchdog
+from ndif.host.watchdogs import ResourceUsage, ResourceWatchdog
 from tests.on_loop import on_loop
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
-from ndif.host import adapters
-from ndif.host.adapters import AdapterError, Adapters
+from ndif.host import hub as of_adapters
+from ndif.host.hub import AdapterError, Adapters
 from ndif.host.runtimes import Runtime
 from tests.on_loop import on_loop
 from tests.serving import serving
@@ -85,7 +85,7 @@ async def test_after_a_while_it_is(
     fetching = Adapters(RUNTIME, tmp_path / "cache", 1 << 20, 1 << 30)
     await fetching.fetch({"peft": "org/one"})
     asked = hub.asked
-    monkeypatch.setattr(adapters, "_CURRENT_S", 0.0)
+    monkeypatch.setattr(of_adapters, "_CURRENT_S", 0.0)
     await fetching.fetch({"peft": "org/one"})
     assert hub.asked > asked
 

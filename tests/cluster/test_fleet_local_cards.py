@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.cluster.local_cards import LocalCards, choose
+from ndif.cluster.fleet import LocalCards, choose
 from ndif.config.settings import Settings
-from ndif.host.evaluation import Evaluation, EvaluationError
+from ndif.host.evaluation import EvaluationError, Measured
+from ndif.host.fork_server import ForkServers
 from ndif.host.gpus import Driver
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.schema.deployment import DeploymentConfig
@@ -64,10 +65,10 @@ class Knows:
         self.size = size
         self.cuda = cuda
 
-    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Evaluation:
+    async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         if not self.size:
             raise EvaluationError("it has no config")
-        return Evaluation(self.size, 1, None, None, self.cuda)
+        return Measured(self.size, cuda=self.cuda)
 
 
 CONFIG = DeploymentConfig("a/b", "a/b")
@@ -76,7 +77,7 @@ RUNTIME: Runtime = next(iter(Runtimes(Path("/nowhere")).installed().values()))
 
 def cards_of(driver: Driver, knows: Knows, *, all_of: object = H100) -> LocalCards:
     gpus = [card.gpu for card in (all_of if isinstance(all_of, tuple) else ())]
-    cards = LocalCards(Settings(), driver, gpus, trusted=True)
+    cards = LocalCards(Settings(), driver, gpus, ForkServers(), trusted=True)
     cards._evaluator = knows  # type: ignore[assignment]
     return cards
 

@@ -1,4 +1,7 @@
-"""A watch on the GPU memory of replicas that share a GPU; torch limits each process, not their sum."""
+"""Watchdogs of running requests: their memory and threads, and the memory of replicas that share a GPU.
+
+No kernel limit counts the former by process, and torch limits the latter for each process, not their sum.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndif.host.gpus import Driver, DriverError, Gpu
 
 logger = logging.getLogger(__name__)
 
-_INTERVAL_S = 0.5
+_EVERY_S = 0.05
 _SAMPLE_LIFETIME_S = 0.25
 _MAX_MISSES = 20
 """Samples without a live runner, after which the driver counts as unable to name its processes."""
@@ -22,21 +25,70 @@ SLACK = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """The memory and threads of a process."""
+
+    memory_bytes: int
+    """Anonymous and shared memory; the kernel can reclaim the pages of files."""
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int) -> ResourceUsage | None:
+        """Return the usage of process `pid`; None if it does not exist."""
+        try:
+            text = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            return None
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        if "RssAnon" not in fields:
+            return None  # the process is ending
+        pages = int(fields["RssAnon"].split()[0]) + int(fields["RssShmem"].split()[0])
+        return cls(pages << 10, int(fields["Threads"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceWatchdog:
+    """The limits of a request's memory and threads, beyond its runner's own."""
+
+    memory_bytes: int
+    max_threads: int
+
+    def exceeded(self, before: ResourceUsage, now: ResourceUsage) -> str | None:
+        """Return the message for the user of a request that exceeds a limit; None if it does not."""
+        if now.memory_bytes - before.memory_bytes > self.memory_bytes:
+            return (
+                f"The request took more than {self.memory_bytes:,} bytes of memory, the most that this "
+                "server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
+            )
+        if now.threads > self.max_threads:
+            return (
+                f"The request started more than {self.max_threads} threads, the most that this server "
+                "gives to one (NDIF_RUNNER_MAX_THREADS), and was ended."
+            )
+        return None
+
+    async def enforce(self, pid: int, end: Callable[[str], None]) -> None:
+        """Call `end` with the reason if process `pid` exceeds a limit; return when it has ended."""
+        before = ResourceUsage.of(pid)
+        while before is not None and (now := ResourceUsage.of(pid)) is not None:
+            if reason := self.exceeded(before, now):
+                end(reason)
+                return
+            await asyncio.sleep(_EVERY_S)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuUsage:
     """The GPU memory of one replica on one device."""
 
     runner_bytes: int
-    """Bytes of the watched runner."""
     replica_bytes: int
-    """Bytes of all processes of the replica."""
 
 
 def usage_of(used: Mapping[int, int | None], runner: int, zygote: int) -> GpuUsage | None:
-    """Return the memory of a replica's processes on a device.
+    """Return the memory of a replica's processes on a device; None if the driver names none of them.
 
-    Returns:
-        None if the driver names none of them: a container may not see the driver's process ids, and some
-        drivers do not report the memory of processes.
+    A container may not see the driver's process ids, and some drivers do not report processes' memory.
     """
     own = {pid: size for pid, size in used.items() if size is not None and _is_of(pid, zygote)}
     return GpuUsage(own.get(runner, 0), sum(own.values())) if own else None
@@ -67,6 +119,7 @@ def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
     )
 
 
+@dataclass(eq=False)
 class GpuWatch:
     """End requests that take a shared GPU beyond their model's share.
 
@@ -74,21 +127,14 @@ class GpuWatch:
     memory of processes, logs one warning and watches nothing.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        gpus: Sequence[Gpu],
-        sizes: Sequence[int],
-        interval_s: float = _INTERVAL_S,
-    ) -> None:
-        """Watch nothing yet; `sizes` are the bytes of each GPU that replicas may take."""
-        self._driver = driver
-        self._gpus = gpus
-        self._sizes = sizes
-        self._interval_s = interval_s
-        self._sample: tuple[float, Mapping[str, Mapping[int, int | None]]] = (-1.0, {})
-        self._sampling = asyncio.Lock()
-        self._is_blind = False
+    driver: Driver
+    gpus: Sequence[Gpu]
+    sizes: Sequence[int]
+    """Bytes of each GPU that replicas may take."""
+    interval_s: float = 0.5
+    _sample: tuple[float, Mapping[str, Mapping[int, int | None]]] = (-1.0, {})
+    _sampling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_blind: bool = False
 
     async def enforce(
         self, runner: int, zygote: int, shares: Mapping[int, int], end: Callable[[str], None]
@@ -98,7 +144,7 @@ class GpuWatch:
         `shares` are the bytes of each GPU, by index, that the replica of `zygote` may take. A GPU that the
         replica does not share is not watched.
         """
-        shared = {i: share for i, share in shares.items() if share < self._sizes[i]}
+        shared = {i: share for i, share in shares.items() if share < self.sizes[i]}
         before: dict[int, GpuUsage] = {}
         missed = 0
         while shared and not self._is_blind:
@@ -108,29 +154,27 @@ class GpuWatch:
                 self._stop(str(error))
                 return
             for index, share in shared.items():
-                now = usage_of(sample.get(self._gpus[index].uuid, {}), runner, zygote)
+                now = usage_of(sample.get(self.gpus[index].uuid, {}), runner, zygote)
                 if now is None:
                     # The driver also names no process of an ending replica or on a busy GPU.
                     missed += 1
-                    if missed >= _MAX_MISSES and _is_alive(runner):
+                    if missed >= _MAX_MISSES and _is_of(runner, zygote):
                         self._stop("the driver names none of a replica's processes")
                         return
                     continue
                 if reason := exceeded(share, before.setdefault(index, now), now):
                     end(reason)
                     return
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
 
     async def _used(self) -> Mapping[str, Mapping[int, int | None]]:
         async with self._sampling:
             taken, _ = self._sample
-            if time.monotonic() - taken > min(_SAMPLE_LIFETIME_S, self._interval_s):
-                self._sample = time.monotonic(), await self._query()
+            if time.monotonic() - taken > min(_SAMPLE_LIFETIME_S, self.interval_s):
+                # The driver answers even if the request that waits for it is cancelled.
+                answer = await asyncio.shield(asyncio.ensure_future(self.driver.processes()))
+                self._sample = time.monotonic(), answer
             return self._sample[1]
-
-    async def _query(self) -> Mapping[str, Mapping[int, int | None]]:
-        """Query the driver and wait for its answer, even if the waiting request is cancelled."""
-        return await asyncio.shield(asyncio.ensure_future(self._driver.processes()))
 
     def _stop(self, why: str) -> None:
         if not self._is_blind:
@@ -140,7 +184,3 @@ class GpuWatch:
                 "for their processes",
                 why,
             )
-
-
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

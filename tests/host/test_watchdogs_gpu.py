@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from nnsight import TransformersModel
 
-from ndif.host.gpu_watch import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
 from ndif.host.gpus import Driver
+from ndif.host.watchdogs import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
 from ndif.schema.status import Status
 from tests.host.machines import H100, MIB, Machine
 from tests.on_loop import on_loop

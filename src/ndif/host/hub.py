@@ -1,0 +1,159 @@
+"""Files from the Hub, fetched by processes that end before untrusted code runs: models, and adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ndif.host.environment import environment, without_credentials
+from ndif.host.runtimes import Runtime
+from ndif.runtime.spec import ModelSpec
+from ndif.tasks import within
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_PATIENCE_S = 60.0
+_CURRENT_S = 300.0
+"""Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
+_SHOWN = 100
+
+
+@contextlib.asynccontextmanager
+async def _fetching(
+    runtime: Runtime, *arguments: str, variables: Mapping[str, str], stderr: int
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a module of the runtime with these arguments, and kill it if it has not ended by then."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(runtime.interpreter), "-m", *arguments),
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+class DownloadError(Exception):
+    """The files cannot be downloaded; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Facts about a model that only a hub knows."""
+
+    repo_id: str | None
+    task: str | None
+
+
+async def download(
+    spec: ModelSpec, runtime: Runtime, progress: Callable[[int, int], None]
+) -> Found:
+    """Download the files of a repository to the cache, or raise a `DownloadError`."""
+    found: Found | None = None
+    why = "the download ended without a reason"
+    arguments = "ndif.runtime.weights.fetch", json.dumps(spec.header())
+    variables = environment(runtime)
+    async with _fetching(
+        runtime, *arguments, variables=variables, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        async for line in process.stdout:
+            with contextlib.suppress(ValueError):  # a line that a library printed
+                match json.loads(line):
+                    case {"done": int(done), "total": int(total)}:
+                        progress(done, total)
+                    case {"failed": str(why)}:
+                        pass
+                    case {"repo_id": str() | None as repo_id, "task": str() | None as task}:
+                        found = Found(repo_id, task)
+        await process.wait()
+    if found is None:
+        raise DownloadError(why)
+    return found
+
+
+class AdapterError(Exception):
+    """An adapter cannot be used; the message says why."""
+
+
+@dataclass(eq=False)
+class Adapters:
+    """A folder of public adapters that deletes the least recently used, but never the newest."""
+
+    runtime: Runtime
+    cache: Path
+    max_bytes: int
+    """Largest size of one adapter."""
+    max_cache_bytes: int
+    _fetched: dict[str, float] = field(default_factory=dict)
+
+    async def fetch(self, env: Mapping[str, Any]) -> None:
+        """Fetch the adapter that a request's `env` names to where its runner can read it."""
+        name = env.get("peft")
+        if name is None:
+            return
+        if not isinstance(name, str) or not _REPOSITORY.fullmatch(name):
+            raise AdapterError(
+                f"The adapter {str(name)[:_SHOWN]!r} is not the name of a repository (ORG/NAME). This "
+                "server takes adapters from the Hub alone, not from folders."
+            )
+        folder = self.cache / f"models--{name.replace('/', '--')}"
+        age_s = time.monotonic() - self._fetched.get(name, -_CURRENT_S)
+        if age_s >= _CURRENT_S or not folder.is_dir():
+            await self._fetch(name)
+            self._fetched[name] = time.monotonic()
+        await asyncio.to_thread(self._make_room, folder)
+
+    async def _fetch(self, name: str) -> None:
+        arguments = "ndif.runtime.weights.adapter", name, str(self.cache), str(self.max_bytes)
+        variables = without_credentials(environment(self.runtime))
+        async with _fetching(
+            self.runtime, *arguments, variables=variables, stderr=subprocess.PIPE
+        ) as process:
+            try:
+                _, said = await within(process.communicate(), _PATIENCE_S)
+            except asyncio.TimeoutError as error:
+                raise AdapterError(
+                    f"The adapter {name!r} did not arrive within {_PATIENCE_S:g} seconds."
+                ) from error
+        if process.returncode != 0:
+            why = said.decode(errors="replace").strip().splitlines() or ["fetching it failed"]
+            raise AdapterError(f"The adapter {name!r} cannot be used here: {why[-1]}.")
+
+    def _make_room(self, newest: Path) -> None:
+        """Mark `newest` as used now, and delete the least recently used until all fit."""
+        with contextlib.suppress(OSError):  # another replica deletes at the same time
+            # The clock's time: the system's own stamp has a resolution of some ms.
+            os.utime(newest, ns=(time.time_ns(), time.time_ns()))
+            sizes = {folder: _bytes(folder) for folder in self.cache.glob("models--*")}
+            used = sorted(sizes, key=lambda folder: folder.stat().st_mtime_ns)
+            total = sum(sizes.values())
+            for folder in used:
+                if total <= self.max_cache_bytes or folder == newest:
+                    continue
+                shutil.rmtree(folder, ignore_errors=True)
+                total -= sizes[folder]
+
+
+def _bytes(folder: Path) -> int:
+    """Return the size of a folder's files, without symbolic links."""
+    return sum(
+        file.lstat().st_size
+        for file in folder.rglob("*")
+        if file.is_file() and not file.is_symlink()
+    )
