@@ -14,83 +14,16 @@ from typing import Any, NoReturn
 
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import ProtectedModule
-from ndif.sandbox.protector.transformer import UNBOUND
+from ndif.sandbox.protector.names import UNBOUND, words
 
-_PLAIN = [
-    "abs",
-    "aiter",
-    "all",
-    "anext",
-    "any",
-    "ascii",
-    "bin",
-    "bool",
-    "bytearray",
-    "bytes",
-    "callable",
-    "chr",
-    "classmethod",
-    "complex",
-    "dict",
-    "dir",
-    "divmod",
-    "enumerate",
-    "filter",
-    "float",
-    "format",
-    "frozenset",
-    "hash",
-    "hex",
-    "id",
-    "int",
-    "isinstance",
-    "issubclass",
-    "iter",
-    "len",
-    "list",
-    "map",
-    "max",
-    "memoryview",
-    "min",
-    "next",
-    "object",
-    "oct",
-    "ord",
-    "pow",
-    "print",
-    "property",
-    "range",
-    "repr",
-    "reversed",
-    "round",
-    "set",
-    "slice",
-    "sorted",
-    "staticmethod",
-    "str",
-    "sum",
-    "super",
-    "tuple",
-    "zip",
-    "True",
-    "False",
-    "None",
-    "Ellipsis",
-    "NotImplemented",
-    "__debug__",
-]
+_PLAIN = words("""
+    abs aiter all anext any ascii bin bool bytearray bytes callable chr classmethod complex dict dir
+    divmod enumerate filter float format frozenset hash hex id int isinstance issubclass iter len list
+    map max memoryview min next object oct ord pow print property range repr reversed round set slice
+    sorted staticmethod str sum super tuple zip True False None Ellipsis NotImplemented __debug__
+""")
 
-_UNAVAILABLE = [
-    "open",
-    "input",
-    "breakpoint",
-    "help",
-    "exit",
-    "quit",
-    "copyright",
-    "credits",
-    "license",
-]
+_UNAVAILABLE = words("open input breakpoint help exit quit copyright credits license")
 
 _Compile = Callable[[str, str, str], CodeType]
 

@@ -23,30 +23,13 @@ from types import (
 from typing import Any, NoReturn, TypeVar
 
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.transformer import UNBOUND
+from ndif.sandbox.protector.names import UNBOUND, words
 from ndif.sandbox.protector.unpickling import ForbiddenError, bound
 
-_GENERATED = frozenset(
-    [
-        "__init__",
-        "__repr__",
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__hash__",
-        "__setattr__",
-        "__delattr__",
-        "__getstate__",
-        "__setstate__",
-        "__replace__",
-        "__dataclass_fields__",
-        "__dataclass_params__",
-        "__annotate_func__",
-    ]
-)
+_GENERATED = words("""
+    __init__ __repr__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__
+    __getstate__ __setstate__ __replace__ __dataclass_fields__ __dataclass_params__ __annotate_func__
+""")
 """Attributes that `@dataclass` generates."""
 
 
@@ -164,7 +147,7 @@ class Definitions:
             raise ForbiddenError("a request can add globals only to functions that it defines")
         function.__globals__.update(self.scope(names))
 
-    def made_here(self, function: Any) -> bool:
+    def runs(self, function: Any) -> bool:
         """Return True if a function was sent as source."""
         return isinstance(function, FunctionType) and function in self._functions
 

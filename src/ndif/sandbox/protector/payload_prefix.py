@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
 
 _MIN_BYTES = 1024
@@ -24,15 +25,11 @@ _SIGNATURE_BYTES = 64
 
 _FRAME_BYTES, _PROTO_BYTES = 9, 2
 
-_OPCODES = frozenset(
-    [
-        *("MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "BINPERSID", "FRAME"),
-        *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINFLOAT"),
-        *("SHORT_BINUNICODE", "BINUNICODE", "STACK_GLOBAL", "NEWOBJ", "BUILD"),
-        *("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"),
-        *("EMPTY_LIST", "EMPTY_DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
-    ]
-)
+_OPCODES = words("""
+    MARK MEMOIZE BINGET LONG_BINGET BINPERSID FRAME NONE NEWTRUE NEWFALSE BININT BININT1 BININT2
+    BINFLOAT SHORT_BINUNICODE BINUNICODE STACK_GLOBAL NEWOBJ BUILD EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3
+    TUPLE EMPTY_LIST EMPTY_DICT APPEND APPENDS SETITEM SETITEMS
+""")
 """Opcodes of a list that may be cached: none calls a function, whose result may differ each time."""
 
 
@@ -130,9 +127,7 @@ def longest_list(payload: bytes) -> PrefixSpan | None:
     if end - start < _MIN_BYTES or not _OPCODES.issuperset(name for name, _ in within):
         return None
     numbers = {argument or 0 for name, argument in within if name in ("BINGET", "LONG_BINGET")}
-    return PrefixSpan(
-        start, end, before, frozenset(number for number in numbers if number < before)
-    )
+    return PrefixSpan(start, end, before, frozenset(each for each in numbers if each < before))
 
 
 def _without_frames(payload: bytes, span: PrefixSpan) -> bytes:
@@ -151,7 +146,7 @@ def cache_prefix(
     span = longest_list(payload)
     if span is None:
         return None
-    recorder = _PrefixRecorder(io.BytesIO(payload), resolver, persistent, span)
+    recorder = _PrefixRecorder(span, io.BytesIO(payload), resolver, persistent)
     items = recorder.load()
     if not recorder.is_reusable:
         return None
@@ -168,16 +163,8 @@ def cache_prefix(
 class _PrefixRecorder(SafeUnpickler):
     """Decodes a payload up to the end of a list, and returns the items of that list."""
 
-    dispatch: ClassVar[dict[int, Any]] = dict(SafeUnpickler.dispatch)
-
-    def __init__(
-        self,
-        file: io.BytesIO,
-        resolver: GlobalResolver,
-        persistent: Mapping[str, Any],
-        span: PrefixSpan,
-    ) -> None:
-        super().__init__(file, resolver, persistent)
+    def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._span = span
         self.found: dict[str, Any] = {}
         """Persistent objects that the list refers to."""
@@ -203,21 +190,18 @@ class _PrefixRecorder(SafeUnpickler):
             raise pickle._Stop(self.pop_mark())  # type: ignore[attr-defined]
         super()._load_appends()
 
-    dispatch[pickle.APPENDS[0]] = _load_appends
+    dispatch: ClassVar[dict[int, Any]] = {
+        **SafeUnpickler.dispatch,
+        pickle.APPENDS[0]: _load_appends,
+    }
 
 
 class PrefixUnpickler(SafeUnpickler):
     """An unpickler that takes the objects of a cached list instead of decoding it."""
 
-    def __init__(
-        self,
-        file: io.BytesIO,
-        resolver: GlobalResolver,
-        persistent: Mapping[str, Any],
-        cache: list[CachedPrefix],
-    ) -> None:
+    def __init__(self, cache: list[CachedPrefix], *arguments: Any) -> None:
         """`cache` holds one prefix or none; the payload that uses the prefix removes it."""
-        super().__init__(file, resolver, persistent)
+        super().__init__(*arguments)
         self._cache = cache
 
     def _find_prefix(self, content: bytes) -> int:
@@ -231,5 +215,5 @@ class PrefixUnpickler(SafeUnpickler):
         # The cached objects become the objects of this request.
         self._cache.clear()
         self.memo.update(enumerate(prefix.memo, prefix.memo_size))
-        self._growable(self.stack[-1]).extend(prefix.items)
+        self._growable().extend(prefix.items)
         return end

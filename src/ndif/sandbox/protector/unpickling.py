@@ -11,49 +11,40 @@ import copyreg
 import enum
 import importlib
 import io
+import itertools
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import torch
 
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.modules import Modules, UnauthorizedModule, UserModule
+from ndif.sandbox.protector.modules import Modules, UnauthorizedModule
+from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _Rebuilders = Mapping[tuple[str, str], Any]
 
 _CONTAINERS = (list, dict, set, collections.deque)
+_MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
 _FIXED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
 
-_TRANSFORMERS = (
-    "BatchEncoding",
-    "BatchFeature",
-    "ModelOutput",
-    "PreTrainedConfig",
-    "PretrainedConfig",
-    "GenerationConfig",
-    "StoppingCriteria",
-    "StoppingCriteriaList",
-    "LogitsProcessor",
-    "LogitsProcessorList",
-    "TensorType",
-)
+_TRANSFORMERS = words("""
+    BatchEncoding BatchFeature ModelOutput PreTrainedConfig PretrainedConfig GenerationConfig
+    StoppingCriteria StoppingCriteriaList LogitsProcessor LogitsProcessorList TensorType
+""")
 """Classes of transformers whose instances, and those of subclasses, a payload may hold."""
 
 _TORCH_FUNCTION_MODULES = ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
 """Values of `__module__` of functions of torch.nn.functional, torch.fft and others."""
 
-_TRACEABLE_METHODS = frozenset({"_call", "__call__", "forward", "generate"})
+_TRACEABLE_METHODS = words("_call __call__ forward generate")
 """Methods of nnsight's models that a trace may run; a request refers to one of them."""
 
-_DENIED_BUILTINS = frozenset(
-    {"exec", "eval", "compile", "globals", "locals", "vars", "__import__", "dir"}
-)
+_DENIED_BUILTINS = words("exec eval compile globals locals vars dir")
 """Builtins that inspect their caller or run text: a payload needs none of them."""
-
 
 _IMPORT_SYSTEM = ("_frozen_importlib", "importlib.machinery", "importlib._bootstrap", "zipimport")
 """Loaders of the user's modules, which travel with the modules and are not needed here."""
@@ -101,14 +92,9 @@ class GlobalResolver:
             return self._rebuilders[module, name]
         if module == "__builtin__":
             module = "builtins"
-        if module in ("builtins", "copy_reg"):
-            if (
-                module == "builtins"
-                and name in self._guards.builtins
-                and name not in _DENIED_BUILTINS
-            ):
-                if name.startswith("__"):
-                    raise self.forbidden(module, name)
+        if module == "builtins":
+            refused = name in _DENIED_BUILTINS or name.startswith("__")
+            if name in self._guards.builtins and not refused:
                 return self._guards.builtins[name]
         elif module.startswith(_IMPORT_SYSTEM):
             return IgnoredObject
@@ -138,11 +124,8 @@ class GlobalResolver:
     def _listed(self, module: str, name: str) -> bool:
         if name in self._whitelist.deserialization.get(module, ()):
             return True
-        parts = module.split(".")
-        for length in range(len(parts), 0, -1):
-            if "*" in self._whitelist.deserialization.get(".".join(parts[:length]), ()):
-                return True
-        return False
+        above = itertools.accumulate(module.split("."), "{}.{}".format)
+        return any("*" in self._whitelist.deserialization.get(each, ()) for each in above)
 
     def _load(self, module: str, name: str) -> Any:
         found: Any = importlib.import_module(module)
@@ -177,8 +160,6 @@ class GlobalResolver:
 _Unpickler: Any = pickle._Unpickler
 _FRAME_SIZE = 8
 _UINT = struct.Struct("<I")
-
-
 _BINGET, _LONG_BINGET, _MEMOIZE = pickle.BINGET[0], pickle.LONG_BINGET[0], pickle.MEMOIZE[0]
 _NONE, _EMPTY_DICT, _EMPTY_LIST = pickle.NONE[0], pickle.EMPTY_DICT[0], pickle.EMPTY_LIST[0]
 _SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
@@ -196,13 +177,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     Derived from the implementation in Python: the one in C changes the objects of its stack unobserved.
     """
 
-    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
-
     def __init__(
-        self,
-        file: io.BytesIO,
-        resolver: GlobalResolver,
-        persistent: Mapping[str, Any],
+        self, file: io.BytesIO, resolver: GlobalResolver, persistent: Mapping[str, Any]
     ) -> None:
         super().__init__(file)
         self._file = file
@@ -278,8 +254,6 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         """Skip the size of a frame: it says how much to read at once, and all is read."""
         self.read(_FRAME_SIZE)
 
-    dispatch[pickle.FRAME[0]] = _load_frame
-
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a global; see `GlobalResolver.resolve`."""
         return self._resolver.resolve(module, name)
@@ -319,8 +293,6 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 raise ForbiddenError(f"a request cannot set the attribute {key!r} of an object")
             setattr(value, key, each)
 
-    dispatch[pickle.BUILD[0]] = _load_build
-
     def _load_reduce(self) -> None:
         function = self.stack[-2]
         makes = isinstance(function, type) and not issubclass(function, enum.Enum)
@@ -329,28 +301,32 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         _Unpickler.load_reduce(self)
 
-    dispatch[pickle.REDUCE[0]] = _load_reduce
-
     def _load_append(self) -> None:
         value = self.stack.pop()
-        self._growable(self.stack[-1]).append(value)
-
-    dispatch[pickle.APPEND[0]] = _load_append
+        self._growable().append(value)
 
     def _load_appends(self) -> None:
         items = self.pop_mark()
-        self._growable(self.stack[-1]).extend(items)
-
-    dispatch[pickle.APPENDS[0]] = _load_appends
+        self._growable().extend(items)
 
     def _load_additems(self) -> None:
         items = self.pop_mark()
-        self._growable(self.stack[-1]).update(items)
+        self._growable().update(items)
 
-    dispatch[pickle.ADDITEMS[0]] = _load_additems
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._growable(_MAPPINGS)[key] = value
 
-    def _growable(self, value: Any) -> Any:
-        if not isinstance(value, _CONTAINERS):
+    def _load_setitems(self) -> None:
+        items = self.pop_mark()
+        target = self._growable(_MAPPINGS)
+        for index in range(0, len(items), 2):
+            target[items[index]] = items[index + 1]
+
+    def _growable(self, kinds: tuple[type, ...] = _CONTAINERS) -> Any:
+        """Return the object on top of the stack, which is about to get items."""
+        value = self.stack[-1]
+        if not isinstance(value, kinds):
             self._check_changed(value)
             if not self._resolver._guards.owns(value):
                 raise ForbiddenError(
@@ -358,29 +334,23 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 )
         return value
 
-    def _load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._growable_mapping(self.stack[-1])[key] = value
-
-    dispatch[pickle.SETITEM[0]] = _load_setitem
-
-    def _load_setitems(self) -> None:
-        items = self.pop_mark()
-        target = self._growable_mapping(self.stack[-1])
-        for index in range(0, len(items), 2):
-            target[items[index]] = items[index + 1]
-
-    dispatch[pickle.SETITEMS[0]] = _load_setitems
-
-    def _growable_mapping(self, value: Any) -> Any:
-        return value if isinstance(value, collections.abc.MutableMapping) else self._growable(value)
-
     def _load_extension(self) -> None:
         raise ForbiddenError("a request cannot hold pickle extension codes (copyreg.add_extension)")
 
-    dispatch[pickle.EXT1[0]] = _load_extension
-    dispatch[pickle.EXT2[0]] = _load_extension
-    dispatch[pickle.EXT4[0]] = _load_extension
+    dispatch: ClassVar[dict[int, Any]] = {
+        **_Unpickler.dispatch,
+        pickle.FRAME[0]: _load_frame,
+        pickle.BUILD[0]: _load_build,
+        pickle.REDUCE[0]: _load_reduce,
+        pickle.APPEND[0]: _load_append,
+        pickle.APPENDS[0]: _load_appends,
+        pickle.ADDITEMS[0]: _load_additems,
+        pickle.SETITEM[0]: _load_setitem,
+        pickle.SETITEMS[0]: _load_setitems,
+        pickle.EXT1[0]: _load_extension,
+        pickle.EXT2[0]: _load_extension,
+        pickle.EXT4[0]: _load_extension,
+    }
 
 
 def load_tensors(content: bytes) -> Any:
@@ -426,42 +396,16 @@ def bound(function: Any, owner: Any) -> MethodType:
     return MethodType(function, owner)
 
 
-def rebuild_from_type() -> Callable[..., Any]:
-    """Return a replacement of `torch._tensor._rebuild_from_type_v2`: tensor subclasses, attributes."""
-
-    def rebuild(function: Any, kind: type, arguments: tuple[Any, ...], state: Any) -> torch.Tensor:
-        made: torch.Tensor = function(*arguments)
-        if not isinstance(made, torch.Tensor) or not issubclass(kind, torch.Tensor):
-            raise ForbiddenError("torch._tensor._rebuild_from_type_v2 makes a tensor")
-        if type(made) is not kind:
-            made = made.as_subclass(kind)
-        if isinstance(state, tuple):
-            state = state[0]
-        for name, value in (state or {}).items():
-            if not name.startswith("__"):
-                made.__dict__[name] = value
-        return made
-
-    return rebuild
-
-
-def import_for(modules: Modules) -> Callable[[str], ModuleType]:
-    """Return a replacement of `cloudpickle.subimport`: an import of a guarded module."""
-    return modules.get
-
-
-def module_for(modules: Modules) -> Callable[[str, dict[str, Any]], ModuleType]:
-    """Return a replacement of `cloudpickle.dynamic_subimport`: it makes a module of the user's own."""
-
-    def made(name: str, variables: dict[str, Any]) -> UserModule:
-        module = UserModule(name)
-        module.__dict__.update(
-            (key, value)
-            for key, value in variables.items()
-            if not key.startswith("__")
-            or key in ("__doc__", "__package__", "__all__", "__version__")
-        )
-        modules.users[name] = module
-        return module
-
+def rebuild_from_type(function: Any, kind: type, arguments: Any, state: Any) -> torch.Tensor:
+    """Replace `torch._tensor._rebuild_from_type_v2`: make a tensor of a subclass, or with attributes."""
+    made: torch.Tensor = function(*arguments)
+    if not isinstance(made, torch.Tensor) or not issubclass(kind, torch.Tensor):
+        raise ForbiddenError("torch._tensor._rebuild_from_type_v2 makes a tensor")
+    if type(made) is not kind:
+        made = made.as_subclass(kind)
+    if isinstance(state, tuple):
+        state = state[0]
+    for name, value in (state or {}).items():
+        if not name.startswith("__"):
+            made.__dict__[name] = value
     return made
