@@ -13,6 +13,7 @@ from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
 from ndif.sandbox.protector.guards import AccessGuards
+from ndif.sandbox.protector.inheritance import content
 from ndif.sandbox.protector.modules import ProtectedModule
 from ndif.sandbox.protector.names import UNBOUND, words
 
@@ -52,10 +53,10 @@ class Builtins:
     """
 
     def __init__(
-        self, guards: AccessGuards, importer: Callable[..., Any], compiled: _Compile
+        self, guards: AccessGuards, importer: Callable[..., Any], compiler: _Compile
     ) -> None:
         self._guards = guards
-        self._compiled = compiled
+        self._compiler = compiler
         self._codes: dict[int, tuple[Code, CodeType]] = {}
         self.classes = _classes(guards)
         """The replacement of `type`."""
@@ -108,8 +109,6 @@ class Builtins:
             "builtins.setattr": self._guards.set,
         }
 
-    # --- attributes ----------------------------------------------------------------------------------
-
     def _getattr(self, value: Any, name: str, *default: Any) -> Any:
         if len(default) > 1:
             raise TypeError(f"getattr expected at most 3 arguments, got {2 + len(default)}")
@@ -121,56 +120,36 @@ class Builtins:
             raise
 
     def _hasattr(self, value: Any, name: str) -> bool:
-        try:
-            self._guards.read(value, name)
-        except AttributeError:
-            return False
-        return True
+        return self._getattr(value, name, _ABSENT) is not _ABSENT
 
     def _vars(self, *value: Any) -> Any:
         if not value:
             return sys._getframe(1).f_locals
         return self._guards.read(value[0], "__dict__")
 
-    # --- code ------------------------------------------------------------------------------------------
-
     def _compile(
-        self,
-        source: str | bytes,
-        filename: str,
-        mode: str,
-        flags: int = 0,
-        dont_inherit: bool = False,
-        optimize: int = -1,
+        self, source: str | bytes, filename: str, mode: str, *_: object, **__: object
     ) -> Code:
-        """Compile a block's text; `flags` do not change what guards see, and are ignored."""
-        if isinstance(source, bytes):
-            source = source.decode()
-        if not isinstance(source, str):
-            raise TypeError("compile() takes source text on this server, not a syntax tree")
+        """Compile a block's text; flags do not change what guards see, and are ignored."""
+        text = _text(source, "compile() takes source text on this server, not a syntax tree")
         code = Code()
         # Tracebacks read no file for a name in angle brackets.
-        self._codes[id(code)] = code, self._compiled(source, f"<{str(filename).strip('<>')}>", mode)
+        self._codes[id(code)] = code, self._compiler(text, f"<{str(filename).strip('<>')}>", mode)
         return code
 
     def _code(self, source: Any, mode: str) -> CodeType:
         if isinstance(source, Code):
             return self._codes[id(source)][1]
-        if isinstance(source, bytes):
-            source = source.decode()
-        if not isinstance(source, str):
-            raise TypeError(
-                f"{mode}() takes source text, or the result of compile(), on this server"
-            )
-        return self._compiled(source.lstrip(" \t") if mode == "eval" else source, "<string>", mode)
+        text = _text(
+            source, f"{mode}() takes source text, or the result of compile(), on this server"
+        )
+        return self._compiler(text.lstrip(" \t") if mode == "eval" else text, "<string>", mode)
 
     def _exec(self, source: Any, globals: Any = None, locals: Any = None) -> None:  # noqa: A002
-        frame = sys._getframe(1)
-        self._run(source, "exec", frame, globals, locals)
+        self._run(source, "exec", sys._getframe(1), globals, locals)
 
     def _eval(self, source: Any, globals: Any = None, locals: Any = None) -> Any:  # noqa: A002
-        frame = sys._getframe(1)
-        return self._run(source, "eval", frame, globals, locals)
+        return self._run(source, "eval", sys._getframe(1), globals, locals)
 
     def _run(self, source: Any, mode: str, frame: Any, globals_: Any, locals_: Any) -> Any:
         code = self._code(source, mode)
@@ -181,8 +160,6 @@ class Builtins:
             raise TypeError(f"{mode}() globals must be a dict")
         dict.__setitem__(globals_, "__builtins__", self._guards.builtins)
         return eval(code, globals_, globals_ if locals_ is None else locals_)  # noqa: S307 - guarded
-
-    # --- classes and functions -----------------------------------------------------------------------
 
     def _build_class(self, body: Any, name: str, *bases: Any, **options: Any) -> Any:
         cls = builtins.__build_class__(body, name, *bases, **options)
@@ -224,9 +201,20 @@ class Builtins:
         return made
 
 
+_ABSENT = object()
+
+
+def _text(source: object, why: str) -> str:
+    """Return source text, decoded; else raise TypeError with `why`."""
+    text = source.decode() if isinstance(source, bytes) else source
+    if not isinstance(text, str):
+        raise TypeError(why)
+    return text
+
+
 def _field_names(cls: type) -> list[Any]:
     """Return the names of a class's fields, from every attribute that `dataclass` reads them from."""
-    own = type.__dict__["__dict__"].__get__(cls)
+    own = content(cls)
     found: list[Any] = []
     for kind in ("__annotations__", "__dataclass_fields__"):
         named = own.get(kind, {})
@@ -259,15 +247,15 @@ def _classes(guards: AccessGuards) -> type:
                 return stand_in if found is type or found is Meta else found
             name, bases, namespace = arguments
             # Copied first: a subclass of dict may list other names than those that it holds.
-            content = dict(namespace)
-            forbidden = UNBOUND.intersection(content)
+            own = dict(namespace)
+            forbidden = UNBOUND.intersection(own)
             if forbidden:
                 raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
             made = abc.ABCMeta if any(isinstance(base, abc.ABCMeta) for base in bases) else type
             for base in bases:
                 if type(base) not in (type, made):
                     made = type(base)
-            cls_made = made(name, bases, content, **options)
+            cls_made = made(name, bases, own, **options)
             guards.own(cls_made)
             return cls_made
 
