@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ndif.sandbox.confinement import limits
 from ndif.sandbox.confinement.layers import detect_layers, missing_layers
@@ -40,13 +40,13 @@ _SYSTEM = (
     "/usr/local/share/ca-certificates",
 )
 _DRIVER = (
-    *(
-        "/proc/driver/nvidia",
-        "/proc/driver/nvidia-uvm",
-        "/proc/driver/nvidia-caps",
-        "/proc/devices",
-    ),
-    *("/sys/bus/pci", "/sys/devices", "/sys/module"),
+    "/proc/driver/nvidia",
+    "/proc/driver/nvidia-uvm",
+    "/proc/driver/nvidia-caps",
+    "/proc/devices",
+    "/sys/bus/pci",
+    "/sys/devices",
+    "/sys/module",
 )
 _DRIVER_STARTS = ("/proc/self", "/proc/modules", "/proc/sys/vm/mmap_min_addr")
 """Files that a GPU's driver reads only while it starts."""
@@ -122,10 +122,7 @@ class Confinement:
                 from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
-            with _allowing_less(mode):
-                from ndif.sandbox.confinement.landlock import create_ruleset
-
-                rules = create_ruleset(*_strict(files, driver))
+            rules = _create_ruleset(mode, *_paths(files, driver))
         return cls(mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls)
 
     def detach(self, channel: int) -> int:
@@ -153,15 +150,12 @@ class Confinement:
 
         Args:
             start_driver: Starts the driver of a GPU, and all else that needs more access than untrusted
-            code.
-                For the threads that it starts, see docs/gpu.md.
+                code. For the threads that it starts, see docs/gpu.md.
 
         Raises:
             ConfinementError: If this machine cannot confine as the mode requires.
         """
-        if self.mode != "off":
-            with _allowing_less(self.mode):
-                limits.limit_tasks(self.max_threads)
+        self._attempt(limits.limit_tasks, self.max_threads)
         if start_driver is None:
             self._limit(self.memory_bytes)
             self._drop_privileges()
@@ -177,19 +171,20 @@ class Confinement:
         os.environ.clear()
         self._enforce(None if self.rules is None else _RULESET_FD)
         if self.calls is not None:
+            self._attempt(self.calls.load)
+
+    def _attempt(self, step: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Take a step unless the mode is "off"; see `_allowing_less`."""
+        if self.mode != "off":
             with _allowing_less(self.mode):
-                self.calls.load()
+                step(*arguments, **options)
 
     def _limit(self, memory_bytes: int | None) -> None:
-        if self.mode != "off":
-            with _allowing_less(self.mode):
-                driven = self.driver is not None
-                limits.apply_limits(memory_bytes, self.result_bytes, beside_a_driver=driven)
+        driven = self.driver is not None
+        self._attempt(limits.apply_limits, memory_bytes, self.result_bytes, beside_a_driver=driven)
 
     def _drop_privileges(self) -> None:
-        if self.mode != "off":
-            with _allowing_less(self.mode):
-                drop_privileges()
+        self._attempt(drop_privileges)
 
     @contextlib.contextmanager
     def _driver_ruleset(self) -> Iterator[Callable[[], None]]:
@@ -202,11 +197,9 @@ class Confinement:
             return
         threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
         try:
-            rules: int | None = None
-            with _allowing_less(self.mode):
-                from ndif.sandbox.confinement.landlock import create_ruleset
-
-                rules = create_ruleset(*_starting(self.readable, self.driver), [_OWN_THREADS])
+            reading, writing = _paths(self.readable, self.driver)
+            reading += map(Path, _DRIVER_STARTS)
+            rules = _create_ruleset(self.mode, reading, writing, [_OWN_THREADS])
             yield lambda: self._enforce(rules)
         finally:
             os.close(threads)
@@ -214,10 +207,9 @@ class Confinement:
     def _enforce(self, rules: int | None) -> None:
         """Restrict this process to the files of a ruleset; None if this kernel has no Landlock."""
         if rules is not None:
-            with _allowing_less(self.mode):
-                from ndif.sandbox.confinement.landlock import restrict_self
+            from ndif.sandbox.confinement.landlock import restrict_self
 
-                restrict_self(rules)
+            self._attempt(restrict_self, rules)
 
     def allow_result_file(self) -> None:
         """Let this process write to the result file that the host passed to it."""
@@ -230,7 +222,7 @@ def driver_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_DRIVER_VARIABLES)}
 
 
-def _strict(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
+def _paths(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
     """Return the paths that untrusted code may read, and those that it may also write to."""
     reading = [*interpreter_paths(), *map(Path, _SYSTEM), *readable]
     writing = [Path(os.devnull)]
@@ -240,10 +232,12 @@ def _strict(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[
     return reading, writing
 
 
-def _starting(readable: Iterable[Path], driver: DriverFiles) -> tuple[list[Path], list[Path]]:
-    """Return the paths that a starting GPU driver may read, and those that it may also write to."""
-    reading, writing = _strict(readable, driver)
-    return [*reading, *map(Path, _DRIVER_STARTS)], writing
+def _create_ruleset(mode: Mode, *paths: Iterable[Path]) -> int | None:
+    with _allowing_less(mode):
+        from ndif.sandbox.confinement.landlock import create_ruleset
+
+        return create_ruleset(*paths)
+    return None
 
 
 @contextlib.contextmanager

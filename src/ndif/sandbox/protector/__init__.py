@@ -64,11 +64,7 @@ class Protector:
         self._guards = AccessGuards(self._whitelist, self._modules, self._protected)
         self.builtins = self._guards.builtins
         """The value of `__builtins__` in a user's code."""
-        builtins = Builtins(self._guards, self._modules.importer, self.compile)
-        self._modules.builtins = builtins.module()
-        for path, value in builtins.replacements().items():
-            module, _, name = path.rpartition(".")
-            self._modules.replace(getattr(sys.modules[module], name), value)
+        builtins = Builtins(self._guards, self._modules, self.compile)
         self._definitions = Definitions(self._guards, builtins.classes)
         self.adopt = self._definitions.adopt
         self.fill = self._definitions.fill

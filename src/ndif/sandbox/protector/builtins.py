@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import dataclasses
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.inheritance import content
-from ndif.sandbox.protector.modules import ProtectedModule
+from ndif.sandbox.protector.modules import Modules, ProtectedModule
 from ndif.sandbox.protector.names import UNBOUND, words
 
 _PLAIN = words("""
@@ -49,12 +50,10 @@ class Builtins:
     """Fills the dictionary that a user's code has as its builtins.
 
     Owns the code that blocks compiled. Asks `AccessGuards` about attributes and the classes that are the
-    user's; importing is left to `Modules`.
+    user's; importing is left to `Modules`, to which it gives guarded forms of their functions.
     """
 
-    def __init__(
-        self, guards: AccessGuards, importer: Callable[..., Any], compiler: _Compile
-    ) -> None:
+    def __init__(self, guards: AccessGuards, modules: Modules, compiler: _Compile) -> None:
         self._guards = guards
         self._compiler = compiler
         self._codes: dict[int, tuple[Code, CodeType]] = {}
@@ -70,7 +69,7 @@ class Builtins:
         table.update((name, _unavailable(name)) for name in _UNAVAILABLE)
         table.update(
             {
-                "__import__": importer,
+                "__import__": modules.importer,
                 "__build_class__": self._build_class,
                 "__name__": "builtins",
                 "getattr": self._getattr,
@@ -86,28 +85,22 @@ class Builtins:
                 "vars": self._vars,
             }
         )
-
-    def module(self) -> SafeBuiltins:
-        """Return the public builtins as a module."""
-        module = SafeBuiltins("builtins")
-        object.__getattribute__(module, "__dict__").update(
+        modules.builtins = SafeBuiltins("builtins")
+        object.__getattribute__(modules.builtins, "__dict__").update(
             (name, value)
-            for name, value in self._guards.builtins.items()
+            for name, value in table.items()
             if not name.startswith("_") and name not in _UNAVAILABLE
         )
-        return module
-
-    def replacements(self) -> dict[str, Any]:
-        """Return guarded forms of functions of whitelisted modules, by their dotted names."""
-        return {
-            "operator.attrgetter": self._guards.texts.attrgetter,
-            "operator.methodcaller": self._guards.texts.methodcaller,
-            "functools.wraps": self._wraps,
-            "functools.update_wrapper": self._update_wrapper,
-            "dataclasses.dataclass": self._dataclass,
-            "builtins.getattr": self._getattr,
-            "builtins.setattr": self._guards.set,
-        }
+        for original, value in (
+            (operator.attrgetter, guards.texts.attrgetter),
+            (operator.methodcaller, guards.texts.methodcaller),
+            (functools.wraps, self._wraps),
+            (functools.update_wrapper, self._update_wrapper),
+            (dataclasses.dataclass, self._dataclass),
+            (getattr, self._getattr),
+            (setattr, guards.set),
+        ):
+            modules.replace(original, value)
 
     def _getattr(self, value: Any, name: str, *default: Any) -> Any:
         if len(default) > 1:

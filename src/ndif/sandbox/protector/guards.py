@@ -17,7 +17,7 @@ import torch
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
 from ndif.sandbox.protector import inheritance, names
-from ndif.sandbox.protector.inheritance import ClassSet, PerClassCache, bases, home
+from ndif.sandbox.protector.inheritance import PerClassCache, bases, home
 from ndif.sandbox.protector.libraries import (
     FORMAT_METHODS,
     GuardedLookups,
@@ -56,7 +56,8 @@ class AccessGuards:
         self._whitelist = whitelist
         self._modules = modules
         self._protected = protected
-        self._owned = ClassSet()
+        self._owned: dict[int, type] = {}
+        """Classes that the user made, by id: a metaclass may define `__eq__` and `__hash__`."""
         self._denied = PerClassCache(whitelist.of_class)
         """Denied attributes of a class's instances, with the reasons."""
         self._restricted: PerClassCache[Container[str]] = PerClassCache(self._restricted_names)
@@ -255,7 +256,7 @@ class AccessGuards:
 
     def own(self, cls: type) -> None:
         """Record that `cls` is one of the user's own classes."""
-        self._owned.add(cls)
+        self._owned[id(cls)] = cls
 
     def owns(self, value: Any) -> bool:
         """Return True if the user made `value`: a class, an instance of one, or a module."""
@@ -265,11 +266,11 @@ class AccessGuards:
         if issubclass(kind, super):
             return self.owns(inheritance.bound(value))
         cls = _class_of(value)
-        return self._is_user_class(cls) or any(each in self._owned for each in bases(cls))
+        return self._is_user_class(cls) or any(id(each) in self._owned for each in bases(cls))
 
     def _is_user_class(self, cls: type) -> bool:
         """Return True if the user made this very class, not only one that it inherits from."""
-        if any(each in self._owned for each in (cls, *bases(type(cls)))):
+        if any(id(each) in self._owned for each in (cls, *bases(type(cls)))):
             return True
         # The `class` statement of a class that is being made has not ended yet.
         return any(self.own_function(each) for each in inheritance.content(cls).values())
@@ -305,7 +306,7 @@ class AccessGuards:
 
     def check_write(self, value: Any, name: str) -> None:
         """Check that an attribute may be set or deleted; see `written`."""
-        if type(value) in self._owned and not private(name):
+        if id(type(value)) in self._owned and not private(name):
             return
         _check_text(name)
         kind = type(value)
