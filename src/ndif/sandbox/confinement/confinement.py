@@ -15,39 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ndif.sandbox.confinement import limits
 from ndif.sandbox.confinement.layers import detect_layers, missing_layers
-from ndif.sandbox.confinement.limits import drop_privileges
 
 if TYPE_CHECKING:
     from ndif.sandbox.confinement.seccomp import Filter
 
 Mode = Literal["require", "best-effort", "off"]
 
-_SYSTEM = (
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/usr/share/zoneinfo",
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/sys/devices/system/cpu",
-    "/sys/devices/system/node",
-    "/dev/urandom",
-    # Public certificates: an HTTP client reads them at construction, and libraries construct one offline
-    # too.
-    "/etc/ssl/certs",
-    "/etc/pki/tls/certs",
-    "/etc/pki/ca-trust/extracted",
-    "/usr/share/ca-certificates",
-    "/usr/local/share/ca-certificates",
-)
-_DRIVER = (
-    "/proc/driver/nvidia",
-    "/proc/driver/nvidia-uvm",
-    "/proc/driver/nvidia-caps",
-    "/proc/devices",
-    "/sys/bus/pci",
-    "/sys/devices",
-    "/sys/module",
-)
+# Public certificates: an HTTP client reads them at construction, and libraries construct one offline too.
+_SYSTEM = """
+    /etc/ld.so.cache /etc/localtime /usr/share/zoneinfo /dev/urandom
+    /proc/cpuinfo /proc/meminfo /sys/devices/system/cpu /sys/devices/system/node
+    /etc/ssl/certs /etc/pki/tls/certs /etc/pki/ca-trust/extracted
+    /usr/share/ca-certificates /usr/local/share/ca-certificates
+"""
+_DRIVER = """
+    /proc/driver/nvidia /proc/driver/nvidia-uvm /proc/driver/nvidia-caps /proc/devices
+    /sys/bus/pci /sys/devices /sys/module
+"""
 _DRIVER_STARTS = ("/proc/self", "/proc/modules", "/proc/sys/vm/mmap_min_addr")
 """Files that a GPU's driver reads only while it starts."""
 _OWN_THREADS = Path("/proc/self/task")
@@ -160,9 +144,9 @@ class Confinement:
             self._limit(self.memory_bytes)
             self._drop_privileges()
         else:
-            with self._driver_ruleset() as enforce:
+            with self._driver_ruleset() as rules:
                 self._drop_privileges()
-                enforce()
+                self._enforce(rules)
                 start_driver()
             # Limits follow the driver's start, in which the driver sizes memory files.
             self._limit(None)
@@ -184,23 +168,22 @@ class Confinement:
         self._attempt(limits.apply_limits, memory_bytes, self.result_bytes, beside_a_driver=driven)
 
     def _drop_privileges(self) -> None:
-        self._attempt(drop_privileges)
+        self._attempt(limits.drop_privileges)
 
     @contextlib.contextmanager
-    def _driver_ruleset(self) -> Iterator[Callable[[], None]]:
-        """Make the wider ruleset in which a driver starts; the context's value enforces it.
+    def _driver_ruleset(self) -> Iterator[int | None]:
+        """Make the wider ruleset in which a driver starts.
 
         The context keeps the directory of this process's threads open, which a rule of the set refers to.
         """
         if self.mode == "off" or self.driver is None:
-            yield lambda: None
+            yield None
             return
         threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
         try:
             reading, writing = _paths(self.readable, self.driver)
             reading += map(Path, _DRIVER_STARTS)
-            rules = _create_ruleset(self.mode, reading, writing, [_OWN_THREADS])
-            yield lambda: self._enforce(rules)
+            yield _create_ruleset(self.mode, reading, writing, [_OWN_THREADS])
         finally:
             os.close(threads)
 
@@ -224,10 +207,10 @@ def driver_variables() -> dict[str, str]:
 
 def _paths(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
     """Return the paths that untrusted code may read, and those that it may also write to."""
-    reading = [*interpreter_paths(), *map(Path, _SYSTEM), *readable]
+    reading = [*interpreter_paths(), *map(Path, _SYSTEM.split()), *readable]
     writing = [Path(os.devnull)]
     if driver is not None:
-        reading += map(Path, (*_DRIVER, *driver.libraries))
+        reading += map(Path, (*_DRIVER.split(), *driver.libraries))
         writing += map(Path, (*driver.devices, *driver.shared_memory))
     return reading, writing
 

@@ -53,15 +53,8 @@ def create_ruleset(
 ) -> int:
     """Return the descriptor of a ruleset that permits the given paths, and no other file access.
 
-    No file can be executed, created, renamed or removed. Paths that do not exist are left out.
-
-    Args:
-        readable: Files and folders that may be read.
-        writable: Files and folders that may also be opened for writing.
-        truncatable: Files and folders that may also be truncated when opened, as by `fopen`.
-
-    Raises:
-        OSError: If this kernel refuses.
+    No file can be executed, created, renamed or removed. Paths that do not exist are left out. `writable`
+    may also be opened for writing, `truncatable` may also be truncated when opened, as by `fopen`.
     """
     version = abi()
     attributes = _Attributes(

@@ -21,7 +21,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -32,7 +32,7 @@ from ndif.sandbox.protector.definitions import Definitions
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules
 from ndif.sandbox.protector.objects import ProtectedObjects
-from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixUnpickler, cache_prefix
+from ndif.sandbox.protector.payload_prefix import CachedPrefix
 from ndif.sandbox.protector.transformer import compile_guarded
 from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
 from ndif.sandbox.protector.whitelist import Whitelist
@@ -50,10 +50,7 @@ class Protector:
     """
 
     def __init__(self, extra: Path | None = None) -> None:
-        """Read the whitelist.
-
-        Args:
-            extra: The operator's additions, in the form of whitelist.yaml.
+        """Read the whitelist, and the operator's additions to it in a file of the same form.
 
         Raises:
             ValueError: If a file cannot be read or does not have that form.
@@ -77,12 +74,7 @@ class Protector:
             self._modules.get(name)
 
     def compile(
-        self,
-        source: str | ast.AST,
-        filename: str = "<block>",
-        mode: str = "exec",
-        *_: Any,
-        **__: Any,
+        self, source: str | ast.AST, filename: str, mode: str = "exec", *_: Any, **__: Any
     ) -> CodeType:
         """Compile a user's code; in place of the builtin `compile`.
 
@@ -114,11 +106,8 @@ class Protector:
             AttributeError: If the method is private or denied.
         """
         own = name == "__call__" or name.startswith("__nnsight_")
-        denied = name.startswith("_") or name in {
-            **self._whitelist.model,
-            **self._whitelist.nnsight,
-        }
-        if denied and not own:
+        denied = name in self._whitelist.model or name in self._whitelist.nnsight
+        if not own and (name.startswith("_") or denied):
             raise AttributeError(f"the model's method {name!r} is not available on this server")
 
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,22 +119,20 @@ class Protector:
     def unpickler(
         self, ordinary: type, rebuilders: Mapping[tuple[str, str], Any]
     ) -> Callable[[Any, Mapping[str, Any] | None], Any]:
-        """Return a replacement of an unpickler class, called with a file and persistent objects.
+        """Return a replacement of the class `ordinary`, called with a file and persistent objects.
 
-        Args:
-            ordinary: The class that is replaced.
-            rebuilders: Replacements of functions of an nnsight generation, by module and name.
+        `rebuilders` replace functions of an nnsight generation, by module and name.
         """
         replaced = {**self._definitions.rebuilders(), **self._rebuilders(), **rebuilders}
         resolver = GlobalResolver(self._whitelist, self._modules, self._guards, replaced)
 
         def make(file: Any, persistent: Mapping[str, Any] | None = None) -> SafeUnpickler:
-            arguments = file, resolver, persistent or {}
+            objects = persistent or {}
             if not self._caches_prefix:
-                return PrefixUnpickler(self._prefix_cache, *arguments)
-            prefix = cache_prefix(file.getvalue(), resolver, persistent or {})
+                return SafeUnpickler(file, resolver, objects, self._prefix_cache)
+            prefix = unpickling.cache_prefix(file.getvalue(), resolver, objects)
             self._prefix_cache = [] if prefix is None else [prefix]
-            return SafeUnpickler(*arguments)
+            return SafeUnpickler(file, resolver, objects)
 
         return make
 
@@ -193,21 +180,14 @@ class Protector:
             for module in modules
             for name, value in (("compile", self.compile), ("exec", self.execute))
         ]
-        before = []
-        for owner, name, value in [*changes, *replaced]:
-            before.append((owner, name, vars(owner).get(name, _ABSENT)))
-            setattr(owner, name, value)
-        try:
-            yield
-        finally:
-            for owner, name, value in reversed(before):
-                if value is _ABSENT:
-                    delattr(owner, name)
+        with ExitStack() as restored:
+            for owner, name, value in [*changes, *replaced]:
+                if name in vars(owner):
+                    restored.callback(setattr, owner, name, vars(owner)[name])
                 else:
-                    setattr(owner, name, value)
-
-
-_ABSENT = object()
+                    restored.callback(delattr, owner, name)
+                setattr(owner, name, value)
+            yield
 
 
 @functools.cache

@@ -12,14 +12,7 @@ import dataclasses
 import enum
 import weakref
 from collections.abc import Callable, Mapping
-from types import (
-    CellType,
-    FunctionType,
-    GenericAlias,
-    MappingProxyType,
-    SimpleNamespace,
-    new_class,
-)
+from types import CellType, FunctionType, GenericAlias, MappingProxyType, SimpleNamespace, new_class
 from typing import Any, NoReturn, TypeVar
 
 from ndif.sandbox.protector.guards import AccessGuards
@@ -31,7 +24,6 @@ _GENERATED = words("""
     __getstate__ __setstate__ __replace__ __dataclass_fields__ __dataclass_params__ __annotate_func__
 """)
 """Attributes that `@dataclass` generates."""
-
 
 _OF_DATACLASSES = words("__annotations__ __dataclass_fields__ __dataclass_params__")
 """Attributes in `UNBOUND` from which a dataclass is made again."""
@@ -140,11 +132,7 @@ class Definitions:
         }
 
     def fill(self, function: Any, names: Any) -> None:
-        """Add globals to a function that was made here.
-
-        Raises:
-            ForbiddenError: If it was not.
-        """
+        """Add globals to a function that was made here, and to no other."""
         if isinstance(function, RefusedFunction):
             return
         if not self.runs(function):
@@ -179,14 +167,7 @@ class Definitions:
         return self._track(identity, made)
 
     def _make_enum(
-        self,
-        bases: Any,
-        name: str,
-        qualname: str,
-        members: Any,
-        module: str,
-        identity: Any,
-        *_: Any,
+        self, bases: Any, name: str, path: str, members: Any, module: str, identity: Any, *_: Any
     ) -> Any:
         metaclass = type(bases[-1])
         self._check_class(metaclass, bases)
@@ -197,7 +178,7 @@ class Definitions:
             content[member] = value
         made: Any = metaclass.__new__(metaclass, name, bases, content)
         made.__module__ = module
-        made.__qualname__ = qualname
+        made.__qualname__ = path
         return self._track(identity, made)
 
     def _check_class(self, metaclass: Any, bases: Any) -> None:
@@ -241,10 +222,9 @@ class Definitions:
         fields = attributes["__dataclass_fields__"]
         parameters = attributes.get("__dataclass_params__")
         for name, value in attributes.items():
-            generated = name in _GENERATED and isinstance(
-                value, RefusedFunction | type(None) | dict
-            )
-            if not generated and name not in ("__dataclass_fields__", "__dataclass_params__"):
+            generated = isinstance(value, RefusedFunction | type(None) | dict)
+            described = name in ("__dataclass_fields__", "__dataclass_params__")
+            if not described and not (generated and name in _GENERATED):
                 setattr(cls, name, value)
         for name in getattr(cls, "__annotations__", {}):
             given = fields.get(name)

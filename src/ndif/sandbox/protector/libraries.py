@@ -128,11 +128,7 @@ def guard_sympy() -> None:
 
 
 def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
-    """Evaluate an expression; in place of sympy's `eval_expr`.
-
-    Raises:
-        SyntaxError: If `code` is more than an expression of calls, operators and numbers.
-    """
+    """Evaluate an expression of calls, operators and numbers; in place of sympy's `eval_expr`."""
     tree = ast.parse(code, mode="eval")
     for node in ast.walk(tree):
         allowed = isinstance(node, _ALLOWED_NODES)
@@ -150,9 +146,9 @@ def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]
         for name, value in global_dict.items()
         if not isinstance(value, BuiltinFunctionType) and name not in _DENIED_NAMES
     }
-    return eval(  # noqa: S307 - only allowed nodes and names are left
-        compile(tree, "<sympy>", "eval"), {**names, "__builtins__": {}}, local_dict
-    )
+    expression = compile(tree, "<sympy>", "eval")
+    # Only allowed nodes and names are left.
+    return eval(expression, {**names, "__builtins__": {}}, local_dict)  # noqa: S307
 
 
 FORMAT_METHODS = words("format format_map")

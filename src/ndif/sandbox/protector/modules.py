@@ -139,11 +139,7 @@ class Modules:
                 self._denied[id(value)] = value, reason
 
     def get(self, name: str) -> ModuleType:
-        """Return the wrapper of a whitelisted module, a user's module, or else a placeholder.
-
-        Raises:
-            ImportError: If the module is whitelisted but not installed.
-        """
+        """Return the wrapper of a whitelisted module, a user's module, or else a placeholder."""
         if name in ("builtins", "__builtins__") and self.builtins is not None:
             return self.builtins
         known = self.users.get(name) or self._wrappers.get(name)
@@ -240,11 +236,7 @@ class Modules:
             raise AttributeError(f"{path}.{name}: {error}") from None
 
     def _permitted(self, path: str, name: str, value: Any) -> Any:
-        """Return `value` or its replacement.
-
-        Raises:
-            AttributeError: If a block may not use it.
-        """
+        """Return `value` or its replacement; raise AttributeError if a block may not use it."""
         if name in _PUBLIC_DUNDERS:
             return value
         if name.startswith("_"):

@@ -2,21 +2,19 @@
 
 nnsight sends the tree of a model's wrappers with each request: of 16,000 pickle opcodes for 30 layers, all
 but 300 are in one list, and its bytes are the same as long as client and model are the same. The zygote
-decodes that list once, from a request of its own; each runner that it forks uses the decoded objects for
-one payload.
+decodes that list once, from a request of its own (`unpickling.cache_prefix`); each runner that it forks
+uses the decoded objects for one payload.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 import pickletools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ndif.sandbox.protector.names import words
-from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
 
 _MIN_BYTES = 1024
 """Length below which decoding a list costs no more than looking for it."""
@@ -130,90 +128,11 @@ def longest_list(payload: bytes) -> PrefixSpan | None:
     return PrefixSpan(start, end, before, frozenset(each for each in numbers if each < before))
 
 
-def _without_frames(payload: bytes, span: PrefixSpan) -> bytes:
+def without_frames(payload: bytes, span: PrefixSpan) -> bytes:
+    """Return the opcodes of a list without FRAME."""
     content, at = b"", span.start
     for frame in frame_offsets(payload):
         if span.start < frame < span.end:
             content += payload[at:frame]
             at = frame + _FRAME_BYTES
     return content + payload[at : span.end]
-
-
-def cache_prefix(
-    payload: bytes, resolver: GlobalResolver, persistent: Mapping[str, Any]
-) -> CachedPrefix | None:
-    """Decode what requests like `payload`, one of the server's own, have in common; None if little."""
-    span = longest_list(payload)
-    if span is None:
-        return None
-    recorder = _PrefixRecorder(span, io.BytesIO(payload), resolver, persistent)
-    items = recorder.load()
-    if not recorder.is_reusable:
-        return None
-    return CachedPrefix(
-        content=_without_frames(payload, span),
-        memo_size=span.memo_size,
-        referenced={number: recorder.memo[number] for number in span.references},
-        persistent=recorder.found,
-        items=items,
-        memo=[recorder.memo[number] for number in range(span.memo_size, len(recorder.memo))],
-    )
-
-
-class _PrefixRecorder(SafeUnpickler):
-    """Decodes a payload up to the end of a list, and returns the items of that list."""
-
-    def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._span = span
-        self.found: dict[str, Any] = {}
-        """Persistent objects that the list refers to."""
-        self.is_reusable = True
-        """False once the list names a global that differs from request to request."""
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Load a persistent object, and record it if the list refers to it."""
-        value = super().persistent_load(pid)
-        if self._span.contains(self._file.tell()):
-            self.found[pid] = value
-        return value
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Resolve a global, and record if it belongs to one request only."""
-        inside = self._span.contains(self._file.tell())
-        if inside and not self._resolver.is_request_independent(module, name):
-            self.is_reusable = False
-        return super().find_class(module, name)
-
-    def _load_appends(self) -> None:
-        if self._file.tell() == self._span.end:
-            raise pickle._Stop(self.pop_mark())  # type: ignore[attr-defined]
-        super()._load_appends()
-
-    dispatch: ClassVar[dict[int, Any]] = {
-        **SafeUnpickler.dispatch,
-        pickle.APPENDS[0]: _load_appends,
-    }
-
-
-class PrefixUnpickler(SafeUnpickler):
-    """An unpickler that takes the objects of a cached list instead of decoding it."""
-
-    def __init__(self, cache: list[CachedPrefix], *arguments: Any) -> None:
-        """`cache` holds one prefix or none; the payload that uses the prefix removes it."""
-        super().__init__(*arguments)
-        self._cache = cache
-
-    def _find_prefix(self, content: bytes) -> int:
-        return self._cache[0].find(content) if self._cache else 0
-
-    def _skip_prefix(self, content: bytes, position: int) -> int | None:
-        prefix = self._cache[0]
-        end = prefix.match(content, position - 1)
-        if end is None or not prefix.applies(self.memo, self._persistent):
-            return None
-        # The cached objects become the objects of this request.
-        self._cache.clear()
-        self.memo.update(enumerate(prefix.memo, prefix.memo_size))
-        self._growable().extend(prefix.items)
-        return end

@@ -15,6 +15,7 @@ import itertools
 import pickle
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
@@ -23,9 +24,13 @@ import torch
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules, UnauthorizedModule
 from ndif.sandbox.protector.names import words
+from ndif.sandbox.protector.payload_prefix import (
+    CachedPrefix,
+    PrefixSpan,
+    longest_list,
+    without_frames,
+)
 from ndif.sandbox.protector.whitelist import Whitelist
-
-_Rebuilders = Mapping[tuple[str, str], Any]
 
 _CONTAINERS = (list, dict, set, collections.deque)
 _MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
@@ -67,20 +72,19 @@ class ForbiddenError(pickle.UnpicklingError):
     """The payload holds an object that it may not; the message names the object."""
 
 
+@dataclass(frozen=True, slots=True)
 class GlobalResolver:
     """Maps the globals of a pickle to objects.
 
     Asks the whitelist what a payload may name, `Modules` for guarded modules, and `AccessGuards` for
-    attributes below them. `rebuilders` replace functions of pickle, cloudpickle, torch and nnsight.
+    attributes below them.
     """
 
-    def __init__(
-        self, whitelist: Whitelist, modules: Modules, guards: AccessGuards, rebuilders: _Rebuilders
-    ) -> None:
-        self._whitelist = whitelist
-        self._modules = modules
-        self._guards = guards
-        self._rebuilders = rebuilders
+    whitelist: Whitelist
+    modules: Modules
+    guards: AccessGuards
+    rebuilders: Mapping[tuple[str, str], Any]
+    """Replacements of functions of pickle, cloudpickle, torch and nnsight, by module and name."""
 
     def resolve(self, module: str, name: str) -> Any:
         """Return the object that a global names, or its replacement.
@@ -88,14 +92,14 @@ class GlobalResolver:
         Raises:
             ForbiddenError: If a payload may not name it.
         """
-        if (module, name) in self._rebuilders:
-            return self._rebuilders[module, name]
+        if (module, name) in self.rebuilders:
+            return self.rebuilders[module, name]
         if module == "__builtin__":
             module = "builtins"
         if module == "builtins":
             refused = name in _DENIED_BUILTINS or name.startswith("__")
-            if name in self._guards.builtins and not refused:
-                return self._guards.builtins[name]
+            if name in self.guards.builtins and not refused:
+                return self.guards.builtins[name]
         elif module.startswith(_IMPORT_SYSTEM):
             return IgnoredObject
         elif module.startswith(_CLIENT_SIDE):
@@ -104,15 +108,15 @@ class GlobalResolver:
             return self._load(module, name)
         elif module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
             return getattr(importlib.import_module(module), name)
-        elif module in self._modules.users:
-            return self._walk(self._modules.users[module], module, name)
-        elif self._whitelist.find(module) is not None and module.partition(".")[0] != "nnsight":
-            return self._walk(self._modules.get(module), module, name)
+        elif module in self.modules.users:
+            return self._walk(self.modules.users[module], module, name)
+        elif self.whitelist.find(module) is not None and module.partition(".")[0] != "nnsight":
+            return self._walk(self.modules.get(module), module, name)
         raise self.forbidden(module, name)
 
     def is_request_independent(self, module: str, name: str) -> bool:
         """Return True if a global resolves to the same object in every request."""
-        return (module, name) not in self._rebuilders and module not in self._modules.users
+        return (module, name) not in self.rebuilders and module not in self.modules.users
 
     def forbidden(self, module: str, name: str) -> ForbiddenError:
         """Return the error that names the global and what a request may hold instead."""
@@ -122,17 +126,17 @@ class GlobalResolver:
         )
 
     def _listed(self, module: str, name: str) -> bool:
-        if name in self._whitelist.deserialization.get(module, ()):
+        if name in self.whitelist.deserialization.get(module, ()):
             return True
         above = itertools.accumulate(module.split("."), "{}.{}".format)
-        return any("*" in self._whitelist.deserialization.get(each, ()) for each in above)
+        return any("*" in self.whitelist.deserialization.get(each, ()) for each in above)
 
     def _load(self, module: str, name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
         root = module.partition(".")[0]
-        if name in self._whitelist.deserialization.get(module, ()):
+        if name in self.whitelist.deserialization.get(module, ()):
             return found
         if isinstance(found, type):
             if root == "nnsight":
@@ -151,7 +155,7 @@ class GlobalResolver:
         found: Any = module
         try:
             for part in name.split("."):
-                found = self._guards.read(found, part)
+                found = self.guards.read(found, part)
         except (AttributeError, ImportError) as error:
             raise ForbiddenError(f"{path}.{name} cannot be sent to this server: {error}") from None
         return found
@@ -178,12 +182,18 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, file: io.BytesIO, resolver: GlobalResolver, persistent: Mapping[str, Any]
+        self,
+        file: io.BytesIO,
+        resolver: GlobalResolver,
+        persistent: Mapping[str, Any],
+        cache: list[CachedPrefix] | None = None,
     ) -> None:
+        """`cache` holds one prefix or none; the payload that uses the prefix removes it."""
         super().__init__(file)
         self._file = file
         self._resolver = resolver
         self._persistent = persistent
+        self._cache = cache or []
         self._held = {id(value) for value in persistent.values()}
 
     def load(self) -> Any:
@@ -194,7 +204,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
         content, position = file.getvalue(), 0
-        prefix = self._find_prefix(content)
+        prefix = self._cache[0].find(content) if self._cache else 0
         self.read, self.readinto, self.readline = file.read, file.readinto, file.readline
         self.metastack: list[Any] = []
         stack: list[Any] = []
@@ -217,8 +227,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                     stack.append(str(content[position + 1 : end], "utf-8", "surrogatepass"))
                     position = end
                 elif key == _MARK:
-                    behind = self._skip_prefix(content, prefix) if position == prefix else None
-                    if behind is not None:
+                    behind = position == prefix and self._take_prefix(content, position - 1)
+                    if behind:
                         position = behind
                     else:
                         self.metastack.append(stack)
@@ -242,13 +252,17 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 raise  # the payload is malformed, not truncated
             raise EOFError("the pickle has no end") from None
 
-    def _find_prefix(self, content: bytes) -> int:
-        """Return the offset behind the mark of a list that may be cached; 0 if there is none."""
-        return 0
-
-    def _skip_prefix(self, content: bytes, position: int) -> int | None:
-        """Take the objects of a cached list; return the offset behind it, or None if it differs."""
-        return None
+    def _take_prefix(self, content: bytes, start: int) -> int | None:
+        """Take the objects of the cached list; return the offset behind it, or None if it differs."""
+        prefix = self._cache[0]
+        end = prefix.match(content, start)
+        if end is None or not prefix.applies(self.memo, self._persistent):
+            return None
+        # The cached objects become the objects of this request.
+        self._cache.clear()
+        self.memo.update(enumerate(prefix.memo, prefix.memo_size))
+        self._growable().extend(prefix.items)
+        return end
 
     def _load_frame(self) -> None:
         """Skip the size of a frame: it says how much to read at once, and all is read."""
@@ -259,11 +273,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         return self._resolver.resolve(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the server's object of this name.
-
-        Raises:
-            UnpicklingError: If there is none.
-        """
+        """Return the server's object of this name."""
         if isinstance(pid, str) and pid in self._persistent:
             return self._persistent[pid]
         raise pickle.UnpicklingError(f"Unknown persistent id: {pid}")
@@ -328,7 +338,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         value = self.stack[-1]
         if not isinstance(value, kinds):
             self._check_changed(value)
-            if not self._resolver._guards.owns(value):
+            if not self._resolver.guards.owns(value):
                 raise ForbiddenError(
                     f"a request cannot add items to an object of the class {type(value).__name__}"
                 )
@@ -353,12 +363,65 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     }
 
 
-def load_tensors(content: bytes) -> Any:
-    """Load tensors that torch serialized within a payload, without running anything.
+def cache_prefix(
+    payload: bytes, resolver: GlobalResolver, persistent: Mapping[str, Any]
+) -> CachedPrefix | None:
+    """Decode what requests like `payload`, one of the server's own, have in common; None if little."""
+    span = longest_list(payload)
+    if span is None:
+        return None
+    recorder = _PrefixRecorder(span, io.BytesIO(payload), resolver, persistent)
+    items = recorder.load()
+    if not recorder.is_reusable:
+        return None
+    return CachedPrefix(
+        content=without_frames(payload, span),
+        memo_size=span.memo_size,
+        referenced={number: recorder.memo[number] for number in span.references},
+        persistent=recorder.found,
+        items=items,
+        memo=[recorder.memo[number] for number in range(span.memo_size, len(recorder.memo))],
+    )
 
-    Raises:
-        ForbiddenError: If the bytes hold more than tensors, numbers and strings.
-    """
+
+class _PrefixRecorder(SafeUnpickler):
+    """Decodes a payload up to the end of a list, and returns the items of that list."""
+
+    def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._span = span
+        self.found: dict[str, Any] = {}
+        """Persistent objects that the list refers to."""
+        self.is_reusable = True
+        """False once the list names a global that differs from request to request."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Load a persistent object, and record it if the list refers to it."""
+        value = super().persistent_load(pid)
+        if self._span.contains(self._file.tell()):
+            self.found[pid] = value
+        return value
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve a global, and record if it belongs to one request only."""
+        inside = self._span.contains(self._file.tell())
+        if inside and not self._resolver.is_request_independent(module, name):
+            self.is_reusable = False
+        return super().find_class(module, name)
+
+    def _load_appends(self) -> None:
+        if self._file.tell() == self._span.end:
+            raise pickle._Stop(self.pop_mark())  # type: ignore[attr-defined]
+        super()._load_appends()
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **SafeUnpickler.dispatch,
+        pickle.APPENDS[0]: _load_appends,
+    }
+
+
+def load_tensors(content: bytes) -> Any:
+    """Load tensors that torch serialized within a payload, without running anything."""
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
