@@ -309,53 +309,47 @@ class AccessGuards:
         if id(type(value)) in self._owned and not private(name):
             return
         _check_text(name)
+        refusal = self._write_refusal(value, name)
+        if refusal is not None:
+            raise AttributeError(refusal)
+
+    def _write_refusal(self, value: Any, name: str) -> str | None:
         kind = type(value)
         if issubclass(kind, dataclasses.Field):
-            raise AttributeError(
-                f"cannot set {name!r} of a dataclass's field on this server; pass it to "
-                "dataclasses.field(...)"
-            )
+            remedy = "pass it to dataclasses.field(...)"
+            return f"cannot set {name!r} of a dataclass's field on this server; {remedy}"
         if name in names.UNBOUND or name in names.BLOCKED or name in INSPECT_ATTRIBUTES:
-            raise AttributeError(f"the attribute {name!r} cannot be set on this server")
+            return f"the attribute {name!r} cannot be set on this server"
+        if isinstance(value, UserModule):
+            return None
         if isinstance(value, ModuleType):
-            if not isinstance(value, UserModule):
-                raise AttributeError(
-                    f"cannot modify the module {value.__name__!r}: it is protected on this server"
-                )
-            return
+            return f"cannot modify the module {value.__name__!r}: it is protected on this server"
         own = self.owns(value)
         if name.startswith("__") and name.endswith("__"):
             allowed = own or (name in names.WRITABLE and self.own_function(value))
-            if not allowed and not (isinstance(value, BaseException) and name in names.CONTEXTUAL):
-                raise AttributeError(
-                    f"the attribute {name!r} of {_kind(value)} cannot be set on this server"
-                )
-            return
+            if allowed or (isinstance(value, BaseException) and name in names.CONTEXTUAL):
+                return None
+            return f"the attribute {name!r} of {_kind(value)} cannot be set on this server"
         if own or self.own_function(value):
-            return
+            return None
         if name.startswith("_"):
-            raise AttributeError(
+            return (
                 f"cannot set the private attribute {name!r} of {_kind(value)}; private attributes can be "
                 "set only on instances of classes that your own code defines"
             )
         if issubclass(kind, type) or isinstance(value, FunctionType | MethodType):
-            raise AttributeError(
-                f"cannot set {name!r} of {value!r}: your own code does not define it"
-            )
+            return f"cannot set {name!r} of {value!r}: your own code does not define it"
+        protected = f"cannot set {name!r} of {_kind(value)}: it is protected"
         if self._is_of_nnsight[kind]:
             _check_denied(self._whitelist.nnsight, kind, name)
             # nnsight's own setters, as in `.output = …`, may be used.
-            descriptor = getattr(kind, name, None)
-            if not hasattr(type(descriptor), "__set__"):
-                raise AttributeError(
-                    f"cannot set {name!r} of {_kind(value)}: it is protected; you can set the output, "
-                    "input and inputs of a module, and a gradient"
-                )
+            if not hasattr(type(getattr(kind, name, None)), "__set__"):
+                return f"{protected}; you can set the output, input and inputs of a module, and a gradient"
         elif value in self._protected:
-            raise AttributeError(
-                f"cannot set {name!r} of {_kind(value)}: it is protected, because it belongs to the model; "
-                "set the output of a module instead"
+            return (
+                f"{protected}, because it belongs to the model; set the output of a module instead"
             )
+        return None
 
     def set(self, value: Any, name: str, new: Any) -> None:
         """Set an attribute; in place of the builtin `setattr`."""

@@ -25,8 +25,6 @@ from ndif.sandbox.protector.whitelist import Whitelist
 _GROUP_METHODS = ("agg", "aggregate", "apply", "filter")
 """Methods of pandas groups that take the name of another method."""
 
-_GROUP_CLASSES = ("SeriesGroupBy", "DataFrameGroupBy")
-
 
 def guard_pandas(whitelist: Whitelist) -> None:
     """Make pandas check the name of every method that it looks up."""
@@ -53,8 +51,7 @@ def guard_pandas(whitelist: Whitelist) -> None:
     apply_str.guarded = True  # type: ignore[attr-defined]
     apply.Apply._apply_str = apply_str
     generic: Any = importlib.import_module("pandas.core.groupby.generic")
-    for group in _GROUP_CLASSES:
-        kind = getattr(generic, group)
+    for kind in (generic.SeriesGroupBy, generic.DataFrameGroupBy):
         for name in _GROUP_METHODS:
             setattr(kind, name, _checking(getattr(kind, name), check))
     plotting: Any = importlib.import_module("pandas.plotting._core")
@@ -192,9 +189,7 @@ class GuardedLookups(string.Formatter):
         """Replace `operator.attrgetter`, with a guard for every name of a path."""
 
         def walk(value: Any, path: str) -> Any:
-            for name in path.split("."):
-                value = self._read(value, name)
-            return value
+            return functools.reduce(self._read, path.split("."), value)
 
         if not all(isinstance(path, str) for path in paths):
             raise TypeError("attribute name must be a string")

@@ -15,7 +15,6 @@ from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
 
 _PUBLIC_DUNDERS = words("__name__ __doc__ __version__")
-
 _OF_USER_MODULES = words("__doc__ __package__ __all__ __version__")
 
 _TRUSTED_ORIGINS = words("abc typing typing_extensions types _abc functools")
@@ -63,12 +62,10 @@ class ProtectedModule(ModuleType):
         return importlib.import_module, (self.__name__,)
 
     # `__reduce__` serves the user's own process; a copy made by it would be the unguarded module.
-
-    def __copy__(self) -> ProtectedModule:
+    def __deepcopy__(self, *_: object) -> ProtectedModule:
         return self
 
-    def __deepcopy__(self, memo: object) -> ProtectedModule:
-        return self
+    __copy__ = __deepcopy__
 
 
 class UnauthorizedModule(ModuleType):
@@ -213,7 +210,7 @@ class Modules:
     def stored(self, wrapper: ProtectedModule, name: str) -> Any:
         """Return the module's attribute of a name that nnsight also gives to every object."""
         own = object.__getattribute__(wrapper, "__dict__")
-        return own[name] if name in own else ProtectedModule.__getattr__(wrapper, name)
+        return own[name] if name in own else type(wrapper).__getattr__(wrapper, name)
 
     def attribute(self, module: ModuleType, path: str, name: str) -> Any:
         """Return an attribute of a whitelisted module.
@@ -312,12 +309,10 @@ class Modules:
             getattr(module, attribute)
         except AttributeError as error:
             below = f"{name}.{attribute}"
-            try:
-                if self._whitelist.find(below) is not None:
-                    object.__getattribute__(module, "__dict__")[attribute] = self.get(below)
-                    return
-            except ModuleNotFoundError:
-                pass  # it is no module
+            is_package = hasattr(sys.modules.get(name), "__path__")
+            if is_package and self._whitelist.find(below) and importlib.util.find_spec(below):
+                object.__getattribute__(module, "__dict__")[attribute] = self.get(below)
+                return
             raise ImportError(str(error)) from None
 
 

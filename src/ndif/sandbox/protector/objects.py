@@ -57,10 +57,11 @@ class ProtectedObjects:
                     self._weights[id(weight)] = weight
             for module in value.children():
                 self._hold(module)
-        for name in ("config", "generation_config", "model", "tokenizer", "backend_tokenizer"):
-            held = getattr(value, name, None) if _is_instance(value) else None
-            if held is not None and _is_instance(held):
-                self._hold(held)
+        if _is_instance(value):
+            for name in ("config", "generation_config", "model", "tokenizer", "backend_tokenizer"):
+                held = getattr(value, name, None)
+                if _is_instance(held):
+                    self._hold(held)
 
     def __contains__(self, value: Any) -> bool:
         return self._held.get(id(value)) is value
