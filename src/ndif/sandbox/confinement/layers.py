@@ -16,7 +16,7 @@ _LATER = (
     (5, "device ioctls", "6.10", "no other layer (matters on GPUs)"),
     (6, "signals and abstract sockets", "6.12", "seccomp"),
 )
-"""What later versions of Landlock added: ABI, name, kernel, and the layer that covers it otherwise."""
+"""Additions of later versions of Landlock: ABI, name, kernel, and the layer that covers it otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
