@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import builtins
 import contextlib
 import dataclasses
@@ -244,13 +243,9 @@ def _classes(guards: AccessGuards) -> type:
             forbidden = UNBOUND.intersection(own)
             if forbidden:
                 raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
-            made = abc.ABCMeta if any(isinstance(base, abc.ABCMeta) for base in bases) else type
-            for base in bases:
-                if type(base) not in (type, made):
-                    made = type(base)
-            cls_made = made(name, bases, own, **options)
-            guards.own(cls_made)
-            return cls_made
+            made = type(name, bases, own, **options)
+            guards.own(made)
+            return made
 
         def __instancecheck__(cls, value: Any) -> bool:
             return isinstance(value, type) if cls is stand_in else super().__instancecheck__(value)

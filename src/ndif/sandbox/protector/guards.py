@@ -18,12 +18,7 @@ from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
 from ndif.sandbox.protector import inheritance, names
 from ndif.sandbox.protector.inheritance import PerClassCache, bases, home
-from ndif.sandbox.protector.libraries import (
-    FORMAT_METHODS,
-    GuardedLookups,
-    guard_copying,
-    guard_pandas,
-)
+from ndif.sandbox.protector.libraries import GuardedLookups, guard_copying, guard_pandas
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
 from ndif.sandbox.protector.objects import ProtectedObjects, is_of_model_libraries
 from ndif.sandbox.protector.patterns import matched
@@ -136,13 +131,13 @@ class AccessGuards:
             guard_pandas(self._whitelist)
         denied = self._denied[cls]
         if issubclass(cls, str):
-            return frozenset(denied) | FORMAT_METHODS
+            return frozenset(denied) | names.FORMAT_METHODS
         return frozenset(denied)
 
     def _slow(self, value: Any, name: str) -> Any:
         """Return a restricted attribute, after all checks."""
         kind = type(value)
-        if issubclass(kind, str) and name in FORMAT_METHODS:
+        if issubclass(kind, str) and name in names.FORMAT_METHODS:
             return self.texts.guarded(self._plain(value, name))
         if issubclass(kind, ModuleType):
             module = self._modules.wrap(value)
@@ -386,7 +381,7 @@ class AccessGuards:
             refused = refused or not (given or self._has_itself(value, name))
         else:
             refused = private(name) or self._restricted[type(value)] is _ALL_NAMES
-        if refused or (name in FORMAT_METHODS and issubclass(_class_of(value), str)):
+        if refused or (name in names.FORMAT_METHODS and issubclass(_class_of(value), str)):
             raise AttributeError(self._refusal(value, name))
         self._check(value, name)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
-from ndif.sandbox.protector.names import words
+from ndif.sandbox.protector.names import FORMAT_METHODS, words
 from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
@@ -146,10 +146,6 @@ def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]
     expression = compile(tree, "<sympy>", "eval")
     # Only allowed nodes and names are left.
     return eval(expression, {**names, "__builtins__": {}}, local_dict)  # noqa: S307
-
-
-FORMAT_METHODS = words("format format_map")
-"""Methods of `str` that look up attributes named in the string."""
 
 
 class GuardedLookups(string.Formatter):

@@ -65,3 +65,6 @@ UNBOUND = words("""
     __array_interface__ __array_struct__ __cuda_array_interface__ __dlpack__
 """)
 """Names that a user's code may not bind, in a class or elsewhere."""
+
+FORMAT_METHODS = words("format format_map")
+"""Methods of `str` that look up attributes named in the string."""

@@ -48,13 +48,21 @@ class PrefixSpan:
         """Return True if the opcode that ends at `position` is part of the list."""
         return self.start < position <= self.end
 
+    def content(self, payload: bytes) -> bytes:
+        """Return the opcodes of the list without FRAME, which may begin anywhere."""
+        content, at = b"", self.start
+        for frame in frame_offsets(payload):
+            if self.start < frame < self.end:
+                content += payload[at:frame]
+                at = frame + _FRAME_BYTES
+        return content + payload[at : self.end]
+
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
     """The bytes of a list, the objects that they decode to, and what that decoding depended on."""
 
     content: bytes
-    """The pickle opcodes without FRAME, which may begin anywhere."""
     memo_size: int
     referenced: Mapping[int, Any]
     persistent: Mapping[str, Any]
@@ -126,13 +134,3 @@ def longest_list(payload: bytes) -> PrefixSpan | None:
         return None
     numbers = {argument or 0 for name, argument in within if name in ("BINGET", "LONG_BINGET")}
     return PrefixSpan(start, end, before, frozenset(each for each in numbers if each < before))
-
-
-def without_frames(payload: bytes, span: PrefixSpan) -> bytes:
-    """Return the opcodes of a list without FRAME."""
-    content, at = b"", span.start
-    for frame in frame_offsets(payload):
-        if span.start < frame < span.end:
-            content += payload[at:frame]
-            at = frame + _FRAME_BYTES
-    return content + payload[at : span.end]

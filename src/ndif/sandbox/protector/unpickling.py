@@ -24,12 +24,7 @@ import torch
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules, UnauthorizedModule
 from ndif.sandbox.protector.names import words
-from ndif.sandbox.protector.payload_prefix import (
-    CachedPrefix,
-    PrefixSpan,
-    longest_list,
-    without_frames,
-)
+from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_list
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _CONTAINERS = (list, dict, set, collections.deque)
@@ -375,7 +370,7 @@ def cache_prefix(
     if not recorder.is_reusable:
         return None
     return CachedPrefix(
-        content=without_frames(payload, span),
+        content=span.content(payload),
         memo_size=span.memo_size,
         referenced={number: recorder.memo[number] for number in span.references},
         persistent=recorder.found,
