@@ -122,6 +122,7 @@ REFUSED = [
     ("NameError: breakpoint() is not available", "breakpoint()"),
     ("AttributeError: builtins.open is not available", "import builtins\nbuiltins.open"),
     ("AttributeError: builtins.open is not available", "__builtins__.open"),
+    ("AttributeError: builtins.save is not available", "import builtins\nbuiltins.save"),
     (CLASS, "eval('().__class__')"),
     (CLASS, "exec('x = ().__class__')"),
     (CLASS, "exec(compile('().__class__', 'f', 'exec'), {})"),

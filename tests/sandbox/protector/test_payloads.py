@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-from ndif.sandbox.protector import ForbiddenError, Protector
+from ndif.sandbox.protector import Protector
 from ndif.sandbox.protector.definitions import RefusedFunction
+from ndif.sandbox.protector.unpickling import ForbiddenError
 
 
 def load(content: bytes, persistent: dict[str, Any] | None = None) -> Any:

@@ -11,43 +11,27 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ndif.sandbox.confinement import limits
 from ndif.sandbox.confinement.layers import detect_layers, missing_layers
-from ndif.sandbox.confinement.limits import drop_privileges
 
 if TYPE_CHECKING:
     from ndif.sandbox.confinement.seccomp import Filter
 
 Mode = Literal["require", "best-effort", "off"]
 
-_SYSTEM = (
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/usr/share/zoneinfo",
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/sys/devices/system/cpu",
-    "/sys/devices/system/node",
-    "/dev/urandom",
-    # Public certificates: an HTTP client reads them at construction, and libraries construct one offline
-    # too.
-    "/etc/ssl/certs",
-    "/etc/pki/tls/certs",
-    "/etc/pki/ca-trust/extracted",
-    "/usr/share/ca-certificates",
-    "/usr/local/share/ca-certificates",
-)
-_DRIVER = (
-    *(
-        "/proc/driver/nvidia",
-        "/proc/driver/nvidia-uvm",
-        "/proc/driver/nvidia-caps",
-        "/proc/devices",
-    ),
-    *("/sys/bus/pci", "/sys/devices", "/sys/module"),
-)
+# Public certificates: an HTTP client reads them at construction, and libraries construct one offline too.
+_SYSTEM = """
+    /etc/ld.so.cache /etc/localtime /usr/share/zoneinfo /dev/urandom
+    /proc/cpuinfo /proc/meminfo /sys/devices/system/cpu /sys/devices/system/node
+    /etc/ssl/certs /etc/pki/tls/certs /etc/pki/ca-trust/extracted
+    /usr/share/ca-certificates /usr/local/share/ca-certificates
+"""
+_DRIVER = """
+    /proc/driver/nvidia /proc/driver/nvidia-uvm /proc/driver/nvidia-caps /proc/devices
+    /sys/bus/pci /sys/devices /sys/module
+"""
 _DRIVER_STARTS = ("/proc/self", "/proc/modules", "/proc/sys/vm/mmap_min_addr")
 """Files that a GPU's driver reads only while it starts."""
 _OWN_THREADS = Path("/proc/self/task")
@@ -122,10 +106,7 @@ class Confinement:
                 from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
-            with _allowing_less(mode):
-                from ndif.sandbox.confinement.landlock import create_ruleset
-
-                rules = create_ruleset(*_strict(files, driver))
+            rules = _create_ruleset(mode, *_paths(files, driver))
         return cls(mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls)
 
     def detach(self, channel: int) -> int:
@@ -153,22 +134,19 @@ class Confinement:
 
         Args:
             start_driver: Starts the driver of a GPU, and all else that needs more access than untrusted
-            code.
-                For the threads that it starts, see docs/gpu.md.
+                code. For the threads that it starts, see docs/gpu.md.
 
         Raises:
             ConfinementError: If this machine cannot confine as the mode requires.
         """
-        if self.mode != "off":
-            with _allowing_less(self.mode):
-                limits.limit_tasks(self.max_threads)
+        self._attempt(limits.limit_tasks, self.max_threads)
         if start_driver is None:
             self._limit(self.memory_bytes)
             self._drop_privileges()
         else:
-            with self._driver_ruleset() as enforce:
+            with self._driver_ruleset() as rules:
                 self._drop_privileges()
-                enforce()
+                self._enforce(rules)
                 start_driver()
             # Limits follow the driver's start, in which the driver sizes memory files.
             self._limit(None)
@@ -177,47 +155,44 @@ class Confinement:
         os.environ.clear()
         self._enforce(None if self.rules is None else _RULESET_FD)
         if self.calls is not None:
+            self._attempt(self.calls.load)
+
+    def _attempt(self, step: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Take a step unless the mode is "off"; see `_allowing_less`."""
+        if self.mode != "off":
             with _allowing_less(self.mode):
-                self.calls.load()
+                step(*arguments, **options)
 
     def _limit(self, memory_bytes: int | None) -> None:
-        if self.mode != "off":
-            with _allowing_less(self.mode):
-                driven = self.driver is not None
-                limits.apply_limits(memory_bytes, self.result_bytes, beside_a_driver=driven)
+        driven = self.driver is not None
+        self._attempt(limits.apply_limits, memory_bytes, self.result_bytes, beside_a_driver=driven)
 
     def _drop_privileges(self) -> None:
-        if self.mode != "off":
-            with _allowing_less(self.mode):
-                drop_privileges()
+        self._attempt(limits.drop_privileges)
 
     @contextlib.contextmanager
-    def _driver_ruleset(self) -> Iterator[Callable[[], None]]:
-        """Make the wider ruleset in which a driver starts; the context's value enforces it.
+    def _driver_ruleset(self) -> Iterator[int | None]:
+        """Make the wider ruleset in which a driver starts.
 
         The context keeps the directory of this process's threads open, which a rule of the set refers to.
         """
         if self.mode == "off" or self.driver is None:
-            yield lambda: None
+            yield None
             return
         threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
         try:
-            rules: int | None = None
-            with _allowing_less(self.mode):
-                from ndif.sandbox.confinement.landlock import create_ruleset
-
-                rules = create_ruleset(*_starting(self.readable, self.driver), [_OWN_THREADS])
-            yield lambda: self._enforce(rules)
+            reading, writing = _paths(self.readable, self.driver)
+            reading += map(Path, _DRIVER_STARTS)
+            yield _create_ruleset(self.mode, reading, writing, [_OWN_THREADS])
         finally:
             os.close(threads)
 
     def _enforce(self, rules: int | None) -> None:
         """Restrict this process to the files of a ruleset; None if this kernel has no Landlock."""
         if rules is not None:
-            with _allowing_less(self.mode):
-                from ndif.sandbox.confinement.landlock import restrict_self
+            from ndif.sandbox.confinement.landlock import restrict_self
 
-                restrict_self(rules)
+            self._attempt(restrict_self, rules)
 
     def allow_result_file(self) -> None:
         """Let this process write to the result file that the host passed to it."""
@@ -230,20 +205,22 @@ def driver_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_DRIVER_VARIABLES)}
 
 
-def _strict(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
+def _paths(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
     """Return the paths that untrusted code may read, and those that it may also write to."""
-    reading = [*interpreter_paths(), *map(Path, _SYSTEM), *readable]
+    reading = [*interpreter_paths(), *map(Path, _SYSTEM.split()), *readable]
     writing = [Path(os.devnull)]
     if driver is not None:
-        reading += map(Path, (*_DRIVER, *driver.libraries))
+        reading += map(Path, (*_DRIVER.split(), *driver.libraries))
         writing += map(Path, (*driver.devices, *driver.shared_memory))
     return reading, writing
 
 
-def _starting(readable: Iterable[Path], driver: DriverFiles) -> tuple[list[Path], list[Path]]:
-    """Return the paths that a starting GPU driver may read, and those that it may also write to."""
-    reading, writing = _strict(readable, driver)
-    return [*reading, *map(Path, _DRIVER_STARTS)], writing
+def _create_ruleset(mode: Mode, *paths: Iterable[Path]) -> int | None:
+    with _allowing_less(mode):
+        from ndif.sandbox.confinement.landlock import create_ruleset
+
+        return create_ruleset(*paths)
+    return None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ _NET = 1 << 0 | 1 << 1
 _SCOPES = 1 << 0 | 1 << 1
 """Abstract sockets of other processes, and signals to other processes."""
 
-_NET_ABI, _SCOPE_ABI = 4, 6
+_TRUNCATE_ABI, _NET_ABI, _DEVICE_ABI, _SCOPE_ABI = 3, 4, 5, 6
 _RULE_PATH_BENEATH = 1
 _READ = FSAccess.READ_FILE | FSAccess.READ_DIR
 _WRITE = FSAccess.READ_FILE | FSAccess.WRITE_FILE
@@ -53,32 +53,27 @@ def create_ruleset(
 ) -> int:
     """Return the descriptor of a ruleset that permits the given paths, and no other file access.
 
-    No file can be executed, created, renamed or removed. Paths that do not exist are left out.
-
-    Args:
-        readable: Files and folders that may be read.
-        writable: Files and folders that may also be opened for writing.
-        truncatable: Files and folders that may also be truncated when opened, as by `fopen`.
-
-    Raises:
-        OSError: If this kernel refuses.
+    No file can be executed, created, renamed or removed. Paths that do not exist are left out. `writable`
+    may also be opened for writing, `truncatable` may also be truncated when opened, as by `fopen`.
     """
     version = abi()
-    attributes = _Attributes(int(FSAccess.all()))
-    if version >= _NET_ABI:
-        attributes.handled_access_net = _NET
-    if version >= _SCOPE_ABI:
-        attributes.scoped = _SCOPES
+    attributes = _Attributes(
+        int(FSAccess.all()),
+        _NET if version >= _NET_ABI else 0,
+        _SCOPES if version >= _SCOPE_ABI else 0,
+    )
     ctypes.set_errno(0)
     rules: int = get_create_ruleset()(
         ctypes.cast(ctypes.pointer(attributes), ctypes.POINTER(RulesetAttr)),
         ctypes.sizeof(attributes),
         0,
     )
+    device = FSAccess.IOCTL_DEV if version >= _DEVICE_ABI else FSAccess(0)
+    truncation = FSAccess.TRUNCATE if version >= _TRUNCATE_ABI else FSAccess(0)
     for paths, access in (
         (readable, _READ),
-        (writable, _WRITE | _device_access(version)),
-        (truncatable, _WRITE | _truncation(version)),
+        (writable, _WRITE | device),
+        (truncatable, _WRITE | truncation),
     ):
         for path in paths:
             _allow(rules, path, access)
@@ -86,22 +81,10 @@ def create_ruleset(
 
 
 def restrict_self(rules: int) -> None:
-    """Enforce a ruleset on this thread and the threads that it starts, and close the descriptor.
-
-    Raises:
-        OSError: If this kernel refuses.
-    """
+    """Enforce a ruleset on this thread and the threads that it starts, and close the descriptor."""
     ctypes.set_errno(0)
     get_restrict_self()(rules, 0)
     os.close(rules)
-
-
-def _device_access(version: int) -> FSAccess:
-    return FSAccess.IOCTL_DEV if version >= 5 else FSAccess(0)
-
-
-def _truncation(version: int) -> FSAccess:
-    return FSAccess.TRUNCATE if version >= 3 else FSAccess(0)
 
 
 def _allow(rules: int, path: Path, access: FSAccess) -> None:

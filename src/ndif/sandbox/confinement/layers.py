@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import re
@@ -11,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FIRST_KERNEL = (5, 13)
-_FS_ABI, _TRUNCATE_ABI, _NET_ABI, _DEVICE_ABI, _SCOPE_ABI = 1, 3, 4, 5, 6
+_LATER = (
+    (3, "truncation", "6.2", "seccomp"),
+    (4, "TCP", "6.7", "seccomp"),
+    (5, "device ioctls", "6.10", "no other layer (matters on GPUs)"),
+    (6, "signals and abstract sockets", "6.12", "seccomp"),
+)
+"""Additions of later versions of Landlock: ABI, name, kernel, and the layer that covers it otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,80 +49,55 @@ def _landlock() -> list[Layer]:
     except ImportError as error:
         return [Layer("Landlock", False, True, f"pip install landlock ({error})")]
     kernel = platform.release()
-    if version < _FS_ABI:
+    if version < 1:
+        major, minor = re.findall(r"\d+", kernel)[:2]
         advice = (
             f"kernel {kernel}; needs 5.13 or later"
-            if _older_than_landlock(kernel)
-            else (
-                f"kernel {kernel} does not enable it: build the kernel with CONFIG_SECURITY_LANDLOCK, and "
-                "boot it with landlock in the lsm= parameter"
-            )
+            if (int(major), int(minor)) < _FIRST_KERNEL
+            else f"kernel {kernel} does not enable it: build the kernel with CONFIG_SECURITY_LANDLOCK, and "
+            "boot it with landlock in the lsm= parameter"
         )
         return [Layer("Landlock: files", False, True, advice)]
-
-    def since(abi: int, name: str, kernel_needed: str, otherwise: str) -> Layer:
-        there = version >= abi
-        detail = (
-            f"ABI {version}" if there else f"needs kernel {kernel_needed}; covered by {otherwise}"
+    found = [Layer("Landlock: files", True, True, f"ABI {version}, kernel {kernel}")]
+    for since, name, needed, otherwise in _LATER:
+        there = version >= since
+        lacking = f"needs kernel {needed}; covered by {otherwise}"
+        found.append(
+            Layer(f"Landlock: {name}", there, False, f"ABI {version}" if there else lacking)
         )
-        return Layer(f"Landlock: {name}", there, False, detail)
-
-    return [
-        Layer("Landlock: files", True, True, f"ABI {version}, kernel {kernel}"),
-        since(_TRUNCATE_ABI, "truncation", "6.2", "seccomp"),
-        since(_NET_ABI, "TCP", "6.7", "seccomp"),
-        since(_DEVICE_ABI, "device ioctls", "6.10", "no other layer (matters on GPUs)"),
-        since(_SCOPE_ABI, "signals and abstract sockets", "6.12", "seccomp"),
-    ]
-
-
-def _older_than_landlock(kernel: str) -> bool:
-    major, minor = re.findall(r"\d+", kernel)[:2]
-    return (int(major), int(minor)) < _FIRST_KERNEL
+    return found
 
 
 def _seccomp() -> Layer:
+    name = "seccomp: system calls"
     try:
         from ndif.sandbox.confinement.seccomp import available
     except (ImportError, RuntimeError, OSError):
-        return Layer(
-            "seccomp: system calls",
-            False,
-            True,
-            "libseccomp is missing: apt install libseccomp2 (Debian, Ubuntu), or conda install libseccomp",
-        )
+        advice = "apt install libseccomp2 (Debian, Ubuntu), or conda install libseccomp"
+        return Layer(name, False, True, f"libseccomp is missing: {advice}")
     there = available()
-    return Layer(
-        "seccomp: system calls", there, True, "an allow-list" if there else "not in this kernel"
-    )
+    return Layer(name, there, True, "an allow-list" if there else "not in this kernel")
 
 
 def _always() -> list[Layer]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    counted = os.getuid() != 0
     threads = (
-        "setrlimit, and the resource watchdog"
-        if counted
-        else "the resource watchdog (the kernel sets root no limit)"
+        "the resource watchdog (the kernel sets root no limit)"
+        if os.getuid() == 0
+        else "setrlimit, and the resource watchdog"
     )
-    unlimited = resource.RLIM_INFINITY in (soft, hard)
-    threads += "" if unlimited else f"; limit of this user: {soft}"
+    if resource.RLIM_INFINITY not in (soft, hard):
+        threads += f"; limit of this user: {soft}"
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except FileNotFoundError:
+        scope = "0"
+    ptrace = (
+        f"yama ptrace_scope {scope}" if scope != "0" else "no Yama; covered by seccomp and Landlock"
+    )
     return [
         Layer("no new privileges, no capabilities", True, True, "prctl, capset"),
         Layer("limits: memory, files, core", True, True, "setrlimit, and the resource watchdog"),
         Layer("limits: threads", True, False, threads),
-        _ptrace(),
+        Layer("other processes' memory, beyond Landlock", scope != "0", False, ptrace),
     ]
-
-
-def _ptrace() -> Layer:
-    try:
-        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        scope = "0"
-    detail = (
-        f"yama ptrace_scope {scope}" if scope != "0" else "no Yama; covered by seccomp and Landlock"
-    )
-    return Layer("other processes' memory, beyond Landlock", scope != "0", False, detail)

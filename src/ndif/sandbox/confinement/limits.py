@@ -39,7 +39,9 @@ def apply_limits(
     """
     for limit in _ZERO_LIMITS:
         resource.setrlimit(limit, (0, 0))
-    descriptors = _MAX_DESCRIPTORS + (_highest_descriptor() if beside_a_driver else 0)
+    descriptors = _MAX_DESCRIPTORS
+    if beside_a_driver:
+        descriptors += max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_MAX_DESCRIPTORS, _MAX_DESCRIPTORS))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, result_bytes))
@@ -82,16 +84,12 @@ def allow_result_file() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
-def _highest_descriptor() -> int:
-    return max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
-
-
 def _writable_bytes() -> int:
     """Return the private writable memory of this process, as RLIMIT_DATA counts it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * _KIB
-    raise OSError("/proc/self/status does not state the memory of this process")
+    fields = _status(Path("/proc/self"))
+    if "VmData" not in fields:
+        raise OSError("/proc/self/status does not state the memory of this process")
+    return int(fields["VmData"].split()[0]) * _KIB
 
 
 def _count_user_tasks() -> int:
@@ -101,17 +99,21 @@ def _count_user_tasks() -> int:
 
 def _threads(process: Path) -> int:
     try:
-        status = (process / "status").read_text()
+        fields = _status(process)
     except OSError:
         return 0
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     is_of_this_user = fields["Uid"].split()[0] == str(os.getuid())
     return int(fields["Threads"]) if is_of_this_user else 0
 
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+def _status(process: Path) -> dict[str, str]:
+    lines = (process / "status").read_text().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_V3 = 0x20080522
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Header(ctypes.Structure):
@@ -123,45 +125,39 @@ _Data = ctypes.c_uint32 * 6
 
 
 def drop_privileges() -> None:
-    """Drop all capabilities for good, and make this process unreadable for other processes.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    if _libc.capset(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), _Data()) != 0:
-        raise _error("capset")
-    _prctl(_PR_SET_DUMPABLE, 0)
+    """Drop all capabilities for good, and make this process unreadable for other processes."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    _set_capabilities(_Data())
+    prctl(_PR_SET_DUMPABLE, 0)
     # A change of capabilities may have reset the signal that follows the parent's death.
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def without_capabilities() -> Iterator[None]:
-    """Suspend this thread's capabilities: a descriptor keeps those with which it was opened.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
-    header, before = _Header(_CAPABILITIES_V3, 0), _Data()
-    if _libc.capget(ctypes.byref(header), before) != 0:
-        raise _error("capget")
+    """Suspend this thread's capabilities: a descriptor keeps those with which it was opened."""
+    before = _Data()
+    check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), before), "capget")
     none = _Data(*before)
     none[0] = none[3] = 0
-    if _libc.capset(ctypes.byref(header), none) != 0:
-        raise _error("capset")
+    _set_capabilities(none)
     try:
         yield
     finally:
-        if _libc.capset(ctypes.byref(header), before) != 0:
-            raise _error("capset")
+        _set_capabilities(before)
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        raise _error("prctl")
+def _set_capabilities(sets: ctypes.Array[ctypes.c_uint32]) -> None:
+    check(libc.capset(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), sets), "capset")
 
 
-def _error(call: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{call}: {os.strerror(number)}")
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process."""
+    check(libc.prctl(option, value, 0, 0, 0), "prctl")
+
+
+def check(result: int, call: str) -> None:
+    """Raise OSError if a function of the C library reports that the kernel refused."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")

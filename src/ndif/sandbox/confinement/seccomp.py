@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import pyseccomp as seccomp
 
+from ndif.sandbox.confinement.limits import PR_SET_NO_NEW_PRIVS, check, libc, prctl
+
 _MEMORY = """brk madvise mmap mprotect mremap msync munmap membarrier get_mempolicy"""
 _THREADS = """futex futex_requeue futex_wait futex_waitv futex_wake futex_time64 get_robust_list getcpu
     gettid restart_syscall rseq sched_get_priority_max sched_get_priority_min sched_getaffinity sched_yield
@@ -45,13 +47,8 @@ _ALL_THREADS_API = 2
 """The API level of libseccomp from which the kernel can filter all threads at once."""
 
 _FCNTL_COMMANDS = (
-    fcntl.F_DUPFD,
-    fcntl.F_DUPFD_CLOEXEC,
-    fcntl.F_GETFD,
-    fcntl.F_SETFD,
-    fcntl.F_GETFL,
-    fcntl.F_SETFL,
-)
+    fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL
+)  # fmt: skip
 """fcntl commands without F_SETOWN: a descriptor can send any signal to its owner."""
 
 
@@ -59,11 +56,8 @@ _OWN_PID = 0x7EADBEEF
 """A placeholder in the rules for the process that loads them; no process has a number as high."""
 
 _INSTRUCTION = struct.Struct("=HBBI")
-_PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
 _SECCOMP = seccomp.resolve_syscall(seccomp.Arch.NATIVE, "seccomp")
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def available() -> bool:
@@ -84,11 +78,7 @@ class Filter:
     def compile(cls, *, devices: bool) -> Filter:
         """Compile a filter that leaves a process, with all its threads, the calls that a trace needs.
 
-        Args:
-            devices: Allow the ioctls by which a GPU is driven; Landlock restricts the device files.
-
-        Raises:
-            OSError: If this machine's libseccomp refuses.
+        `devices` allows the ioctls by which a GPU is driven; Landlock restricts the device files.
         """
         rules = _rules(devices=devices)
         with os.fdopen(os.memfd_create("filter"), "w+b") as file:
@@ -97,11 +87,7 @@ class Filter:
             return cls(file.read())
 
     def load(self) -> None:
-        """Apply the filter to this process irrevocably.
-
-        Raises:
-            OSError: If this kernel refuses.
-        """
+        """Apply the filter to this process irrevocably."""
         code = bytearray(self.program)
         for at in range(0, len(code), _INSTRUCTION.size):
             operation, yes, no, operand = _INSTRUCTION.unpack_from(code, at)
@@ -109,11 +95,9 @@ class Filter:
                 _INSTRUCTION.pack_into(code, at, operation, yes, no, os.getpid())
         instructions = (ctypes.c_char * len(code)).from_buffer(code)
         program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(instructions))
-        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or _libc.syscall(
-            _SECCOMP, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(program)
-        ):
-            number = ctypes.get_errno()
-            raise OSError(number, f"seccomp: {os.strerror(number)}")
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        done = libc.syscall(_SECCOMP, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(program))
+        check(done, "seccomp")
 
 
 class _Program(ctypes.Structure):
@@ -126,28 +110,26 @@ def _rules(*, devices: bool) -> seccomp.SyscallFilter:
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
     for name in _ALLOWED:
         _allow(rules, name)
-    own = seccomp.Arg(0, seccomp.EQ, _OWN_PID)
     # Threads, not processes. A filter cannot read the arguments of clone3, so glibc falls back to clone.
     _allow(rules, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _THREAD, _THREAD))
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
-    _allow(rules, "kill", own)
-    _allow(rules, "tgkill", own)
-    _allow(rules, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))
+    for name, process in (("kill", _OWN_PID), ("tgkill", _OWN_PID), ("prlimit64", 0)):
+        _allow(rules, name, seccomp.Arg(0, seccomp.EQ, process))
     for option in (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA):
         _allow(rules, "prctl", seccomp.Arg(0, seccomp.EQ, option))
     for command in _FCNTL_COMMANDS:
         _allow(rules, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
     # The channel to the host is open already; no socket can be connected, bound, or sent to by address.
-    _allow(rules, "recvfrom")
-    _allow(rules, "recvmsg")
+    for name in ("recvfrom", "recvmsg"):
+        _allow(rules, name)
     _allow(rules, "sendto", seccomp.Arg(4, seccomp.EQ, 0))
     for request in (_IS_TERMINAL, _NO_BLOCKING, _NOT_INHERITED):
         _allow(rules, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
     if devices:
         for kind in _NVIDIA_KINDS:
             _allow(rules, "ioctl", seccomp.Arg(1, seccomp.MASKED_EQ, 0xFF00, kind << 8))
-        _allow(rules, "mlock")
-        _allow(rules, "munlock")
+        for name in ("mlock", "munlock"):
+            _allow(rules, name)
     return rules
 
 

@@ -21,31 +21,21 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from ndif.sandbox.protector import unpickling
-from ndif.sandbox.protector.builtins import Builtins, SafeBuiltins
+from ndif.sandbox.protector.builtins import Builtins
 from ndif.sandbox.protector.definitions import Definitions
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule
+from ndif.sandbox.protector.modules import Modules
 from ndif.sandbox.protector.objects import ProtectedObjects
-from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixUnpickler, cache_prefix
+from ndif.sandbox.protector.payload_prefix import CachedPrefix
 from ndif.sandbox.protector.transformer import compile_guarded
-from ndif.sandbox.protector.unpickling import ForbiddenError, GlobalResolver, SafeUnpickler
-from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
-
-__all__ = [
-    "ForbiddenError",
-    "ProtectedModule",
-    "ProtectedObjects",
-    "Protector",
-    "SafeBuiltins",
-    "UnauthorizedModule",
-    "WhitelistedModule",
-]
+from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
+from ndif.sandbox.protector.whitelist import Whitelist
 
 _EAGER = ("torch", "torch.nn", "torch.nn.functional", "numpy", "math", "collections", "typing")
 """Modules that a block is likely to use; their wrappers are made before the first block arrives."""
@@ -60,76 +50,44 @@ class Protector:
     """
 
     def __init__(self, extra: Path | None = None) -> None:
-        """Read the whitelist.
-
-        Args:
-            extra: The operator's additions, in the form of whitelist.yaml.
+        """Read the whitelist, and the operator's additions to it in a file of the same form.
 
         Raises:
             ValueError: If a file cannot be read or does not have that form.
         """
         self._whitelist = Whitelist.read(extra)
         self._modules = Modules(self._whitelist)
-        self._protected = ProtectedObjects(self._whitelist.model, self._whitelist.nnsight)
+        self._protected = ProtectedObjects()
         self._guards = AccessGuards(self._whitelist, self._modules, self._protected)
-        builtins = Builtins(self._guards, self._modules.importer, self._compiled)
-        self._modules.builtins = builtins.module()
-        for path, value in builtins.replacements().items():
-            module, _, name = path.rpartition(".")
-            self._modules.replace(getattr(sys.modules[module], name), value)
+        self.builtins = self._guards.builtins
+        """The value of `__builtins__` in a user's code."""
+        builtins = Builtins(self._guards, self._modules, self.compile)
         self._definitions = Definitions(self._guards, builtins.classes)
+        self.adopt = self._definitions.adopt
+        self.fill = self._definitions.fill
+        self.scope = self._definitions.scope
+        self.runs = self._definitions.runs
         self._table = self._guards.table()
         self._caches_prefix = False
         self._prefix_cache: list[CachedPrefix] = []
         for name in _EAGER:
             self._modules.get(name)
 
-    @property
-    def builtins(self) -> dict[str, Any]:
-        """The value of `__builtins__` in a user's code."""
-        return self._guards.builtins
-
-    # --- code ---------------------------------------------------------------------------------------
-
-    def _compiled(self, source: str | ast.AST, filename: str, mode: str) -> CodeType:
-        return compile_guarded(source, filename, mode, self._table)
-
     def compile(
-        self,
-        source: str | ast.AST,
-        filename: str = "<block>",
-        mode: str = "exec",
-        *_: Any,
-        **__: Any,
+        self, source: str | ast.AST, filename: str, mode: str = "exec", *_: Any, **__: Any
     ) -> CodeType:
         """Compile a user's code; in place of the builtin `compile`.
 
         Raises:
             SyntaxError: If `source` is not Python, or uses syntax that a block may not use.
         """
-        return self._compiled(source, filename, mode)
+        return compile_guarded(source, filename, mode, self._table)
 
     def execute(self, code: CodeType, scope: dict[str, Any], local: Any = None) -> None:
         """Execute code that `compile` made; in place of the builtin `exec`."""
         # Python itself bypasses the class of a scope that is a subclass of dict.
-        dict.__setitem__(scope, "__builtins__", self._guards.builtins)
+        dict.__setitem__(scope, "__builtins__", self.builtins)
         exec(code, scope, scope if local is None else local)  # noqa: S102 - it is guarded
-
-    def adopt(self, function: Any, names: Mapping[str, Any]) -> Any:
-        """Give a function its own globals; see `Definitions.adopt`."""
-        return self._definitions.adopt(function, names)
-
-    def fill(self, function: Any, names: Mapping[str, Any]) -> None:
-        """Add globals to a function that was adopted; see `Definitions.fill`."""
-        self._definitions.fill(function, names)
-
-    def scope(self, names: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the names of a payload that code may have; see `Definitions.scope`."""
-        return self._definitions.scope(names)
-
-    def runs(self, function: Any) -> bool:
-        """Return True if a function is the user's own and was sent as source."""
-        return self._definitions.made_here(function)
 
     def filename(self, name: object) -> str:
         """Return a file name for a user's code that no file of the server's libraries has.
@@ -148,10 +106,9 @@ class Protector:
             AttributeError: If the method is private or denied.
         """
         own = name == "__call__" or name.startswith("__nnsight_")
-        if not own and (name.startswith("_") or self._protected.denies(name)):
+        denied = name in self._whitelist.model or name in self._whitelist.nnsight
+        if not own and (name.startswith("_") or denied):
             raise AttributeError(f"the model's method {name!r} is not available on this server")
-
-    # --- payloads ---------------------------------------------------------------------------------
 
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
         """Protect the server's objects that a payload may refer to, and return them."""
@@ -162,25 +119,20 @@ class Protector:
     def unpickler(
         self, ordinary: type, rebuilders: Mapping[tuple[str, str], Any]
     ) -> Callable[[Any, Mapping[str, Any] | None], Any]:
-        """Return a replacement of an unpickler class, called with a file and persistent objects.
+        """Return a replacement of the class `ordinary`, called with a file and persistent objects.
 
-        Args:
-            ordinary: The class that is replaced.
-            rebuilders: Replacements of functions of an nnsight generation, by module and name.
+        `rebuilders` replace functions of an nnsight generation, by module and name.
         """
-        resolver = GlobalResolver(
-            self._whitelist,
-            self._modules,
-            self._guards,
-            {**self._definitions.rebuilders(), **self._rebuilders(), **rebuilders},
-        )
+        replaced = {**self._definitions.rebuilders(), **self._rebuilders(), **rebuilders}
+        resolver = GlobalResolver(self._whitelist, self._modules, self._guards, replaced)
 
         def make(file: Any, persistent: Mapping[str, Any] | None = None) -> SafeUnpickler:
+            objects = persistent or {}
             if not self._caches_prefix:
-                return PrefixUnpickler(file, resolver, persistent or {}, self._prefix_cache)
-            prefix = cache_prefix(file.getvalue(), resolver, persistent or {})
+                return SafeUnpickler(file, resolver, objects, self._prefix_cache)
+            prefix = unpickling.cache_prefix(file.getvalue(), resolver, objects)
             self._prefix_cache = [] if prefix is None else [prefix]
-            return SafeUnpickler(file, resolver, persistent or {})
+            return SafeUnpickler(file, resolver, objects)
 
         return make
 
@@ -200,20 +152,18 @@ class Protector:
         cloud = "cloudpickle.cloudpickle"
         return {
             ("torch.storage", "_load_from_bytes"): unpickling.load_tensors,
-            ("torch._tensor", "_rebuild_from_type_v2"): unpickling.rebuild_from_type(),
+            ("torch._tensor", "_rebuild_from_type_v2"): unpickling.rebuild_from_type,
             ("copyreg", "_reconstructor"): unpickling.reconstruct,
             ("copyreg", "__newobj__"): unpickling.new_object,
             ("_codecs", "encode"): unpickling.encode,
             ("types", "MethodType"): unpickling.bound,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
-            (cloud, "subimport"): unpickling.import_for(self._modules),
-            (cloud, "dynamic_subimport"): unpickling.module_for(self._modules),
+            (cloud, "subimport"): self._modules.get,
+            (cloud, "dynamic_subimport"): self._modules.make,
             ("nnsight.intervention.serialization", "_make_dataclass_skeleton"): (
                 self._definitions.dataclass_skeleton
             ),
         }
-
-    # --- where nnsight compiles and runs --------------------------------------------------------------
 
     @contextmanager
     def guarding(
@@ -230,21 +180,14 @@ class Protector:
             for module in modules
             for name, value in (("compile", self.compile), ("exec", self.execute))
         ]
-        before = []
-        for owner, name, value in [*changes, *replaced]:
-            before.append((owner, name, vars(owner).get(name, _ABSENT)))
-            setattr(owner, name, value)
-        try:
-            yield
-        finally:
-            for owner, name, value in reversed(before):
-                if value is _ABSENT:
-                    delattr(owner, name)
+        with ExitStack() as restored:
+            for owner, name, value in [*changes, *replaced]:
+                if name in vars(owner):
+                    restored.callback(setattr, owner, name, vars(owner)[name])
                 else:
-                    setattr(owner, name, value)
-
-
-_ABSENT = object()
+                    restored.callback(delattr, owner, name)
+                setattr(owner, name, value)
+            yield
 
 
 @functools.cache

@@ -2,95 +2,29 @@
 
 from __future__ import annotations
 
-import abc
 import builtins
 import contextlib
 import dataclasses
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.modules import ProtectedModule
-from ndif.sandbox.protector.transformer import UNBOUND
+from ndif.sandbox.protector.inheritance import content
+from ndif.sandbox.protector.modules import Modules, ProtectedModule
+from ndif.sandbox.protector.names import UNBOUND, words
 
-_PLAIN = [
-    "abs",
-    "aiter",
-    "all",
-    "anext",
-    "any",
-    "ascii",
-    "bin",
-    "bool",
-    "bytearray",
-    "bytes",
-    "callable",
-    "chr",
-    "classmethod",
-    "complex",
-    "dict",
-    "dir",
-    "divmod",
-    "enumerate",
-    "filter",
-    "float",
-    "format",
-    "frozenset",
-    "hash",
-    "hex",
-    "id",
-    "int",
-    "isinstance",
-    "issubclass",
-    "iter",
-    "len",
-    "list",
-    "map",
-    "max",
-    "memoryview",
-    "min",
-    "next",
-    "object",
-    "oct",
-    "ord",
-    "pow",
-    "print",
-    "property",
-    "range",
-    "repr",
-    "reversed",
-    "round",
-    "set",
-    "slice",
-    "sorted",
-    "staticmethod",
-    "str",
-    "sum",
-    "super",
-    "tuple",
-    "zip",
-    "True",
-    "False",
-    "None",
-    "Ellipsis",
-    "NotImplemented",
-    "__debug__",
-]
+_PLAIN = words("""
+    abs aiter all anext any ascii bin bool bytearray bytes callable chr classmethod complex dict dir
+    divmod enumerate filter float format frozenset hash hex id int isinstance issubclass iter len list
+    map max memoryview min next object oct ord pow print property range repr reversed round set slice
+    sorted staticmethod str sum super tuple zip True False None Ellipsis NotImplemented __debug__
+""")
 
-_UNAVAILABLE = [
-    "open",
-    "input",
-    "breakpoint",
-    "help",
-    "exit",
-    "quit",
-    "copyright",
-    "credits",
-    "license",
-]
+_UNAVAILABLE = words("open input breakpoint help exit quit copyright credits license")
 
 _Compile = Callable[[str, str, str], CodeType]
 
@@ -115,14 +49,12 @@ class Builtins:
     """Fills the dictionary that a user's code has as its builtins.
 
     Owns the code that blocks compiled. Asks `AccessGuards` about attributes and the classes that are the
-    user's; importing is left to `Modules`.
+    user's; importing is left to `Modules`, to which it gives guarded forms of their functions.
     """
 
-    def __init__(
-        self, guards: AccessGuards, importer: Callable[..., Any], compiled: _Compile
-    ) -> None:
+    def __init__(self, guards: AccessGuards, modules: Modules, compiler: _Compile) -> None:
         self._guards = guards
-        self._compiled = compiled
+        self._compiler = compiler
         self._codes: dict[int, tuple[Code, CodeType]] = {}
         self.classes = _classes(guards)
         """The replacement of `type`."""
@@ -136,7 +68,7 @@ class Builtins:
         table.update((name, _unavailable(name)) for name in _UNAVAILABLE)
         table.update(
             {
-                "__import__": importer,
+                "__import__": modules.importer,
                 "__build_class__": self._build_class,
                 "__name__": "builtins",
                 "getattr": self._getattr,
@@ -152,30 +84,22 @@ class Builtins:
                 "vars": self._vars,
             }
         )
-
-    def module(self) -> SafeBuiltins:
-        """Return the public builtins as a module."""
-        module = SafeBuiltins("builtins")
-        object.__getattribute__(module, "__dict__").update(
+        modules.builtins = SafeBuiltins("builtins")
+        object.__getattribute__(modules.builtins, "__dict__").update(
             (name, value)
-            for name, value in self._guards.builtins.items()
+            for name, value in table.items()
             if not name.startswith("_") and name not in _UNAVAILABLE
         )
-        return module
-
-    def replacements(self) -> dict[str, Any]:
-        """Return guarded forms of functions of whitelisted modules, by their dotted names."""
-        return {
-            "operator.attrgetter": self._guards.texts.attrgetter,
-            "operator.methodcaller": self._guards.texts.methodcaller,
-            "functools.wraps": self._wraps,
-            "functools.update_wrapper": self._update_wrapper,
-            "dataclasses.dataclass": self._dataclass,
-            "builtins.getattr": self._getattr,
-            "builtins.setattr": self._guards.set,
-        }
-
-    # --- attributes ----------------------------------------------------------------------------------
+        for original, value in (
+            (operator.attrgetter, guards.texts.attrgetter),
+            (operator.methodcaller, guards.texts.methodcaller),
+            (functools.wraps, self._wraps),
+            (functools.update_wrapper, self._update_wrapper),
+            (dataclasses.dataclass, self._dataclass),
+            (getattr, self._getattr),
+            (setattr, guards.set),
+        ):
+            modules.replace(original, value)
 
     def _getattr(self, value: Any, name: str, *default: Any) -> Any:
         if len(default) > 1:
@@ -188,56 +112,36 @@ class Builtins:
             raise
 
     def _hasattr(self, value: Any, name: str) -> bool:
-        try:
-            self._guards.read(value, name)
-        except AttributeError:
-            return False
-        return True
+        return self._getattr(value, name, _ABSENT) is not _ABSENT
 
     def _vars(self, *value: Any) -> Any:
         if not value:
             return sys._getframe(1).f_locals
         return self._guards.read(value[0], "__dict__")
 
-    # --- code ------------------------------------------------------------------------------------------
-
     def _compile(
-        self,
-        source: str | bytes,
-        filename: str,
-        mode: str,
-        flags: int = 0,
-        dont_inherit: bool = False,
-        optimize: int = -1,
+        self, source: str | bytes, filename: str, mode: str, *_: object, **__: object
     ) -> Code:
-        """Compile a block's text; `flags` do not change what guards see, and are ignored."""
-        if isinstance(source, bytes):
-            source = source.decode()
-        if not isinstance(source, str):
-            raise TypeError("compile() takes source text on this server, not a syntax tree")
+        """Compile a block's text; flags do not change what guards see, and are ignored."""
+        text = _text(source, "compile() takes source text on this server, not a syntax tree")
         code = Code()
         # Tracebacks read no file for a name in angle brackets.
-        self._codes[id(code)] = code, self._compiled(source, f"<{str(filename).strip('<>')}>", mode)
+        self._codes[id(code)] = code, self._compiler(text, f"<{str(filename).strip('<>')}>", mode)
         return code
 
     def _code(self, source: Any, mode: str) -> CodeType:
         if isinstance(source, Code):
             return self._codes[id(source)][1]
-        if isinstance(source, bytes):
-            source = source.decode()
-        if not isinstance(source, str):
-            raise TypeError(
-                f"{mode}() takes source text, or the result of compile(), on this server"
-            )
-        return self._compiled(source.lstrip(" \t") if mode == "eval" else source, "<string>", mode)
+        text = _text(
+            source, f"{mode}() takes source text, or the result of compile(), on this server"
+        )
+        return self._compiler(text.lstrip(" \t") if mode == "eval" else text, "<string>", mode)
 
     def _exec(self, source: Any, globals: Any = None, locals: Any = None) -> None:  # noqa: A002
-        frame = sys._getframe(1)
-        self._run(source, "exec", frame, globals, locals)
+        self._run(source, "exec", sys._getframe(1), globals, locals)
 
     def _eval(self, source: Any, globals: Any = None, locals: Any = None) -> Any:  # noqa: A002
-        frame = sys._getframe(1)
-        return self._run(source, "eval", frame, globals, locals)
+        return self._run(source, "eval", sys._getframe(1), globals, locals)
 
     def _run(self, source: Any, mode: str, frame: Any, globals_: Any, locals_: Any) -> Any:
         code = self._code(source, mode)
@@ -248,8 +152,6 @@ class Builtins:
             raise TypeError(f"{mode}() globals must be a dict")
         dict.__setitem__(globals_, "__builtins__", self._guards.builtins)
         return eval(code, globals_, globals_ if locals_ is None else locals_)  # noqa: S307 - guarded
-
-    # --- classes and functions -----------------------------------------------------------------------
 
     def _build_class(self, body: Any, name: str, *bases: Any, **options: Any) -> Any:
         cls = builtins.__build_class__(body, name, *bases, **options)
@@ -291,9 +193,20 @@ class Builtins:
         return made
 
 
+_ABSENT = object()
+
+
+def _text(source: object, why: str) -> str:
+    """Return source text, decoded; else raise TypeError with `why`."""
+    text = source.decode() if isinstance(source, bytes) else source
+    if not isinstance(text, str):
+        raise TypeError(why)
+    return text
+
+
 def _field_names(cls: type) -> list[Any]:
     """Return the names of a class's fields, from every attribute that `dataclass` reads them from."""
-    own = type.__dict__["__dict__"].__get__(cls)
+    own = content(cls)
     found: list[Any] = []
     for kind in ("__annotations__", "__dataclass_fields__"):
         named = own.get(kind, {})
@@ -326,17 +239,13 @@ def _classes(guards: AccessGuards) -> type:
                 return stand_in if found is type or found is Meta else found
             name, bases, namespace = arguments
             # Copied first: a subclass of dict may list other names than those that it holds.
-            content = dict(namespace)
-            forbidden = UNBOUND.intersection(content)
+            own = dict(namespace)
+            forbidden = UNBOUND.intersection(own)
             if forbidden:
                 raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
-            made = abc.ABCMeta if any(isinstance(base, abc.ABCMeta) for base in bases) else type
-            for base in bases:
-                if type(base) not in (type, made):
-                    made = type(base)
-            cls_made = made(name, bases, content, **options)
-            guards.own(cls_made)
-            return cls_made
+            made = type(name, bases, own, **options)
+            guards.own(made)
+            return made
 
         def __instancecheck__(cls, value: Any) -> bool:
             return isinstance(value, type) if cls is stand_in else super().__instancecheck__(value)

@@ -12,42 +12,28 @@ import dataclasses
 import enum
 import weakref
 from collections.abc import Callable, Mapping
-from types import (
-    CellType,
-    FunctionType,
-    GenericAlias,
-    MappingProxyType,
-    SimpleNamespace,
-    new_class,
-)
+from types import CellType, FunctionType, GenericAlias, MappingProxyType, SimpleNamespace, new_class
 from typing import Any, NoReturn, TypeVar
 
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.transformer import UNBOUND
+from ndif.sandbox.protector.names import UNBOUND, words
 from ndif.sandbox.protector.unpickling import ForbiddenError, bound
 
-_GENERATED = frozenset(
-    [
-        "__init__",
-        "__repr__",
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__hash__",
-        "__setattr__",
-        "__delattr__",
-        "__getstate__",
-        "__setstate__",
-        "__replace__",
-        "__dataclass_fields__",
-        "__dataclass_params__",
-        "__annotate_func__",
-    ]
-)
+_GENERATED = words("""
+    __init__ __repr__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__
+    __getstate__ __setstate__ __replace__ __dataclass_fields__ __dataclass_params__ __annotate_func__
+""")
 """Attributes that `@dataclass` generates."""
+
+_OF_DATACLASSES = words("__annotations__ __dataclass_fields__ __dataclass_params__")
+"""Attributes in `UNBOUND` from which a dataclass is made again."""
+
+_FIELD_OPTIONS = words("default default_factory init repr hash compare metadata kw_only")
+
+_CLASS_OPTIONS = words("init repr eq order unsafe_hash frozen")
+
+_COPIED = ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__")
+"""Attributes of a function that its constructor does not take."""
 
 
 class RefusedCode:
@@ -55,7 +41,7 @@ class RefusedCode:
 
     def __init__(self, *arguments: Any) -> None:
         texts = [each for each in arguments if isinstance(each, str)]
-        self.name = next((each for each in texts[1:2]), "?")
+        self.name = texts[1] if len(texts) > 1 else "?"
 
 
 class RefusedFunction:
@@ -120,24 +106,17 @@ class Definitions:
             ("types", "FunctionType"): FunctionType,
         }
 
-    # --- functions -------------------------------------------------------------------------------------
-
     def adopt(self, function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
         """Return a copy of a guarded function that has its own globals, with `names` in them."""
-        scope = self.scope(names)
-        scope["__builtins__"] = self._guards.builtins
         made = FunctionType(
             function.__code__,
-            scope,
+            {**self.scope(names), "__builtins__": self._guards.builtins},
             function.__name__,
             function.__defaults__,
             function.__closure__,
         )
-        made.__kwdefaults__ = function.__kwdefaults__
-        made.__annotations__ = function.__annotations__
-        made.__qualname__ = function.__qualname__
-        made.__module__ = function.__module__
-        made.__doc__ = function.__doc__
+        for name in _COPIED:
+            setattr(made, name, getattr(function, name))
         made.__dict__.update(function.__dict__)
         self._functions.add(made)
         return made
@@ -153,18 +132,14 @@ class Definitions:
         }
 
     def fill(self, function: Any, names: Any) -> None:
-        """Add globals to a function that was made here.
-
-        Raises:
-            ForbiddenError: If it was not.
-        """
+        """Add globals to a function that was made here, and to no other."""
         if isinstance(function, RefusedFunction):
             return
-        if not isinstance(function, FunctionType) or function not in self._functions:
+        if not self.runs(function):
             raise ForbiddenError("a request can add globals only to functions that it defines")
         function.__globals__.update(self.scope(names))
 
-    def made_here(self, function: Any) -> bool:
+    def runs(self, function: Any) -> bool:
         """Return True if a function was sent as source."""
         return isinstance(function, FunctionType) and function in self._functions
 
@@ -181,16 +156,8 @@ class Definitions:
             return _TYPES[name]
         raise ForbiddenError(f"types.{name} cannot be sent to this server")
 
-    # --- classes --------------------------------------------------------------------------------------
-
     def _make_class(
-        self,
-        metaclass: Any,
-        name: str,
-        bases: tuple[type, ...],
-        options: Mapping[str, Any],
-        identity: str | None,
-        extra: Any = None,
+        self, metaclass: Any, name: str, bases: Any, options: Any, identity: Any, *_: Any
     ) -> Any:
         metaclass = type if metaclass is self._classes else metaclass
         self._check_class(metaclass, bases)
@@ -200,14 +167,7 @@ class Definitions:
         return self._track(identity, made)
 
     def _make_enum(
-        self,
-        bases: tuple[type, ...],
-        name: str,
-        qualname: str,
-        members: Mapping[str, Any],
-        module: str,
-        identity: str | None,
-        extra: Any = None,
+        self, bases: Any, name: str, path: str, members: Any, module: str, identity: Any, *_: Any
     ) -> Any:
         metaclass = type(bases[-1])
         self._check_class(metaclass, bases)
@@ -218,7 +178,7 @@ class Definitions:
             content[member] = value
         made: Any = metaclass.__new__(metaclass, name, bases, content)
         made.__module__ = module
-        made.__qualname__ = qualname
+        made.__qualname__ = path
         return self._track(identity, made)
 
     def _check_class(self, metaclass: Any, bases: Any) -> None:
@@ -228,12 +188,10 @@ class Definitions:
             raise ForbiddenError("the bases of a class must be classes")
 
     def _content(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        refused = (
-            UNBOUND - {"__annotations__", "__dataclass_fields__", "__dataclass_params__"}
-        ) & set(attributes)
+        refused = (UNBOUND - _OF_DATACLASSES) & set(attributes)
         if refused:
             raise ForbiddenError(
-                f"a class that defines {sorted(refused)[0]} cannot be sent to this server"
+                f"a class that defines {min(refused)} cannot be sent to this server"
             )
         names = attributes.get("__annotations__", {})
         if not all(isinstance(name, str) and name.isidentifier() for name in names):
@@ -251,8 +209,7 @@ class Definitions:
             raise ForbiddenError("a request can set attributes only of classes that it defines")
         attributes = self._content(state[0])
         registry = attributes.pop("_abc_impl", ())
-        fields = attributes.get("__dataclass_fields__")
-        if fields is not None:
+        if attributes.get("__dataclass_fields__") is not None:
             return self._fill_dataclass(cls, attributes)
         for name, value in attributes.items():
             setattr(cls, name, value)
@@ -265,44 +222,20 @@ class Definitions:
         fields = attributes["__dataclass_fields__"]
         parameters = attributes.get("__dataclass_params__")
         for name, value in attributes.items():
-            generated = name in _GENERATED and isinstance(
-                value, RefusedFunction | type(None) | dict
-            )
-            if not generated and name not in ("__dataclass_fields__", "__dataclass_params__"):
+            generated = isinstance(value, RefusedFunction | type(None) | dict)
+            described = name in ("__dataclass_fields__", "__dataclass_params__")
+            if not described and not (generated and name in _GENERATED):
                 setattr(cls, name, value)
         for name in getattr(cls, "__annotations__", {}):
             given = fields.get(name)
             if isinstance(given, dataclasses.Field):
-                made = (
-                    dataclasses.field(
-                        default=given.default,
-                        default_factory=given.default_factory,
-                        init=given.init,
-                        repr=given.repr,
-                        hash=given.hash,
-                        compare=given.compare,
-                        metadata=given.metadata,
-                        kw_only=given.kw_only,
-                    )
-                    if given.default is dataclasses.MISSING or name not in vars(cls)
-                    else given.default
-                )
-                setattr(cls, name, made)
-        options = {
-            option: getattr(parameters, option)
-            for option in ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
-            if hasattr(parameters, option)
-        }
-        return dataclasses.dataclass(**options)(cls)
+                plain = given.default is not dataclasses.MISSING and name in vars(cls)
+                made = dataclasses.field(**_options(given, _FIELD_OPTIONS))
+                setattr(cls, name, given.default if plain else made)
+        return dataclasses.dataclass(**_options(parameters, _CLASS_OPTIONS))(cls)
 
     def dataclass_skeleton(
-        self,
-        name: str,
-        bases: tuple[type, ...],
-        options: Mapping[str, Any],
-        fields: list[tuple[str, Any, Any]],
-        parameters: Mapping[str, Any],
-        identity: str,
+        self, name: str, bases: Any, options: Any, fields: Any, parameters: Any, identity: str
     ) -> Any:
         """Rebuild a dataclass of nnsight 0.6 and 0.7, which send its fields."""
         annotations = {field: kind for field, kind, _ in fields}
@@ -321,3 +254,7 @@ class Definitions:
         return make(
             name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant
         )
+
+
+def _options(value: Any, names: frozenset[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}

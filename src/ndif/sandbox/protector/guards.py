@@ -17,23 +17,18 @@ import torch
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
 from ndif.sandbox.protector import inheritance, names
-from ndif.sandbox.protector.inheritance import ClassSet, PerClassCache, bases, home
-from ndif.sandbox.protector.libraries import (
-    FORMAT_METHODS,
-    GuardedLookups,
-    guard_copying,
-    guard_pandas,
-)
+from ndif.sandbox.protector.inheritance import PerClassCache, bases, home
+from ndif.sandbox.protector.libraries import GuardedLookups, guard_copying, guard_pandas
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
-from ndif.sandbox.protector.objects import ProtectedObjects
-from ndif.sandbox.protector.patterns import Matcher
-from ndif.sandbox.protector.transformer import UNBOUND, private
+from ndif.sandbox.protector.objects import ProtectedObjects, is_of_model_libraries
+from ndif.sandbox.protector.patterns import matched
+from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _GUARDED_MODULES = (ProtectedModule, UnauthorizedModule, UserModule)
 
 _NO_NAMES: frozenset[str] = frozenset()
-_ADDED_BY_NNSIGHT = frozenset({"save"})
+_ADDED_BY_NNSIGHT = names.words("save")
 """Attributes that nnsight gives to every object."""
 
 
@@ -56,7 +51,8 @@ class AccessGuards:
         self._whitelist = whitelist
         self._modules = modules
         self._protected = protected
-        self._owned = ClassSet()
+        self._owned: dict[int, type] = {}
+        """Classes that the user made, by id: a metaclass may define `__eq__` and `__hash__`."""
         self._denied = PerClassCache(whitelist.of_class)
         """Denied attributes of a class's instances, with the reasons."""
         self._restricted: PerClassCache[Container[str]] = PerClassCache(self._restricted_names)
@@ -74,11 +70,9 @@ class AccessGuards:
             "private": self.private,
             "written": self.written,
             "item": self._item(),
-            "matched": Matcher(self.read).matched,
+            "matched": functools.partial(matched, self.read),
             "builtins": lambda: self._modules.builtins,
         }
-
-    # --- reading -----------------------------------------------------------------------------------
 
     def _fast(self) -> Callable[[Any, str], Any]:
         restricted, slow, wrap = self._restricted, self._slow, self._modules.wrap
@@ -95,8 +89,7 @@ class AccessGuards:
 
     def read(self, value: Any, name: str) -> Any:
         """Return an attribute whose name is known only when the code runs."""
-        if type(name) is not str:
-            raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+        _check_text(name)
         return self.private(value, name) if private(name) else self.attribute(value, name)
 
     def private(self, value: Any, name: str) -> Any:
@@ -131,20 +124,20 @@ class AccessGuards:
         if (
             issubclass(cls, ModuleType | type | super | torch.nn.Module)
             or self._is_of_nnsight[cls]
-            or _is_of_model_libraries(cls)
+            or is_of_model_libraries(cls)
         ):
             return _ALL_NAMES
         if any(home(each).partition(".")[0] == "pandas" for each in bases(cls)):
             guard_pandas(self._whitelist)
         denied = self._denied[cls]
         if issubclass(cls, str):
-            return frozenset(denied) | FORMAT_METHODS
+            return frozenset(denied) | names.FORMAT_METHODS
         return frozenset(denied)
 
     def _slow(self, value: Any, name: str) -> Any:
         """Return a restricted attribute, after all checks."""
         kind = type(value)
-        if issubclass(kind, str) and name in FORMAT_METHODS:
+        if issubclass(kind, str) and name in names.FORMAT_METHODS:
             return self.texts.guarded(self._plain(value, name))
         if issubclass(kind, ModuleType):
             module = self._modules.wrap(value)
@@ -180,14 +173,8 @@ class AccessGuards:
         own = _own(value)
         return name in own and name in getattr(own["_module"], "_modules", {})
 
-    # --- what is denied ----------------------------------------------------------------------------
-
     def _check(self, value: Any, name: str) -> None:
-        """Check that nothing denies an object's attribute, whichever way it is accessed.
-
-        Raises:
-            AttributeError: If a rule denies it.
-        """
+        """Check that nothing denies an object's attribute, whichever way it is accessed."""
         kind = type(value)
         if issubclass(kind, super):
             self._check_super(value, name)
@@ -198,11 +185,11 @@ class AccessGuards:
 
     def _check_object(self, value: Any, name: str) -> None:
         kind = type(value)
-        self._check_denied(kind, name)
+        _check_denied(self._denied[kind], kind, name)
         if self._is_of_nnsight[kind]:
-            self._protected.check_nnsight(value, name)
+            _check_denied(self._whitelist.nnsight, kind, name)
         if self._is_envoy(value) or value in self._protected:
-            self._protected.check(value, name)
+            _check_denied(self._whitelist.model, kind, name)
 
     def _check_super(self, value: Any, name: str) -> None:
         """Check an attribute of a `super()` as an attribute of the object that it is bound to."""
@@ -220,40 +207,27 @@ class AccessGuards:
         """Check an attribute of a class.
 
         An attribute that a user's class defines is the user's. One that it inherits from a class of the
-        server accepts the server's objects, and so is checked like that class's own.
-
-        Args:
-            cls: The class.
-            name: The attribute.
-            classes: The classes in which Python looks for the attribute, in order.
+        server accepts the server's objects, and so is checked like that class's own. `classes` are those
+        in which Python looks for the attribute, in order.
         """
         if name in names.INHERITED:
             raise AttributeError(self._refusal(cls, name))
-        self._check_denied(cls, name)
+        _check_denied(self._denied[cls], cls, name)
         origin = inheritance.definer(classes, name)
         if self._is_user_class(cls if origin is None else origin):
             return
         if self._is_of_nnsight[cls]:
-            self._protected.check_nnsight(cls, name)
+            _check_denied(self._whitelist.nnsight, cls, name)
         known = bases(cls)
         module = issubclass(cls, torch.nn.Module) or inheritance.definer(known, "from_pretrained")
         if module or (self._is_of_nnsight[cls] and inheritance.definer(known, "_add_envoy")):
-            self._protected.check(cls, name)
-
-    def _check_denied(self, cls: type, name: str) -> None:
-        reason = self._denied[cls].get(name)
-        if reason is not None:
-            raise AttributeError(
-                f"{inheritance.class_name(cls)}.{name} is not available on this server: {reason}"
-            )
+            _check_denied(self._whitelist.model, cls, name)
 
     def _get(self, envoy: Any, path: str) -> Any:
         """Replace `Envoy.get`, which follows a path of attributes."""
         for part in str(path).split("."):
             envoy = self.item(envoy, part) if part.isdigit() else self.read(envoy, part)
         return envoy
-
-    # --- items -------------------------------------------------------------------------------------
 
     def _item(self) -> Callable[[Any, Any], Any]:
         restricted, item = self._restricted, self.item
@@ -267,7 +241,7 @@ class AccessGuards:
 
     def item(self, value: Any, key: Any) -> Any:
         """Return an item of an object that may take a key for the name of an attribute."""
-        if self._is_of_nnsight[type(value)] and "_module" in _own(value):
+        if self._is_envoy(value):
             if isinstance(key, str):
                 key = str(key)
                 return value[key] if key.isdigit() else self.read(value, key)
@@ -275,11 +249,9 @@ class AccessGuards:
                 key = key.__index__()
         return value[key]
 
-    # --- ownership ---------------------------------------------------------------------------------
-
     def own(self, cls: type) -> None:
         """Record that `cls` is one of the user's own classes."""
-        self._owned.add(cls)
+        self._owned[id(cls)] = cls
 
     def owns(self, value: Any) -> bool:
         """Return True if the user made `value`: a class, an instance of one, or a module."""
@@ -288,12 +260,12 @@ class AccessGuards:
             return True
         if issubclass(kind, super):
             return self.owns(inheritance.bound(value))
-        cls = value if issubclass(kind, type) else kind
-        return self._is_user_class(cls) or any(each in self._owned for each in bases(cls))
+        cls = _class_of(value)
+        return self._is_user_class(cls) or any(id(each) in self._owned for each in bases(cls))
 
     def _is_user_class(self, cls: type) -> bool:
         """Return True if the user made this very class, not only one that it inherits from."""
-        if any(each in self._owned for each in (cls, *bases(type(cls)))):
+        if any(id(each) in self._owned for each in (cls, *bases(type(cls)))):
             return True
         # The `class` statement of a class that is being made has not ended yet.
         return any(self.own_function(each) for each in inheritance.content(cls).values())
@@ -308,7 +280,7 @@ class AccessGuards:
             classes = inheritance.remaining(value)
             value = inheritance.bound(value)
         else:
-            classes = inheritance.searched(value if issubclass(type(value), type) else type(value))
+            classes = inheritance.searched(_class_of(value))
         origin = inheritance.definer(classes, name)
         if (
             origin in (None, object, type)
@@ -316,76 +288,63 @@ class AccessGuards:
             or self._is_user_class(origin)
         ):
             return True
-        return not issubclass(type(value), type) and not _is_of_model_libraries(origin)
+        return not issubclass(type(value), type) and not is_of_model_libraries(origin)
 
     def own_function(self, value: Any) -> bool:
         """Return True if `value` is a function that a user wrote."""
         return isinstance(value, FunctionType) and getattr(value, "__builtins__") is self.builtins  # noqa: B009
 
-    # --- writing -------------------------------------------------------------------------------------
-
     def written(self, value: Any, name: str) -> Any:
-        """Return `value`, whose attribute `name` is about to be set or deleted.
-
-        Raises:
-            AttributeError: If the attribute may not be changed.
-        """
+        """Return `value`, whose attribute `name` may be set or deleted."""
         self.check_write(value, name)
         return value
 
     def check_write(self, value: Any, name: str) -> None:
         """Check that an attribute may be set or deleted; see `written`."""
-        if type(value) in self._owned and not private(name):
+        if id(type(value)) in self._owned and not private(name):
             return
-        if type(name) is not str:
-            raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+        _check_text(name)
+        refusal = self._write_refusal(value, name)
+        if refusal is not None:
+            raise AttributeError(refusal)
+
+    def _write_refusal(self, value: Any, name: str) -> str | None:
         kind = type(value)
         if issubclass(kind, dataclasses.Field):
-            raise AttributeError(
-                f"cannot set {name!r} of a dataclass's field on this server; pass it to "
-                "dataclasses.field(...)"
-            )
-        if name in UNBOUND or name in names.BLOCKED or name in INSPECT_ATTRIBUTES:
-            raise AttributeError(f"the attribute {name!r} cannot be set on this server")
+            remedy = "pass it to dataclasses.field(...)"
+            return f"cannot set {name!r} of a dataclass's field on this server; {remedy}"
+        if name in names.UNBOUND or name in names.BLOCKED or name in INSPECT_ATTRIBUTES:
+            return f"the attribute {name!r} cannot be set on this server"
+        if isinstance(value, UserModule):
+            return None
         if isinstance(value, ModuleType):
-            if not isinstance(value, UserModule):
-                raise AttributeError(
-                    f"cannot modify the module {value.__name__!r}: it is protected on this server"
-                )
-            return
+            return f"cannot modify the module {value.__name__!r}: it is protected on this server"
         own = self.owns(value)
         if name.startswith("__") and name.endswith("__"):
             allowed = own or (name in names.WRITABLE and self.own_function(value))
-            if not allowed and not (isinstance(value, BaseException) and name in names.CONTEXTUAL):
-                raise AttributeError(
-                    f"the attribute {name!r} of {_kind(value)} cannot be set on this server"
-                )
-            return
+            if allowed or (isinstance(value, BaseException) and name in names.CONTEXTUAL):
+                return None
+            return f"the attribute {name!r} of {_kind(value)} cannot be set on this server"
         if own or self.own_function(value):
-            return
+            return None
         if name.startswith("_"):
-            raise AttributeError(
+            return (
                 f"cannot set the private attribute {name!r} of {_kind(value)}; private attributes can be "
                 "set only on instances of classes that your own code defines"
             )
         if issubclass(kind, type) or isinstance(value, FunctionType | MethodType):
-            raise AttributeError(
-                f"cannot set {name!r} of {value!r}: your own code does not define it"
-            )
+            return f"cannot set {name!r} of {value!r}: your own code does not define it"
+        protected = f"cannot set {name!r} of {_kind(value)}: it is protected"
         if self._is_of_nnsight[kind]:
-            self._protected.check_nnsight(value, name)
+            _check_denied(self._whitelist.nnsight, kind, name)
             # nnsight's own setters, as in `.output = …`, may be used.
-            descriptor = getattr(kind, name, None)
-            if not hasattr(type(descriptor), "__set__"):
-                raise AttributeError(
-                    f"cannot set {name!r} of {_kind(value)}: it is protected; you can set the output, "
-                    "input and inputs of a module, and a gradient"
-                )
+            if not hasattr(type(getattr(kind, name, None)), "__set__"):
+                return f"{protected}; you can set the output, input and inputs of a module, and a gradient"
         elif value in self._protected:
-            raise AttributeError(
-                f"cannot set {name!r} of {_kind(value)}: it is protected, because it belongs to the model; "
-                "set the output of a module instead"
+            return (
+                f"{protected}, because it belongs to the model; set the output of a module instead"
             )
+        return None
 
     def set(self, value: Any, name: str, new: Any) -> None:
         """Set an attribute; in place of the builtin `setattr`."""
@@ -403,7 +362,6 @@ class AccessGuards:
         unbound = isinstance(value, type)
         target = inheritance.bound(value) if issubclass(type(value), super) else value
 
-        @functools.wraps(method, assigned=("__name__",), updated=())
         def checked(*arguments: Any) -> Any:
             of, rest = (arguments[0], arguments[1:]) if unbound else (target, arguments)
             if name in ("__setattr__", "__delattr__"):
@@ -412,20 +370,18 @@ class AccessGuards:
                 self._check_read(of, rest[0])
             return method(*arguments)
 
-        del checked.__wrapped__
+        checked.__name__ = name
         return checked
 
     def _check_read(self, value: Any, name: Any) -> None:
-        if type(name) is not str:
-            raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+        _check_text(name)
         if self.owns(value):
             refused = name in (names.BLOCKED | INSPECT_ATTRIBUTES) - names.OWN
             given = not private(name) or name in names.ALLOWED or name in names.PUBLIC
             refused = refused or not (given or self._has_itself(value, name))
         else:
             refused = private(name) or self._restricted[type(value)] is _ALL_NAMES
-        cls = value if issubclass(type(value), type) else type(value)
-        if refused or (name in FORMAT_METHODS and issubclass(cls, str)):
+        if refused or (name in names.FORMAT_METHODS and issubclass(_class_of(value), str)):
             raise AttributeError(self._refusal(value, name))
         self._check(value, name)
 
@@ -436,8 +392,23 @@ def _is_of_nnsight(cls: type) -> bool:
     )
 
 
-def _is_of_model_libraries(cls: type) -> bool:
-    return home(cls).partition(".")[0] in ("transformers", "tokenizers", "peft")
+def _check_text(name: object) -> None:
+    if type(name) is not str:
+        raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+
+
+def _check_denied(denied: Mapping[str, str], cls: type, name: str) -> None:
+    """Check that `denied`, names and reasons, does not have an attribute of a class or its instances."""
+    reason = denied.get(name)
+    if reason is not None:
+        raise AttributeError(
+            f"{inheritance.class_name(cls)}.{name} is not available on this server: {reason}"
+        )
+
+
+def _class_of(value: Any) -> type:
+    """Return a class itself, or the class of an instance."""
+    return value if issubclass(type(value), type) else type(value)
 
 
 def _own(value: Any) -> Mapping[str, Any]:

@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-_BOUND: Any = super.__dict__["__self__"]
-_BOUND_AS: Any = super.__dict__["__self_class__"]
-_AFTER: Any = super.__dict__["__thisclass__"]
+bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+"""The method resolution order of a class, from the class itself on."""
 
+content: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+"""The attributes that a class itself defines."""
 
-def bases(cls: type) -> tuple[type, ...]:
-    """Return the method resolution order of a class, from the class itself on."""
-    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
-    return found
+class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+"""The name of a class."""
 
+bound: Callable[[super], Any] = super.__dict__["__self__"].__get__
+"""The object that a `super()` is bound to, even for a subclass of `super`."""
 
-def content(cls: type) -> Mapping[str, Any]:
-    """Return the attributes that the class itself defines."""
-    found: Mapping[str, Any] = type.__dict__["__dict__"].__get__(cls)
-    return found
+bound_as: Callable[[super], type | None] = super.__dict__["__self_class__"].__get__
+"""The class by which a `super()` treats its object; the object's `__class__` may differ."""
 
-
-def class_name(cls: type) -> str:
-    """Return the name of a class."""
-    found: str = type.__dict__["__name__"].__get__(cls)
-    return found
+_after: Callable[[super], type] = super.__dict__["__thisclass__"].__get__
 
 
 def home(cls: type) -> str:
@@ -49,23 +44,12 @@ def definer(classes: tuple[type, ...], name: str) -> type | None:
     return next((each for each in classes if name in content(each)), None)
 
 
-def bound(value: super) -> Any:
-    """Return the object that a `super()` is bound to, even for a subclass of `super`."""
-    return _BOUND.__get__(value)
-
-
-def bound_as(value: super) -> type | None:
-    """Return the class by which a `super()` treats its object; the object's `__class__` may differ."""
-    found: type | None = _BOUND_AS.__get__(value)
-    return found
-
-
 def remaining(value: super) -> tuple[type, ...]:
     """Return the classes in which a bound `super()` looks for an attribute."""
     cls = bound_as(value)
     if cls is None:
         return ()
-    order, after = bases(cls), _AFTER.__get__(value)
+    order, after = bases(cls), _after(value)
     at = next((number for number, each in enumerate(order) if each is after), len(order))
     return order[at + 1 :]
 
@@ -84,23 +68,7 @@ class PerClassCache(Generic[T]):
 
     def __getitem__(self, cls: type) -> T:
         number = id(cls)
-        if number in self._found:
-            return self._found[number]
-        found = self._find(cls)
-        self._kept.append(cls)
-        self._found[number] = found
-        return found
-
-
-class ClassSet:
-    """A set of classes by identity: a metaclass may define `__eq__` and `__hash__`."""
-
-    def __init__(self) -> None:
-        self._classes: dict[int, type] = {}
-
-    def add(self, cls: type) -> None:
-        """Add a class and keep it alive."""
-        self._classes[id(cls)] = cls
-
-    def __contains__(self, cls: type) -> bool:
-        return id(cls) in self._classes
+        if number not in self._found:
+            self._found[number] = self._find(cls)
+            self._kept.append(cls)
+        return self._found[number]

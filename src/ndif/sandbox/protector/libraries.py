@@ -13,28 +13,24 @@ import copy
 import functools
 import importlib
 import string
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from _string import formatter_field_name_split  # type: ignore[import-not-found]
+from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
+from ndif.sandbox.protector.names import FORMAT_METHODS, words
 from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _GROUP_METHODS = ("agg", "aggregate", "apply", "filter")
 """Methods of pandas groups that take the name of another method."""
 
-_GROUP_CLASSES = ("SeriesGroupBy", "DataFrameGroupBy")
-
 
 def guard_pandas(whitelist: Whitelist) -> None:
     """Make pandas check the name of every method that it looks up."""
-    if "pandas.core.apply" in sys.modules:
-        apply: Any = sys.modules["pandas.core.apply"]
-        if getattr(apply.Apply._apply_str, "guarded", False):
-            return
-    else:
-        apply = importlib.import_module("pandas.core.apply")
+    apply: Any = importlib.import_module("pandas.core.apply")
+    if getattr(apply.Apply._apply_str, "guarded", False):
+        return
 
     def check(value: Any, name: str) -> None:
         reason = "it is private" if private(name) else whitelist.of_class(type(value)).get(name)
@@ -55,8 +51,7 @@ def guard_pandas(whitelist: Whitelist) -> None:
     apply_str.guarded = True  # type: ignore[attr-defined]
     apply.Apply._apply_str = apply_str
     generic: Any = importlib.import_module("pandas.core.groupby.generic")
-    for group in _GROUP_CLASSES:
-        kind = getattr(generic, group)
+    for kind in (generic.SeriesGroupBy, generic.DataFrameGroupBy):
         for name in _GROUP_METHODS:
             setattr(kind, name, _checking(getattr(kind, name), check))
     plotting: Any = importlib.import_module("pandas.plotting._core")
@@ -86,8 +81,7 @@ def _no_backend(backend: str) -> None:
 def guard_copying(owns: Callable[[Any], bool]) -> None:
     """Make `copy` turn a user's object only into another user's object; `owns` recognises them."""
     _owners.append(owns)
-    module: Any = copy
-    module._reconstruct = _reconstruct
+    copy._reconstruct = _reconstruct  # type: ignore[attr-defined]
 
 
 _owners: list[Callable[[Any], bool]] = []
@@ -121,26 +115,17 @@ _ALLOWED_NODES = (
     ast.Attribute, ast.keyword, ast.Subscript, ast.Slice, ast.IfExp, ast.Starred,
 )  # fmt: skip
 
-_DENIED_NAMES = frozenset(
-    {"lambdify", "sympify", "parse_expr", "preview", "plot", "S", "source", "test"}
-)
+_DENIED_NAMES = words("lambdify sympify parse_expr preview plot S source test")
 
 
 def guard_sympy() -> None:
     """Make sympy check every string that it evaluates as an expression."""
-    if "sympy.parsing.sympy_parser" in sys.modules:
-        parser: Any = sys.modules["sympy.parsing.sympy_parser"]
-    else:
-        parser = importlib.import_module("sympy.parsing.sympy_parser")
+    parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
     parser.eval_expr = _evaluate
 
 
 def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
-    """Evaluate an expression; in place of sympy's `eval_expr`.
-
-    Raises:
-        SyntaxError: If `code` is more than an expression of calls, operators and numbers.
-    """
+    """Evaluate an expression of calls, operators and numbers; in place of sympy's `eval_expr`."""
     tree = ast.parse(code, mode="eval")
     for node in ast.walk(tree):
         allowed = isinstance(node, _ALLOWED_NODES)
@@ -158,22 +143,15 @@ def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]
         for name, value in global_dict.items()
         if not isinstance(value, BuiltinFunctionType) and name not in _DENIED_NAMES
     }
-    return eval(  # noqa: S307 - only allowed nodes and names are left
-        compile(tree, "<sympy>", "eval"), {**names, "__builtins__": {}}, local_dict
-    )
+    expression = compile(tree, "<sympy>", "eval")
+    # Only allowed nodes and names are left.
+    return eval(expression, {**names, "__builtins__": {}}, local_dict)  # noqa: S307
 
 
-FORMAT_METHODS = frozenset({"format", "format_map"})
-"""Methods of `str` that look up attributes named in the string."""
+class GuardedLookups(string.Formatter):
+    """Guarded forms of `str.format`, `operator.attrgetter` and `operator.methodcaller`."""
 
-_Read = Callable[[Any, str], Any]
-_Item = Callable[[Any, Any], Any]
-
-
-class Formatter(string.Formatter):
-    """Formats as `str.format` does, and reads attributes and items by guards."""
-
-    def __init__(self, read: _Read, item: _Item) -> None:
+    def __init__(self, read: Callable[[Any, str], Any], item: Callable[[Any, Any], Any]) -> None:
         self._read = read
         self._item = item
 
@@ -181,58 +159,33 @@ class Formatter(string.Formatter):
         self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, int | str]:
         """Return the value of a field ("0.name[key]"), and the field's first part."""
-        first, rest = _split(field_name)
+        first, rest = formatter_field_name_split(field_name)
         value = self.get_value(first, args, kwargs)
         for is_attribute, name in rest:
             value = self._read(value, name) if is_attribute else self._item(value, name)
         return value, first
 
-    def check_unused_args(self, *_: Any) -> None:
-        """Accept unused arguments, as `str.format` does."""
-
-
-def _split(name: str) -> tuple[int | str, Iterator[tuple[bool, Any]]]:
-    from _string import formatter_field_name_split  # type: ignore[import-not-found]
-
-    first, rest = formatter_field_name_split(name)
-    return first, rest
-
-
-class GuardedLookups:
-    """Guarded forms of `str.format`, `operator.attrgetter` and `operator.methodcaller`."""
-
-    def __init__(self, read: _Read, item: _Item) -> None:
-        self._read = read
-        self._item = item
-
-    def method(self, text: str, name: str) -> Callable[..., str]:
-        """Return `text.format` or `text.format_map`."""
-        return functools.partial(self.format if name == "format" else self.format_map, text)
+    def format_map(self, text: str, mapping: Mapping[str, Any]) -> str:
+        """Replace `str.format_map`."""
+        return self.vformat(text, (), mapping)
 
     def guarded(self, result: Any) -> Any:
         """Return `result`, or its guarded form if `result` is a format method of `str`."""
-        if result is str.format or result is str.format_map:
-            return self.format if result is str.format else self.format_map
+        if result is str.format:
+            return self.format
+        if result is str.format_map:
+            return self.format_map
         if type(result) is BuiltinFunctionType and result.__name__ in FORMAT_METHODS:
             text = result.__self__
-            return self.method(text, result.__name__) if isinstance(text, str) else result
+            if isinstance(text, str):
+                return functools.partial(getattr(self, result.__name__), text)
         return result
-
-    def format(self, text: str, *arguments: Any, **options: Any) -> str:
-        """Replace `str.format`."""
-        return Formatter(self._read, self._item).vformat(text, arguments, options)
-
-    def format_map(self, text: str, mapping: Mapping[str, Any]) -> str:
-        """Replace `str.format_map`."""
-        return Formatter(self._read, self._item).vformat(text, (), mapping)
 
     def attrgetter(self, *paths: str) -> Callable[[Any], Any]:
         """Replace `operator.attrgetter`, with a guard for every name of a path."""
 
         def walk(value: Any, path: str) -> Any:
-            for name in path.split("."):
-                value = self._read(value, name)
-            return value
+            return functools.reduce(self._read, path.split("."), value)
 
         if not all(isinstance(path, str) for path in paths):
             raise TypeError("attribute name must be a string")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -10,28 +11,18 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
 from ndif.sandbox.protector.libraries import guard_pandas, guard_sympy
+from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
 
-_PUBLIC_DUNDERS = frozenset({"__name__", "__doc__", "__version__"})
+_PUBLIC_DUNDERS = words("__name__ __doc__ __version__")
+_OF_USER_MODULES = words("__doc__ __package__ __all__ __version__")
 
-_TRUSTED_ORIGINS = frozenset({"abc", "typing", "typing_extensions", "types", "_abc", "functools"})
+_TRUSTED_ORIGINS = words("abc typing typing_extensions types _abc functools")
 """Modules whose values a whitelisted module may hold, besides those of whitelisted modules."""
 
 _PLAIN = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    bool,
-    type(None),
-    tuple,
-    list,
-    dict,
-    set,
-    frozenset,
-    range,
-)
+    int, float, complex, str, bytes, bool, type(None), tuple, list, dict, set, frozenset, range
+)  # fmt: skip
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
 
@@ -53,15 +44,12 @@ class ProtectedModule(ModuleType):
         modules, module, path = _BACKING[id(self)]
         return modules.attribute(module, path, name)
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
+    def __setattr__(self, name: str, *_: object) -> NoReturn:
         raise AttributeError(
             f"cannot modify the module {self.__name__!r}: it is protected on this server"
         )
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"cannot modify the module {self.__name__!r}: it is protected on this server"
-        )
+    __delattr__ = __setattr__
 
     def __repr__(self) -> str:
         return f"<module {self.__name__!r}>"
@@ -74,12 +62,10 @@ class ProtectedModule(ModuleType):
         return importlib.import_module, (self.__name__,)
 
     # `__reduce__` serves the user's own process; a copy made by it would be the unguarded module.
-
-    def __copy__(self) -> ProtectedModule:
+    def __deepcopy__(self, *_: object) -> ProtectedModule:
         return self
 
-    def __deepcopy__(self, memo: object) -> ProtectedModule:
-        return self
+    __copy__ = __deepcopy__
 
 
 class UnauthorizedModule(ModuleType):
@@ -99,15 +85,11 @@ class UnauthorizedModule(ModuleType):
             raise AttributeError(object.__getattribute__(self, "_why"))
         raise ImportError(object.__getattribute__(self, "_why"))
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise ImportError(object.__getattribute__(self, "_why"))
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise ImportError(object.__getattribute__(self, "_why"))
-
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raise ImportError: the module is not available."""
         raise ImportError(object.__getattribute__(self, "_why"))
+
+    __setattr__ = __delattr__ = __call__
 
     def __repr__(self) -> str:
         return f"<module {ModuleType.__getattribute__(self, '__name__')!r} (not available)>"
@@ -154,31 +136,29 @@ class Modules:
                 self._denied[id(value)] = value, reason
 
     def get(self, name: str) -> ModuleType:
-        """Return the wrapper of a whitelisted module, a user's module, or else a placeholder.
-
-        Raises:
-            ImportError: If the module is whitelisted but not installed.
-        """
+        """Return the wrapper of a whitelisted module, a user's module, or else a placeholder."""
         if name in ("builtins", "__builtins__") and self.builtins is not None:
             return self.builtins
-        if name in self.users:
-            return self.users[name]
-        if name in self._wrappers:
-            return self._wrappers[name]
+        known = self.users.get(name) or self._wrappers.get(name)
+        if known is not None:
+            return known
         if self._whitelist.find(name) is None and not self._has_whitelisted_submodule(name):
-            root = name.partition(".")[0]
-            entry = self._whitelist.modules.get(root)
+            entry = self._whitelist.modules.get(name.partition(".")[0])
             reason = entry and entry.reason(name)
-            if reason:
-                return UnauthorizedModule(
-                    name, f"module {name!r} is not available on this server: {reason}"
-                )
-            return UnauthorizedModule(
-                name,
-                f"module {name!r} is not available on this server; you can import: "
-                f"{self._whitelist.available()}",
-            )
+            why = f": {reason}" if reason else f"; you can import: {self._whitelist.available()}"
+            return UnauthorizedModule(name, f"module {name!r} is not available on this server{why}")
         return self._wrap(importlib.import_module(name), name)
+
+    def make(self, name: str, variables: dict[str, Any]) -> UserModule:
+        """Make a module of the user's own; in place of `cloudpickle.dynamic_subimport`."""
+        module = UserModule(name)
+        vars(module).update(
+            (key, value)
+            for key, value in variables.items()
+            if not key.startswith("__") or key in _OF_USER_MODULES
+        )
+        self.users[name] = module
+        return module
 
     def _has_whitelisted_submodule(self, name: str) -> bool:
         """Return True if a whitelisted module is below `name`."""
@@ -204,22 +184,23 @@ class Modules:
         known = self._wrappers.get(name)
         if known is not None and _BACKING[id(known)][1] is module:
             return known
-        if name == "sympy" or name.startswith("sympy."):
+        root = name.partition(".")[0]
+        if root == "sympy":
             guard_sympy()
-        elif name == "pandas" or name.startswith("pandas."):
+        elif root == "pandas":
             guard_pandas(self._whitelist)
-        entry = self._whitelist.modules.get(name.partition(".")[0])
+        entry = self._whitelist.modules.get(root)
         if entry is not None:
             self._deny(entry)
         wrapper = ProtectedModule(name, module.__doc__)
         _BACKING[id(wrapper)] = (self, module, name)
         own = object.__getattribute__(wrapper, "__dict__")
-        for key in list(vars(module)):
-            try:
-                own[key] = self._checked(module, name, key)
-            except (AttributeError, ImportError):
-                if key in own and key not in ("__name__", "__doc__"):
-                    del own[key]
+        for key, value in list(vars(module).items()):
+            own.pop(key, None)
+            # Submodules, which may be large, are wrapped on access.
+            if not isinstance(value, ModuleType):
+                with contextlib.suppress(AttributeError, ImportError):
+                    own[key] = self._permitted(name, key, value)
         exported = getattr(module, "__all__", None)
         if exported is not None:
             own["__all__"] = [key for key in exported if key in own]
@@ -229,14 +210,7 @@ class Modules:
     def stored(self, wrapper: ProtectedModule, name: str) -> Any:
         """Return the module's attribute of a name that nnsight also gives to every object."""
         own = object.__getattribute__(wrapper, "__dict__")
-        return own[name] if name in own else ProtectedModule.__getattr__(wrapper, name)
-
-    def _checked(self, module: ModuleType, name: str, key: str) -> Any:
-        """Return an attribute for a new wrapper; submodules, which may be large, are wrapped on access."""
-        value = vars(module)[key]
-        if isinstance(value, ModuleType):
-            raise AttributeError(key)
-        return self._permitted(name, key, value)
+        return own[name] if name in own else type(wrapper).__getattr__(wrapper, name)
 
     def attribute(self, module: ModuleType, path: str, name: str) -> Any:
         """Return an attribute of a whitelisted module.
@@ -259,44 +233,35 @@ class Modules:
             raise AttributeError(f"{path}.{name}: {error}") from None
 
     def _permitted(self, path: str, name: str, value: Any) -> Any:
-        """Return `value` or its replacement.
-
-        Raises:
-            AttributeError: If a block may not use it.
-        """
+        """Return `value` or its replacement; raise AttributeError if a block may not use it."""
         if name in _PUBLIC_DUNDERS:
             return value
         if name.startswith("_"):
             raise AttributeError(
                 f"{path}.{name} is private to its module and not available on this server"
             )
+        dotted = f"{path}.{name}"
+        unavailable = f"{dotted} is not available on this server"
         entry = self._whitelist.find(path)
         if entry is None:
-            if self._has_whitelisted_submodule(f"{path}.{name}") or self._whitelist.find(
-                f"{path}.{name}"
-            ):
+            if self._has_whitelisted_submodule(dotted) or self._whitelist.find(dotted):
                 return value
-            raise AttributeError(f"{path}.{name} is not available on this server")
+            raise AttributeError(unavailable)
         if entry.only is not None and name not in entry.only:
-            if self._has_whitelisted_submodule(f"{path}.{name}"):
+            if self._has_whitelisted_submodule(dotted):
                 return value
-            raise AttributeError(
-                f"{path}.{name} is not available on this server; available from {path}: "
-                f"{', '.join(sorted(entry.only))}"
-            )
-        reason = entry.reason(f"{path}.{name}")
+            available = ", ".join(sorted(entry.only))
+            raise AttributeError(f"{unavailable}; available from {path}: {available}")
+        _, reason = self._denied.get(id(value), (None, None))
+        reason = entry.reason(dotted) or reason
         if reason:
-            raise AttributeError(f"{path}.{name} is not available on this server: {reason}")
-        known = self._denied.get(id(value))
-        if known is not None and known[0] is value:
-            raise AttributeError(f"{path}.{name} is not available on this server: {known[1]}")
-        replaced = self._replacements.get(id(value))
-        if replaced is not None and replaced[0] is value:
-            return replaced[1]
+            raise AttributeError(f"{unavailable}: {reason}")
+        if id(value) in self._replacements:
+            return self._replacements[id(value)][1]
         origin = _origin(value)
         if origin is not None and not self._is_permitted_origin(origin):
             raise AttributeError(
-                f"{path}.{name} belongs to the module {origin!r}, which is not available on this server"
+                f"{dotted} belongs to the module {origin!r}, which is not available on this server"
             )
         return value
 
@@ -344,22 +309,16 @@ class Modules:
             getattr(module, attribute)
         except AttributeError as error:
             below = f"{name}.{attribute}"
-            if self._whitelist.find(below) is not None and _exists(below):
+            is_package = hasattr(sys.modules.get(name), "__path__")
+            if is_package and self._whitelist.find(below) and importlib.util.find_spec(below):
                 object.__getattribute__(module, "__dict__")[attribute] = self.get(below)
                 return
             raise ImportError(str(error)) from None
 
 
-def _exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the parent is no package
-        return False
-
-
 def _origin(value: Any) -> str | None:
     """Return the name of the module that defines a value; None for plain values, which any may hold."""
-    if value is None or type(value) in _PLAIN:
+    if type(value) in _PLAIN:
         return None
     # An instance has its class's module; a function that Cython compiled has its own.
     name = getattr(value, "__module__", None)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from ndif.sandbox.protector.inheritance import class_name
+from ndif.sandbox.protector.inheritance import home
+from ndif.sandbox.protector.names import words
 
-_ACTIVATIONS = frozenset({"output", "input", "inputs", "grad", "result"})
+_ACTIVATIONS = words("output input inputs grad result")
 """Attributes that nnsight serves while the model runs: never copied."""
 
-_WEIGHT_LISTINGS = frozenset(
-    {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
-)
+_WEIGHT_LISTINGS = words("parameters named_parameters buffers named_buffers state_dict")
 """Methods that return many weights at once."""
 
 
@@ -28,9 +27,7 @@ class ProtectedObjects:
     the objects themselves. `AccessGuards` decides when to ask.
     """
 
-    def __init__(self, denied: Mapping[str, str], nnsight: Mapping[str, str]) -> None:
-        self._denied = denied
-        self._nnsight = nnsight
+    def __init__(self) -> None:
         self._objects: Mapping[str, Any] | None = None
         self._held: dict[int, Any] = {}
         self._weights: dict[int, torch.Tensor] = {}
@@ -60,33 +57,14 @@ class ProtectedObjects:
                     self._weights[id(weight)] = weight
             for module in value.children():
                 self._hold(module)
-        for name in ("config", "generation_config", "model", "tokenizer", "backend_tokenizer"):
-            held = getattr(value, name, None) if _is_instance(value) else None
-            if held is not None and _is_instance(held):
-                self._hold(held)
+        if _is_instance(value):
+            for name in ("config", "generation_config", "model", "tokenizer", "backend_tokenizer"):
+                held = getattr(value, name, None)
+                if _is_instance(held):
+                    self._hold(held)
 
     def __contains__(self, value: Any) -> bool:
         return self._held.get(id(value)) is value
-
-    def check(self, value: Any, name: str) -> None:
-        """Check that an attribute of a protected object, or of a wrapper of one, is available.
-
-        Raises:
-            AttributeError: If the attribute is denied.
-        """
-        _check(self._denied, value, name)
-
-    def check_nnsight(self, value: Any, name: str) -> None:
-        """Check that an attribute of an object of nnsight's own is available.
-
-        Raises:
-            AttributeError: If the attribute is denied.
-        """
-        _check(self._nnsight, value, name)
-
-    def denies(self, name: str) -> bool:
-        """Return True if a request may not call a method of the model by this name."""
-        return name in self._denied or name in self._nnsight
 
     def given(self, name: str, result: Any) -> Any:
         """Return the value that a block gets for an attribute of a protected object or of its wrapper."""
@@ -98,11 +76,7 @@ class ProtectedObjects:
             return copy.deepcopy(result)
         if name in _WEIGHT_LISTINGS and isinstance(result, MethodType | FunctionType):
             return self._listing(result)
-        if _is_instance(result) and type(result).__module__.partition(".")[0] in (
-            "transformers",
-            "tokenizers",
-            "peft",
-        ):
+        if _is_instance(result) and is_of_model_libraries(type(result)):
             self._held[id(result)] = result
         return result
 
@@ -120,12 +94,10 @@ class ProtectedObjects:
 
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the copy of a weight, the same object each time, with the weight's gradient."""
-        known = self._copies.get(id(weight))
-        if known is not None and known[0] is weight:
-            made = known[1]
-        else:
+        if id(weight) not in self._copies:
             made = copy.deepcopy(weight) if weight.is_leaf else weight.clone()
             self._copies[id(weight)] = (weight, made)
+        made = self._copies[id(weight)][1]
         gradient = weight.grad if weight.is_leaf else None
         if gradient is not None and made.grad is None and made.is_leaf:
             made.grad = gradient.clone()
@@ -136,23 +108,12 @@ class ProtectedObjects:
             result = method(*arguments, **options)
             if isinstance(result, dict):
                 return type(result)((name, self._copied(weight)) for name, weight in result.items())
-            return self._copied_items(result)
+            return (
+                (each[0], self._copied(each[1])) if isinstance(each, tuple) else self._copied(each)
+                for each in result
+            )
 
         return listed
-
-    def _copied_items(self, weights: Iterator[Any]) -> Iterator[Any]:
-        for weight in weights:
-            if isinstance(weight, tuple):
-                yield weight[0], self._copied(weight[1])
-            else:
-                yield self._copied(weight)
-
-
-def _check(denied: Mapping[str, str], value: Any, name: str) -> None:
-    reason = denied.get(name)
-    if reason is not None:
-        owner = class_name(value if isinstance(value, type) else type(value))
-        raise AttributeError(f"{owner}.{name} is not available on this server: {reason}")
 
 
 def _is_instance(value: Any) -> bool:
@@ -160,3 +121,8 @@ def _is_instance(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(
         value, type | FunctionType | MethodType | BuiltinFunctionType | torch.Tensor
     )
+
+
+def is_of_model_libraries(cls: type) -> bool:
+    """Return True if a class is one of transformers, tokenizers or peft."""
+    return home(cls).partition(".")[0] in ("transformers", "tokenizers", "peft")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-_Guard = Callable[..., ast.Call]
+_Read = Callable[[Any, str], Any]
 
 _numbers = itertools.count()
 
@@ -27,101 +28,55 @@ def needs_rewriting(node: ast.Match) -> bool:
     )
 
 
-def rewrite_match(node: ast.Match, guard: _Guard) -> list[ast.stmt]:
+def bound_names(pattern: ast.pattern) -> dict[str, ast.AST]:
+    """Return the names that a pattern binds, and where."""
+    names = {
+        getattr(each, "name", None) or getattr(each, "rest", None): each
+        for each in ast.walk(pattern)
+        if isinstance(each, ast.MatchAs | ast.MatchStar | ast.MatchMapping)
+    }
+    return {name: each for name, each in names.items() if name is not None}
+
+
+def _expressions(pattern: ast.pattern) -> list[ast.expr]:
+    """Return the expressions that a pattern evaluates."""
+    found: list[ast.expr] = []
+    for each in ast.walk(pattern):
+        if isinstance(each, ast.MatchValue):
+            found.append(each.value)
+        elif isinstance(each, ast.MatchMapping):
+            found += each.keys
+        elif isinstance(each, ast.MatchClass):
+            found.append(each.cls)
+    return found
+
+
+def rewrite_match(
+    node: ast.Match,
+    guard: Callable[..., ast.Call],
+    constant: Callable[[ast.pattern], ast.Constant],
+) -> list[ast.stmt]:
     """Return equivalent statements without a `match`."""
     subject, found = (f"__nnsight_match_{next(_numbers)}_{what}" for what in ("subject", "found"))
-    first = ast.Assign(targets=[ast.Name(subject, ast.Store())], value=node.subject)
-    ast.copy_location(first, node)
+    first = ast.Assign([ast.Name(subject, ast.Store())], node.subject)
     otherwise: list[ast.stmt] = []
     for case in reversed(node.cases):
-        values: list[ast.expr] = []
-        names: list[str] = []
-        form = _form(case.pattern, values, names)
-        matched = guard(
+        binding = "".join(f"{name} := {found}[{name!r}], " for name in bound_names(case.pattern))
+        condition = f"({found} := ...) is not None and ({binding}True)"
+        test = cast("Any", ast.parse(condition, mode="eval").body)
+        for each in ast.walk(test):
+            ast.copy_location(each, case.pattern)
+        test.values[0].left.value = guard(
             "matched",
             case.pattern,
             ast.Name(subject, ast.Load()),
-            _literal(form),
-            ast.Tuple(values, ast.Load()),
+            constant(case.pattern),
+            ast.Tuple(_expressions(case.pattern), ast.Load()),
         )
-        tests: list[ast.expr] = [
-            ast.Compare(
-                ast.NamedExpr(ast.Name(found, ast.Store()), matched),
-                [ast.IsNot()],
-                [ast.Constant(None)],
-            )
-        ]
-        if names:
-            tests.append(
-                ast.Tuple(
-                    [
-                        ast.NamedExpr(
-                            ast.Name(name, ast.Store()),
-                            ast.Subscript(
-                                ast.Name(found, ast.Load()), ast.Constant(index), ast.Load()
-                            ),
-                        )
-                        for index, name in enumerate(names)
-                    ],
-                    ast.Load(),
-                )
-            )
         if case.guard is not None:
-            tests.append(case.guard)
-        test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
-        branch = ast.If(test, case.body, otherwise)
-        for each in ast.walk(branch.test):
-            if not hasattr(each, "lineno"):
-                ast.copy_location(each, case.pattern)
-        ast.copy_location(branch, case.pattern)
-        otherwise = [branch]
-    return [first, *otherwise]
-
-
-def _literal(value: object) -> ast.expr:
-    if isinstance(value, tuple):
-        return ast.Tuple([_literal(each) for each in value], ast.Load())
-    return ast.Constant(cast("Any", value))
-
-
-def _form(pattern: ast.pattern | None, values: list[ast.expr], names: list[str]) -> Any:
-    """Return a pattern as nested tuples; append its expressions to `values` and its names to `names`."""
-
-    def value(node: ast.expr) -> int:
-        values.append(node)
-        return len(values) - 1
-
-    def name(text: str | None) -> int:
-        if text is None:
-            return -1
-        if text not in names:
-            names.append(text)
-        return names.index(text)
-
-    match pattern:
-        case None:
-            return ("any",)
-        case ast.MatchAs():
-            return ("as", name(pattern.name), _form(pattern.pattern, values, names))
-        case ast.MatchValue():
-            return ("value", value(pattern.value))
-        case ast.MatchSingleton():
-            return ("singleton", pattern.value)
-        case ast.MatchOr():
-            return ("or", tuple(_form(each, values, names) for each in pattern.patterns))
-        case ast.MatchSequence():
-            return ("sequence", tuple(_form(each, values, names) for each in pattern.patterns))
-        case ast.MatchStar():
-            return ("star", name(pattern.name))
-        case ast.MatchMapping():
-            keys = tuple(value(key) for key in pattern.keys)
-            forms = tuple(_form(each, values, names) for each in pattern.patterns)
-            return ("mapping", keys, forms, name(pattern.rest))
-        case ast.MatchClass():
-            positional = tuple(_form(each, values, names) for each in pattern.patterns)
-            keyword = tuple(_form(each, values, names) for each in pattern.kwd_patterns)
-            return ("class", value(pattern.cls), positional, tuple(pattern.kwd_attrs), keyword)
-    raise SyntaxError("an unknown pattern")
+            test.values.append(case.guard)
+        otherwise = [ast.copy_location(ast.If(test, case.body, otherwise), case.pattern)]
+    return [ast.copy_location(first, node), *otherwise]
 
 
 _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
@@ -130,104 +85,101 @@ _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set
 _MISSING = object()
 
 
-class Matcher:
-    """Matches subjects against patterns as Python does, reading attributes by a guard."""
+def matched(
+    read: _Read, subject: Any, pattern: ast.pattern, values: tuple[Any, ...]
+) -> dict[str, Any] | None:
+    """Match as Python does, with `read` for attributes; return the values of the names, or None."""
+    by_id = dict(zip(map(id, _expressions(pattern)), values, strict=True))
+    attempt = _Match(read, by_id, {})
+    return attempt.found if attempt.matches(subject, pattern) else None
 
-    def __init__(self, read: Callable[[Any, str], Any]) -> None:
-        self._read = read
 
-    def matched(self, subject: Any, form: Any, values: tuple[Any, ...]) -> dict[int, Any] | None:
-        """Return the values of the pattern's names, by number; None if the pattern does not match."""
-        found: dict[int, Any] = {}
-        return found if self._match(subject, form, values, found) else None
+@dataclass(frozen=True, slots=True)
+class _Match:
+    read: _Read
+    values: Mapping[int, Any]
+    """Values of the pattern's expressions, by the expression's id."""
+    found: dict[str, Any]
+    """Values of the pattern's names."""
 
-    def _match(self, subject: Any, form: Any, values: Any, found: dict[int, Any]) -> bool:
-        match form[0]:
-            case "any":
-                return True
-            case "as":
-                if not self._match(subject, form[2], values, found):
+    def matches(self, subject: Any, pattern: Any) -> bool:
+        match pattern:
+            case ast.MatchAs():
+                if pattern.pattern is not None and not self.matches(subject, pattern.pattern):
                     return False
-                if form[1] >= 0:
-                    found[form[1]] = subject
+                if pattern.name is not None:
+                    self.found[pattern.name] = subject
                 return True
-            case "value":
-                return bool(subject == values[form[1]])
-            case "singleton":
-                return subject is form[1]
-            case "or":
-                return any(self._match(subject, each, values, found) for each in form[1])
-            case "sequence":
-                return self._sequence(subject, form[1], values, found)
-            case "mapping":
-                return self._mapping(subject, form, values, found)
-        return self._class(subject, form, values, found)
+            case ast.MatchValue():
+                return bool(subject == self.values[id(pattern.value)])
+            case ast.MatchSingleton():
+                return subject is pattern.value
+            case ast.MatchOr():
+                return any(self.matches(subject, each) for each in pattern.patterns)
+            case ast.MatchSequence():
+                return self._sequence(subject, pattern.patterns)
+            case ast.MatchMapping():
+                return self._mapping(subject, pattern)
+        return self._class(subject, pattern)
 
-    def _sequence(self, subject: Any, forms: Any, values: Any, found: dict[int, Any]) -> bool:
+    def _sequence(self, subject: Any, patterns: list[Any]) -> bool:
         if not isinstance(subject, Sequence) or isinstance(subject, str | bytes | bytearray):
             return False
-        star = next((index for index, form in enumerate(forms) if form[0] == "star"), None)
-        if star is None:
-            if len(subject) != len(forms):
-                return False
-            return all(map(lambda s, f: self._match(s, f, values, found), subject, forms))
-        after = len(forms) - star - 1
-        if len(subject) < star + after:
+        stars = [index for index, each in enumerate(patterns) if isinstance(each, ast.MatchStar)]
+        more = len(subject) - len(patterns) + len(stars)
+        if more < 0 or (more and not stars):
             return False
         items = list(subject)
-        middle = items[star : len(items) - after]
-        rest = items[len(items) - after :] if after else []
-        for item, form in zip(
-            [*items[:star], *rest], [*forms[:star], *forms[star + 1 :]], strict=True
-        ):
-            if not self._match(item, form, values, found):
-                return False
-        if forms[star][1] >= 0:
-            found[forms[star][1]] = middle
-        return True
+        for star in stars:
+            if patterns[star].name is not None:
+                self.found[patterns[star].name] = items[star : star + more]
+            items[star : star + more] = []
+            patterns = [*patterns[:star], *patterns[star + 1 :]]
+        return all(map(self.matches, items, patterns))
 
-    def _mapping(self, subject: Any, form: Any, values: Any, found: dict[int, Any]) -> bool:
+    def _mapping(self, subject: Any, pattern: ast.MatchMapping) -> bool:
         if not isinstance(subject, Mapping):
             return False
-        keys = [values[index] for index in form[1]]
-        for key, each in zip(keys, form[2], strict=True):
+        keys = [self.values[id(key)] for key in pattern.keys]
+        for key, each in zip(keys, pattern.patterns, strict=True):
             item = subject.get(key, _MISSING)
-            if item is _MISSING or not self._match(item, each, values, found):
+            if item is _MISSING or not self.matches(item, each):
                 return False
-        if form[3] >= 0:
-            found[form[3]] = {key: item for key, item in subject.items() if key not in keys}
+        if pattern.rest is not None:
+            self.found[pattern.rest] = {
+                key: item for key, item in subject.items() if key not in keys
+            }
         return True
 
-    def _class(self, subject: Any, form: Any, values: Any, found: dict[int, Any]) -> bool:
-        _, cls, positional, names, keyword = form
-        cls = values[cls]
+    def _class(self, subject: Any, pattern: ast.MatchClass) -> bool:
+        cls, positional = self.values[id(pattern.cls)], pattern.patterns
         if not isinstance(cls, type):
             raise TypeError("called match pattern must be a class")
         if not isinstance(subject, cls):
             return False
-        if positional:
-            derived = cls.__mro__[1] in _SELF_MATCHING and "__match_args__" not in vars(cls)
-            if cls in _SELF_MATCHING or derived:
-                if len(positional) > 1:
-                    raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern")
-                if not self._match(subject, positional[0], values, found):
-                    return False
-            else:
-                ordered = getattr(cls, "__match_args__", ())
-                if len(positional) > len(ordered):
-                    raise TypeError(
-                        f"{cls.__name__}() accepts {len(ordered)} positional sub-patterns "
-                        f"({len(positional)} given)"
-                    )
-                names = (*ordered[: len(positional)], *names)
-                keyword = (*positional, *keyword)
-        for name, each in zip(names, keyword, strict=True):
+        names, patterns = [*pattern.kwd_attrs], [*pattern.kwd_patterns]
+        candidates = cls.__mro__[: 1 if "__match_args__" in vars(cls) else 2]
+        if positional and any(each in _SELF_MATCHING for each in candidates):
+            if len(positional) > 1:
+                raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern")
+            if not self.matches(subject, positional[0]):
+                return False
+        elif positional:
+            ordered = getattr(cls, "__match_args__", ())
+            if len(positional) > len(ordered):
+                raise TypeError(
+                    f"{cls.__name__}() accepts {len(ordered)} positional sub-patterns "
+                    f"({len(positional)} given)"
+                )
+            names = [*ordered[: len(positional)], *names]
+            patterns = [*positional, *patterns]
+        for name, each in zip(names, patterns, strict=True):
             if not isinstance(name, str):
                 raise TypeError("__match_args__ elements must be strings")
             try:
-                value = self._read(subject, name)
+                value = self.read(subject, name)
             except AttributeError:
                 return False
-            if not self._match(value, each, values, found):
+            if not self.matches(value, each):
                 return False
         return True

@@ -2,20 +2,19 @@
 
 nnsight sends the tree of a model's wrappers with each request: of 16,000 pickle opcodes for 30 layers, all
 but 300 are in one list, and its bytes are the same as long as client and model are the same. The zygote
-decodes that list once, from a request of its own; each runner that it forks uses the decoded objects for
-one payload.
+decodes that list once, from a request of its own (`unpickling.cache_prefix`); each runner that it forks
+uses the decoded objects for one payload.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 import pickletools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
+from ndif.sandbox.protector.names import words
 
 _MIN_BYTES = 1024
 """Length below which decoding a list costs no more than looking for it."""
@@ -24,15 +23,11 @@ _SIGNATURE_BYTES = 64
 
 _FRAME_BYTES, _PROTO_BYTES = 9, 2
 
-_OPCODES = frozenset(
-    [
-        *("MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "BINPERSID", "FRAME"),
-        *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINFLOAT"),
-        *("SHORT_BINUNICODE", "BINUNICODE", "STACK_GLOBAL", "NEWOBJ", "BUILD"),
-        *("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"),
-        *("EMPTY_LIST", "EMPTY_DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
-    ]
-)
+_OPCODES = words("""
+    MARK MEMOIZE BINGET LONG_BINGET BINPERSID FRAME NONE NEWTRUE NEWFALSE BININT BININT1 BININT2
+    BINFLOAT SHORT_BINUNICODE BINUNICODE STACK_GLOBAL NEWOBJ BUILD EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3
+    TUPLE EMPTY_LIST EMPTY_DICT APPEND APPENDS SETITEM SETITEMS
+""")
 """Opcodes of a list that may be cached: none calls a function, whose result may differ each time."""
 
 
@@ -53,13 +48,21 @@ class PrefixSpan:
         """Return True if the opcode that ends at `position` is part of the list."""
         return self.start < position <= self.end
 
+    def content(self, payload: bytes) -> bytes:
+        """Return the opcodes of the list without FRAME, which may begin anywhere."""
+        content, at = b"", self.start
+        for frame in frame_offsets(payload):
+            if self.start < frame < self.end:
+                content += payload[at:frame]
+                at = frame + _FRAME_BYTES
+        return content + payload[at : self.end]
+
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
     """The bytes of a list, the objects that they decode to, and what that decoding depended on."""
 
     content: bytes
-    """The pickle opcodes without FRAME, which may begin anywhere."""
     memo_size: int
     referenced: Mapping[int, Any]
     persistent: Mapping[str, Any]
@@ -130,106 +133,4 @@ def longest_list(payload: bytes) -> PrefixSpan | None:
     if end - start < _MIN_BYTES or not _OPCODES.issuperset(name for name, _ in within):
         return None
     numbers = {argument or 0 for name, argument in within if name in ("BINGET", "LONG_BINGET")}
-    return PrefixSpan(
-        start, end, before, frozenset(number for number in numbers if number < before)
-    )
-
-
-def _without_frames(payload: bytes, span: PrefixSpan) -> bytes:
-    content, at = b"", span.start
-    for frame in frame_offsets(payload):
-        if span.start < frame < span.end:
-            content += payload[at:frame]
-            at = frame + _FRAME_BYTES
-    return content + payload[at : span.end]
-
-
-def cache_prefix(
-    payload: bytes, resolver: GlobalResolver, persistent: Mapping[str, Any]
-) -> CachedPrefix | None:
-    """Decode what requests like `payload`, one of the server's own, have in common; None if little."""
-    span = longest_list(payload)
-    if span is None:
-        return None
-    recorder = _PrefixRecorder(io.BytesIO(payload), resolver, persistent, span)
-    items = recorder.load()
-    if not recorder.is_reusable:
-        return None
-    return CachedPrefix(
-        content=_without_frames(payload, span),
-        memo_size=span.memo_size,
-        referenced={number: recorder.memo[number] for number in span.references},
-        persistent=recorder.found,
-        items=items,
-        memo=[recorder.memo[number] for number in range(span.memo_size, len(recorder.memo))],
-    )
-
-
-class _PrefixRecorder(SafeUnpickler):
-    """Decodes a payload up to the end of a list, and returns the items of that list."""
-
-    dispatch: ClassVar[dict[int, Any]] = dict(SafeUnpickler.dispatch)
-
-    def __init__(
-        self,
-        file: io.BytesIO,
-        resolver: GlobalResolver,
-        persistent: Mapping[str, Any],
-        span: PrefixSpan,
-    ) -> None:
-        super().__init__(file, resolver, persistent)
-        self._span = span
-        self.found: dict[str, Any] = {}
-        """Persistent objects that the list refers to."""
-        self.is_reusable = True
-        """False once the list names a global that differs from request to request."""
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Load a persistent object, and record it if the list refers to it."""
-        value = super().persistent_load(pid)
-        if self._span.contains(self._file.tell()):
-            self.found[pid] = value
-        return value
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Resolve a global, and record if it belongs to one request only."""
-        inside = self._span.contains(self._file.tell())
-        if inside and not self._resolver.is_request_independent(module, name):
-            self.is_reusable = False
-        return super().find_class(module, name)
-
-    def _load_appends(self) -> None:
-        if self._file.tell() == self._span.end:
-            raise pickle._Stop(self.pop_mark())  # type: ignore[attr-defined]
-        super()._load_appends()
-
-    dispatch[pickle.APPENDS[0]] = _load_appends
-
-
-class PrefixUnpickler(SafeUnpickler):
-    """An unpickler that takes the objects of a cached list instead of decoding it."""
-
-    def __init__(
-        self,
-        file: io.BytesIO,
-        resolver: GlobalResolver,
-        persistent: Mapping[str, Any],
-        cache: list[CachedPrefix],
-    ) -> None:
-        """`cache` holds one prefix or none; the payload that uses the prefix removes it."""
-        super().__init__(file, resolver, persistent)
-        self._cache = cache
-
-    def _find_prefix(self, content: bytes) -> int:
-        return self._cache[0].find(content) if self._cache else 0
-
-    def _skip_prefix(self, content: bytes, position: int) -> int | None:
-        prefix = self._cache[0]
-        end = prefix.match(content, position - 1)
-        if end is None or not prefix.applies(self.memo, self._persistent):
-            return None
-        # The cached objects become the objects of this request.
-        self._cache.clear()
-        self.memo.update(enumerate(prefix.memo, prefix.memo_size))
-        self._growable(self.stack[-1]).extend(prefix.items)
-        return end
+    return PrefixSpan(start, end, before, frozenset(each for each in numbers if each < before))

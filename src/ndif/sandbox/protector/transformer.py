@@ -17,34 +17,20 @@ from typing import Any, cast
 
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
-from ndif.sandbox.protector.patterns import needs_rewriting, rewrite_match
+from ndif.sandbox.protector.names import UNBOUND
+from ndif.sandbox.protector.patterns import bound_names, needs_rewriting, rewrite_match
 
 _TOKEN = secrets.token_hex(16)
 """A prefix, unknown to any source, of the string constants that are replaced by guards."""
 
-UNBOUND = frozenset(
-    {
-        "__builtins__",
-        "__import__",
-        "__build_class__",
-        "__loader__",
-        "__spec__",
-        "__annotations__",
-        "__dataclass_fields__",
-        "__dataclass_params__",
-        "__reduce__",
-        "__reduce_ex__",
-        # Given one of these, numpy and torch treat any address as an array.
-        "__array_interface__",
-        "__array_struct__",
-        "__cuda_array_interface__",
-        "__dlpack__",
-    }
-)
-"""Names that a user's code may not bind, in a class or elsewhere."""
-
 _GENERATED = re.compile(r"^(\w+)\.mediators\[-1\]\.info\.frame = \1\.get_frame\(\)$")
 """The statement that nnsight 0.6 and 0.7 generate around a block, and that a user may not write."""
+
+_IN_ANNOTATIONS = (
+    ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.BinOp, ast.BitOr,
+    ast.Load, ast.Starred, ast.UnaryOp, ast.USub, ast.Slice,
+)  # fmt: skip
+"""Syntax of an annotation that a library evaluates."""
 
 
 def private(name: str) -> bool:
@@ -61,15 +47,19 @@ class Transformer(ast.NodeTransformer):
         self._classes: list[str] = []
         self._has_string_annotations = False
         """True with `from __future__ import annotations`: annotations are not evaluated."""
-
-    # --- calls of guards ---------------------------------------------------------------------------
+        self.patterns: dict[str, ast.pattern] = {}
+        """Patterns of rewritten `match` statements, by the names of the constants that stand for them."""
 
     def guard(self, name: str, at: ast.AST, *arguments: ast.expr) -> ast.Call:
         """Return a call of a guard, located at `at`."""
-        function = ast.Constant(_TOKEN + name)
-        call = ast.Call(func=function, args=list(arguments), keywords=[])
-        ast.copy_location(function, at)
-        return ast.copy_location(call, at)
+        function = ast.copy_location(ast.Constant(_TOKEN + name), at)
+        return ast.copy_location(ast.Call(function, list(arguments), []), at)
+
+    def pattern(self, pattern: ast.pattern) -> ast.Constant:
+        """Return a constant that becomes the pattern itself."""
+        name = f"pattern {len(self.patterns)}"
+        self.patterns[name] = pattern
+        return ast.Constant(_TOKEN + name)
 
     def refuse(self, node: ast.AST, why: str) -> SyntaxError:
         """Return a SyntaxError located at the user's line."""
@@ -78,27 +68,19 @@ class Transformer(ast.NodeTransformer):
         column = getattr(node, "col_offset", 0) + 1
         return SyntaxError(why, (self._filename, line, column, text))
 
-    def _constant(self, value: str, at: ast.AST) -> ast.Constant:
-        return ast.copy_location(ast.Constant(value), at)
-
-    # --- attributes and items ----------------------------------------------------------------------
-
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        name = self._mangled(node.attr)
-        value = self.visit(node.value)
+        value, name = self.visit(node.value), self._mangled(node.attr)
+        constant = ast.copy_location(ast.Constant(name), node)
         if isinstance(node.ctx, ast.Load):
-            kind = "private" if private(name) else "attribute"
-            return self.guard(kind, node, value, self._constant(name, node))
-        node.value = self.guard("written", node.value, value, self._constant(name, node))
+            return self.guard("private" if private(name) else "attribute", node, value, constant)
+        node.value = self.guard("written", node.value, value, constant)
         return node
 
     def _mangled(self, name: str) -> str:
         """Return the name that the compiler makes of `__name` in a class."""
-        if name.startswith("__") and not name.endswith("__") and self._classes:
-            return (
-                f"_{self._classes[-1].lstrip('_')}{name}" if self._classes[-1].strip("_") else name
-            )
-        return name
+        owner = self._classes[-1].lstrip("_") if self._classes else ""
+        mangled = owner and name.startswith("__") and not name.endswith("__")
+        return f"_{owner}{name}" if mangled else name
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         self.generic_visit(node)
@@ -106,20 +88,17 @@ class Transformer(ast.NodeTransformer):
             return self.guard("item", node, node.value, node.slice)
         return node
 
-    # --- names ---------------------------------------------------------------------------------------
-
     def _check_name(self, name: str | None, node: ast.AST) -> None:
         if name in UNBOUND:
             raise self.refuse(node, f"the name {name!r} cannot be bound on this server")
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        if isinstance(node.ctx, ast.Load):
-            if node.id == "__builtins__":
-                return self.guard("builtins", node)
-            if node.id == "__annotations__":
-                raise self.refuse(node, "the name '__annotations__' cannot be used on this server")
-        else:
+        if not isinstance(node.ctx, ast.Load):
             self._check_name(node.id, node)
+        elif node.id == "__builtins__":
+            return self.guard("builtins", node)
+        elif node.id == "__annotations__":
+            raise self.refuse(node, "the name '__annotations__' cannot be used on this server")
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
@@ -140,48 +119,33 @@ class Transformer(ast.NodeTransformer):
         self._check_name(node.name, node)
         return self.generic_visit(node)
 
-    def visit_Global(self, node: ast.Global) -> ast.AST:
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> ast.AST:
         for name in node.names:
             self._check_name(name, node)
         return node
 
-    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
-        for name in node.names:
-            self._check_name(name, node)
-        return node
+    visit_Nonlocal = visit_Global  # noqa: N815
 
-    # --- definitions ------------------------------------------------------------------------------
-
-    def _function(self, node: Any) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         self._check_name(node.name, node)
-        node.returns = self._annotation(node.returns)
-        returns, node.returns = node.returns, None
+        returns, node.returns = self._annotation(node.returns), None
         self.generic_visit(node)
         node.returns = returns
-        return cast("ast.AST", node)
+        return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         self._check_name(node.name, node)
-        node.decorator_list = [self.visit(each) for each in node.decorator_list]
-        node.bases = [self.visit(each) for each in node.bases]
-        node.keywords = [self.visit(each) for each in node.keywords]
+        body = ast.Module(node.body, [])
+        node.body = []
+        self.generic_visit(node)
+        # Names are mangled in the body alone.
         self._classes.append(node.name)
-        node.body = self._visited(node.body)
+        self.generic_visit(body)
         self._classes.pop()
+        node.body = body.body
         return node
-
-    def _visited(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        result: list[ast.stmt] = []
-        for statement in body:
-            made = self.visit(statement)
-            result.extend(made if isinstance(made, list) else [made])
-        return result
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         node.annotation = cast("ast.expr", self._annotation(node.annotation))
@@ -200,40 +164,21 @@ class Transformer(ast.NodeTransformer):
         for each in ast.walk(node):
             if isinstance(each, ast.Constant) and isinstance(each.value, str):
                 try:
-                    self._check_string_annotation(
-                        ast.parse(each.value.strip(), mode="eval").body, node
-                    )
-                except SyntaxError as error:
-                    if error.filename == self._filename:
-                        raise
+                    parsed = ast.parse(each.value.strip(), mode="eval")
+                except SyntaxError:
+                    continue
+                self._check_string_annotation(parsed.body, node)
         return cast("ast.expr", self.visit(node))
 
     def _check_string_annotation(self, node: ast.expr, at: ast.AST | None = None) -> None:
         for each in ast.walk(node):
-            harmless = not (isinstance(each, ast.Attribute) and private(each.attr)) and isinstance(
-                each,
-                ast.Name
-                | ast.Attribute
-                | ast.Subscript
-                | ast.Tuple
-                | ast.List
-                | ast.Constant
-                | ast.BinOp
-                | ast.BitOr
-                | ast.Load
-                | ast.Starred
-                | ast.UnaryOp
-                | ast.USub
-                | ast.Slice,
-            )
-            if not harmless:
+            is_private = isinstance(each, ast.Attribute) and private(each.attr)
+            if is_private or not isinstance(each, _IN_ANNOTATIONS):
                 raise self.refuse(
                     at or each,
                     "an annotation that is not evaluated must name a type, without calls or private "
                     "attributes",
                 )
-
-    # --- statements ---------------------------------------------------------------------------------
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         [target, *_] = node.targets
@@ -243,25 +188,23 @@ class Transformer(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Match(self, node: ast.Match) -> ast.AST | list[ast.stmt]:
-        for each in ast.walk(node):
-            if isinstance(each, ast.MatchAs | ast.MatchStar):
-                self._check_name(each.name, each)
-            elif isinstance(each, ast.MatchMapping):
-                self._check_name(each.rest, each)
+        for case in node.cases:
+            for name, at in bound_names(case.pattern).items():
+                self._check_name(name, at)
         if not needs_rewriting(node):
             return self.generic_visit(node)
-        return [self.visit(statement) for statement in rewrite_match(node, self.guard)]
+        return [
+            self.visit(statement) for statement in rewrite_match(node, self.guard, self.pattern)
+        ]
 
 
 def _plain_index(index: ast.expr) -> bool:
     """Return True if an index is written as numbers and slices, which cannot name an attribute."""
     if isinstance(index, ast.Constant):
         return not isinstance(index.value, str)
-    if isinstance(index, ast.Slice):
-        return True
     if isinstance(index, ast.UnaryOp):
         return isinstance(index.operand, ast.Constant)
-    return isinstance(index, ast.Tuple)
+    return isinstance(index, ast.Slice | ast.Tuple)
 
 
 def _copied(part: Any) -> Any:
@@ -285,19 +228,20 @@ def compile_guarded(
         tree, lines = _copied(source), []
     else:
         tree, lines = ast.parse(source, filename, mode), source.splitlines()
-    tree = ast.fix_missing_locations(Transformer(filename, lines).visit(tree))
+    transformer = Transformer(filename, lines)
+    tree = ast.fix_missing_locations(transformer.visit(tree))
     with warnings.catch_warnings():
         # Guards are constants, and the compiler warns about a call of a constant.
         warnings.filterwarnings("ignore", "'str' object is not callable", SyntaxWarning)
         code: CodeType = compile(cast("Any", tree), filename, mode, dont_inherit=True)
-    return _with_guards(code, guards)
+    return _with_constants(code, {**guards, **transformer.patterns})
 
 
-def _with_guards(code: CodeType, guards: Mapping[str, Callable[..., Any]]) -> CodeType:
+def _with_constants(code: CodeType, values: Mapping[str, Any]) -> CodeType:
     constants = tuple(
-        _with_guards(constant, guards)
+        _with_constants(constant, values)
         if isinstance(constant, CodeType)
-        else guards[constant[len(_TOKEN) :]]
+        else values[constant[len(_TOKEN) :]]
         if isinstance(constant, str) and constant.startswith(_TOKEN)
         else constant
         for constant in code.co_consts

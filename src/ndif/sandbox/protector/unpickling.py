@@ -11,49 +11,40 @@ import copyreg
 import enum
 import importlib
 import io
+import itertools
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import torch
 
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.modules import Modules, UnauthorizedModule, UserModule
+from ndif.sandbox.protector.modules import Modules, UnauthorizedModule
+from ndif.sandbox.protector.names import words
+from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_list
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_Rebuilders = Mapping[tuple[str, str], Any]
-
 _CONTAINERS = (list, dict, set, collections.deque)
+_MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
 _FIXED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
 
-_TRANSFORMERS = (
-    "BatchEncoding",
-    "BatchFeature",
-    "ModelOutput",
-    "PreTrainedConfig",
-    "PretrainedConfig",
-    "GenerationConfig",
-    "StoppingCriteria",
-    "StoppingCriteriaList",
-    "LogitsProcessor",
-    "LogitsProcessorList",
-    "TensorType",
-)
+_TRANSFORMERS = words("""
+    BatchEncoding BatchFeature ModelOutput PreTrainedConfig PretrainedConfig GenerationConfig
+    StoppingCriteria StoppingCriteriaList LogitsProcessor LogitsProcessorList TensorType
+""")
 """Classes of transformers whose instances, and those of subclasses, a payload may hold."""
 
 _TORCH_FUNCTION_MODULES = ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
 """Values of `__module__` of functions of torch.nn.functional, torch.fft and others."""
 
-_TRACEABLE_METHODS = frozenset({"_call", "__call__", "forward", "generate"})
+_TRACEABLE_METHODS = words("_call __call__ forward generate")
 """Methods of nnsight's models that a trace may run; a request refers to one of them."""
 
-_DENIED_BUILTINS = frozenset(
-    {"exec", "eval", "compile", "globals", "locals", "vars", "__import__", "dir"}
-)
+_DENIED_BUILTINS = words("exec eval compile globals locals vars dir")
 """Builtins that inspect their caller or run text: a payload needs none of them."""
-
 
 _IMPORT_SYSTEM = ("_frozen_importlib", "importlib.machinery", "importlib._bootstrap", "zipimport")
 """Loaders of the user's modules, which travel with the modules and are not needed here."""
@@ -76,20 +67,19 @@ class ForbiddenError(pickle.UnpicklingError):
     """The payload holds an object that it may not; the message names the object."""
 
 
+@dataclass(frozen=True, slots=True)
 class GlobalResolver:
     """Maps the globals of a pickle to objects.
 
     Asks the whitelist what a payload may name, `Modules` for guarded modules, and `AccessGuards` for
-    attributes below them. `rebuilders` replace functions of pickle, cloudpickle, torch and nnsight.
+    attributes below them.
     """
 
-    def __init__(
-        self, whitelist: Whitelist, modules: Modules, guards: AccessGuards, rebuilders: _Rebuilders
-    ) -> None:
-        self._whitelist = whitelist
-        self._modules = modules
-        self._guards = guards
-        self._rebuilders = rebuilders
+    whitelist: Whitelist
+    modules: Modules
+    guards: AccessGuards
+    rebuilders: Mapping[tuple[str, str], Any]
+    """Replacements of functions of pickle, cloudpickle, torch and nnsight, by module and name."""
 
     def resolve(self, module: str, name: str) -> Any:
         """Return the object that a global names, or its replacement.
@@ -97,19 +87,14 @@ class GlobalResolver:
         Raises:
             ForbiddenError: If a payload may not name it.
         """
-        if (module, name) in self._rebuilders:
-            return self._rebuilders[module, name]
+        if (module, name) in self.rebuilders:
+            return self.rebuilders[module, name]
         if module == "__builtin__":
             module = "builtins"
-        if module in ("builtins", "copy_reg"):
-            if (
-                module == "builtins"
-                and name in self._guards.builtins
-                and name not in _DENIED_BUILTINS
-            ):
-                if name.startswith("__"):
-                    raise self.forbidden(module, name)
-                return self._guards.builtins[name]
+        if module == "builtins":
+            refused = name in _DENIED_BUILTINS or name.startswith("__")
+            if name in self.guards.builtins and not refused:
+                return self.guards.builtins[name]
         elif module.startswith(_IMPORT_SYSTEM):
             return IgnoredObject
         elif module.startswith(_CLIENT_SIDE):
@@ -118,15 +103,15 @@ class GlobalResolver:
             return self._load(module, name)
         elif module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
             return getattr(importlib.import_module(module), name)
-        elif module in self._modules.users:
-            return self._walk(self._modules.users[module], module, name)
-        elif self._whitelist.find(module) is not None and module.partition(".")[0] != "nnsight":
-            return self._walk(self._modules.get(module), module, name)
+        elif module in self.modules.users:
+            return self._walk(self.modules.users[module], module, name)
+        elif self.whitelist.find(module) is not None and module.partition(".")[0] != "nnsight":
+            return self._walk(self.modules.get(module), module, name)
         raise self.forbidden(module, name)
 
     def is_request_independent(self, module: str, name: str) -> bool:
         """Return True if a global resolves to the same object in every request."""
-        return (module, name) not in self._rebuilders and module not in self._modules.users
+        return (module, name) not in self.rebuilders and module not in self.modules.users
 
     def forbidden(self, module: str, name: str) -> ForbiddenError:
         """Return the error that names the global and what a request may hold instead."""
@@ -136,20 +121,17 @@ class GlobalResolver:
         )
 
     def _listed(self, module: str, name: str) -> bool:
-        if name in self._whitelist.deserialization.get(module, ()):
+        if name in self.whitelist.deserialization.get(module, ()):
             return True
-        parts = module.split(".")
-        for length in range(len(parts), 0, -1):
-            if "*" in self._whitelist.deserialization.get(".".join(parts[:length]), ()):
-                return True
-        return False
+        above = itertools.accumulate(module.split("."), "{}.{}".format)
+        return any("*" in self.whitelist.deserialization.get(each, ()) for each in above)
 
     def _load(self, module: str, name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
         root = module.partition(".")[0]
-        if name in self._whitelist.deserialization.get(module, ()):
+        if name in self.whitelist.deserialization.get(module, ()):
             return found
         if isinstance(found, type):
             if root == "nnsight":
@@ -168,7 +150,7 @@ class GlobalResolver:
         found: Any = module
         try:
             for part in name.split("."):
-                found = self._guards.read(found, part)
+                found = self.guards.read(found, part)
         except (AttributeError, ImportError) as error:
             raise ForbiddenError(f"{path}.{name} cannot be sent to this server: {error}") from None
         return found
@@ -177,8 +159,6 @@ class GlobalResolver:
 _Unpickler: Any = pickle._Unpickler
 _FRAME_SIZE = 8
 _UINT = struct.Struct("<I")
-
-
 _BINGET, _LONG_BINGET, _MEMOIZE = pickle.BINGET[0], pickle.LONG_BINGET[0], pickle.MEMOIZE[0]
 _NONE, _EMPTY_DICT, _EMPTY_LIST = pickle.NONE[0], pickle.EMPTY_DICT[0], pickle.EMPTY_LIST[0]
 _SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
@@ -196,18 +176,19 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     Derived from the implementation in Python: the one in C changes the objects of its stack unobserved.
     """
 
-    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
-
     def __init__(
         self,
         file: io.BytesIO,
         resolver: GlobalResolver,
         persistent: Mapping[str, Any],
+        cache: list[CachedPrefix] | None = None,
     ) -> None:
+        """`cache` holds one prefix or none; the payload that uses the prefix removes it."""
         super().__init__(file)
         self._file = file
         self._resolver = resolver
         self._persistent = persistent
+        self._cache = cache or []
         self._held = {id(value) for value in persistent.values()}
 
     def load(self) -> Any:
@@ -218,7 +199,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
         content, position = file.getvalue(), 0
-        prefix = self._find_prefix(content)
+        prefix = self._cache[0].find(content) if self._cache else 0
         self.read, self.readinto, self.readline = file.read, file.readinto, file.readline
         self.metastack: list[Any] = []
         stack: list[Any] = []
@@ -241,8 +222,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                     stack.append(str(content[position + 1 : end], "utf-8", "surrogatepass"))
                     position = end
                 elif key == _MARK:
-                    behind = self._skip_prefix(content, prefix) if position == prefix else None
-                    if behind is not None:
+                    behind = position == prefix and self._take_prefix(content, position - 1)
+                    if behind:
                         position = behind
                     else:
                         self.metastack.append(stack)
@@ -266,30 +247,28 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 raise  # the payload is malformed, not truncated
             raise EOFError("the pickle has no end") from None
 
-    def _find_prefix(self, content: bytes) -> int:
-        """Return the offset behind the mark of a list that may be cached; 0 if there is none."""
-        return 0
-
-    def _skip_prefix(self, content: bytes, position: int) -> int | None:
-        """Take the objects of a cached list; return the offset behind it, or None if it differs."""
-        return None
+    def _take_prefix(self, content: bytes, start: int) -> int | None:
+        """Take the objects of the cached list; return the offset behind it, or None if it differs."""
+        prefix = self._cache[0]
+        end = prefix.match(content, start)
+        if end is None or not prefix.applies(self.memo, self._persistent):
+            return None
+        # The cached objects become the objects of this request.
+        self._cache.clear()
+        self.memo.update(enumerate(prefix.memo, prefix.memo_size))
+        self._growable().extend(prefix.items)
+        return end
 
     def _load_frame(self) -> None:
         """Skip the size of a frame: it says how much to read at once, and all is read."""
         self.read(_FRAME_SIZE)
-
-    dispatch[pickle.FRAME[0]] = _load_frame
 
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a global; see `GlobalResolver.resolve`."""
         return self._resolver.resolve(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the server's object of this name.
-
-        Raises:
-            UnpicklingError: If there is none.
-        """
+        """Return the server's object of this name."""
         if isinstance(pid, str) and pid in self._persistent:
             return self._persistent[pid]
         raise pickle.UnpicklingError(f"Unknown persistent id: {pid}")
@@ -319,8 +298,6 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 raise ForbiddenError(f"a request cannot set the attribute {key!r} of an object")
             setattr(value, key, each)
 
-    dispatch[pickle.BUILD[0]] = _load_build
-
     def _load_reduce(self) -> None:
         function = self.stack[-2]
         makes = isinstance(function, type) and not issubclass(function, enum.Enum)
@@ -329,66 +306,117 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         _Unpickler.load_reduce(self)
 
-    dispatch[pickle.REDUCE[0]] = _load_reduce
-
     def _load_append(self) -> None:
         value = self.stack.pop()
-        self._growable(self.stack[-1]).append(value)
-
-    dispatch[pickle.APPEND[0]] = _load_append
+        self._growable().append(value)
 
     def _load_appends(self) -> None:
         items = self.pop_mark()
-        self._growable(self.stack[-1]).extend(items)
-
-    dispatch[pickle.APPENDS[0]] = _load_appends
+        self._growable().extend(items)
 
     def _load_additems(self) -> None:
         items = self.pop_mark()
-        self._growable(self.stack[-1]).update(items)
+        self._growable().update(items)
 
-    dispatch[pickle.ADDITEMS[0]] = _load_additems
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._growable(_MAPPINGS)[key] = value
 
-    def _growable(self, value: Any) -> Any:
-        if not isinstance(value, _CONTAINERS):
+    def _load_setitems(self) -> None:
+        items = self.pop_mark()
+        target = self._growable(_MAPPINGS)
+        for index in range(0, len(items), 2):
+            target[items[index]] = items[index + 1]
+
+    def _growable(self, kinds: tuple[type, ...] = _CONTAINERS) -> Any:
+        """Return the object on top of the stack, which is about to get items."""
+        value = self.stack[-1]
+        if not isinstance(value, kinds):
             self._check_changed(value)
-            if not self._resolver._guards.owns(value):
+            if not self._resolver.guards.owns(value):
                 raise ForbiddenError(
                     f"a request cannot add items to an object of the class {type(value).__name__}"
                 )
         return value
 
-    def _load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._growable_mapping(self.stack[-1])[key] = value
-
-    dispatch[pickle.SETITEM[0]] = _load_setitem
-
-    def _load_setitems(self) -> None:
-        items = self.pop_mark()
-        target = self._growable_mapping(self.stack[-1])
-        for index in range(0, len(items), 2):
-            target[items[index]] = items[index + 1]
-
-    dispatch[pickle.SETITEMS[0]] = _load_setitems
-
-    def _growable_mapping(self, value: Any) -> Any:
-        return value if isinstance(value, collections.abc.MutableMapping) else self._growable(value)
-
     def _load_extension(self) -> None:
         raise ForbiddenError("a request cannot hold pickle extension codes (copyreg.add_extension)")
 
-    dispatch[pickle.EXT1[0]] = _load_extension
-    dispatch[pickle.EXT2[0]] = _load_extension
-    dispatch[pickle.EXT4[0]] = _load_extension
+    dispatch: ClassVar[dict[int, Any]] = {
+        **_Unpickler.dispatch,
+        pickle.FRAME[0]: _load_frame,
+        pickle.BUILD[0]: _load_build,
+        pickle.REDUCE[0]: _load_reduce,
+        pickle.APPEND[0]: _load_append,
+        pickle.APPENDS[0]: _load_appends,
+        pickle.ADDITEMS[0]: _load_additems,
+        pickle.SETITEM[0]: _load_setitem,
+        pickle.SETITEMS[0]: _load_setitems,
+        pickle.EXT1[0]: _load_extension,
+        pickle.EXT2[0]: _load_extension,
+        pickle.EXT4[0]: _load_extension,
+    }
+
+
+def cache_prefix(
+    payload: bytes, resolver: GlobalResolver, persistent: Mapping[str, Any]
+) -> CachedPrefix | None:
+    """Decode what requests like `payload`, one of the server's own, have in common; None if little."""
+    span = longest_list(payload)
+    if span is None:
+        return None
+    recorder = _PrefixRecorder(span, io.BytesIO(payload), resolver, persistent)
+    items = recorder.load()
+    if not recorder.is_reusable:
+        return None
+    return CachedPrefix(
+        content=span.content(payload),
+        memo_size=span.memo_size,
+        referenced={number: recorder.memo[number] for number in span.references},
+        persistent=recorder.found,
+        items=items,
+        memo=[recorder.memo[number] for number in range(span.memo_size, len(recorder.memo))],
+    )
+
+
+class _PrefixRecorder(SafeUnpickler):
+    """Decodes a payload up to the end of a list, and returns the items of that list."""
+
+    def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._span = span
+        self.found: dict[str, Any] = {}
+        """Persistent objects that the list refers to."""
+        self.is_reusable = True
+        """False once the list names a global that differs from request to request."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Load a persistent object, and record it if the list refers to it."""
+        value = super().persistent_load(pid)
+        if self._span.contains(self._file.tell()):
+            self.found[pid] = value
+        return value
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve a global, and record if it belongs to one request only."""
+        inside = self._span.contains(self._file.tell())
+        if inside and not self._resolver.is_request_independent(module, name):
+            self.is_reusable = False
+        return super().find_class(module, name)
+
+    def _load_appends(self) -> None:
+        if self._file.tell() == self._span.end:
+            raise pickle._Stop(self.pop_mark())  # type: ignore[attr-defined]
+        super()._load_appends()
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **SafeUnpickler.dispatch,
+        pickle.APPENDS[0]: _load_appends,
+    }
 
 
 def load_tensors(content: bytes) -> Any:
-    """Load tensors that torch serialized within a payload, without running anything.
-
-    Raises:
-        ForbiddenError: If the bytes hold more than tensors, numbers and strings.
-    """
+    """Load tensors that torch serialized within a payload, without running anything."""
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -426,42 +454,16 @@ def bound(function: Any, owner: Any) -> MethodType:
     return MethodType(function, owner)
 
 
-def rebuild_from_type() -> Callable[..., Any]:
-    """Return a replacement of `torch._tensor._rebuild_from_type_v2`: tensor subclasses, attributes."""
-
-    def rebuild(function: Any, kind: type, arguments: tuple[Any, ...], state: Any) -> torch.Tensor:
-        made: torch.Tensor = function(*arguments)
-        if not isinstance(made, torch.Tensor) or not issubclass(kind, torch.Tensor):
-            raise ForbiddenError("torch._tensor._rebuild_from_type_v2 makes a tensor")
-        if type(made) is not kind:
-            made = made.as_subclass(kind)
-        if isinstance(state, tuple):
-            state = state[0]
-        for name, value in (state or {}).items():
-            if not name.startswith("__"):
-                made.__dict__[name] = value
-        return made
-
-    return rebuild
-
-
-def import_for(modules: Modules) -> Callable[[str], ModuleType]:
-    """Return a replacement of `cloudpickle.subimport`: an import of a guarded module."""
-    return modules.get
-
-
-def module_for(modules: Modules) -> Callable[[str, dict[str, Any]], ModuleType]:
-    """Return a replacement of `cloudpickle.dynamic_subimport`: it makes a module of the user's own."""
-
-    def made(name: str, variables: dict[str, Any]) -> UserModule:
-        module = UserModule(name)
-        module.__dict__.update(
-            (key, value)
-            for key, value in variables.items()
-            if not key.startswith("__")
-            or key in ("__doc__", "__package__", "__all__", "__version__")
-        )
-        modules.users[name] = module
-        return module
-
+def rebuild_from_type(function: Any, kind: type, arguments: Any, state: Any) -> torch.Tensor:
+    """Replace `torch._tensor._rebuild_from_type_v2`: make a tensor of a subclass, or with attributes."""
+    made: torch.Tensor = function(*arguments)
+    if not isinstance(made, torch.Tensor) or not issubclass(kind, torch.Tensor):
+        raise ForbiddenError("torch._tensor._rebuild_from_type_v2 makes a tensor")
+    if type(made) is not kind:
+        made = made.as_subclass(kind)
+    if isinstance(state, tuple):
+        state = state[0]
+    for name, value in (state or {}).items():
+        if not name.startswith("__"):
+            made.__dict__[name] = value
     return made

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from ndif.sandbox.protector.inheritance import bases, full_name
+from ndif.sandbox.protector.names import words
 
 _DENIED_SUBMODULES = {
     "tests": "it runs tests",
@@ -26,25 +27,19 @@ class WhitelistedModule:
     """One module that a block may import; unless `strict`, with its submodules."""
 
     name: str
-    strict: bool = True
-    denied: Mapping[str, str] = field(default_factory=dict)
+    strict: bool
+    denied: Mapping[str, str]
     """Denied names below the module, dotted, with the reasons."""
-    only: frozenset[str] | None = None
+    only: frozenset[str] | None
     """The only available attributes; None if all public ones are."""
-    homes: frozenset[str] = frozenset()
+    homes: frozenset[str]
     """Modules that are denied, though values that they define are available from this one."""
-
-    def covers(self, name: str) -> bool:
-        """Return True if `name` is this module or one of its included submodules."""
-        return name == self.name or (not self.strict and name.startswith(self.name + "."))
 
     def reason(self, path: str) -> str | None:
         """Return why `path`, a dotted name that starts with the module's, is denied; None if it is not."""
         parts = path.removeprefix(self.name).removeprefix(".").split(".")
-        for length in range(1, len(parts) + 1):
-            found = self.denied.get(".".join(parts[:length])) or _DENIED_SUBMODULES.get(
-                parts[length - 1]
-            )
+        for length, part in enumerate(parts, 1):
+            found = self.denied.get(".".join(parts[:length])) or _DENIED_SUBMODULES.get(part)
             if found is not None:
                 return found
         return None
@@ -54,24 +49,22 @@ class WhitelistedModule:
 class Whitelist:
     """The content of the whitelist files, by section; whitelist.yaml explains each section."""
 
-    modules: Mapping[str, WhitelistedModule]
-    objects: Mapping[str, Mapping[str, str]]
+    modules: dict[str, WhitelistedModule]
+    objects: dict[str, dict[str, str]]
     """Denied attributes of instances, by the class's full name ("torch.Tensor")."""
-    model: Mapping[str, str]
-    nnsight: Mapping[str, str]
-    deserialization: Mapping[str, frozenset[str]]
+    model: dict[str, str]
+    nnsight: dict[str, str]
+    deserialization: dict[str, set[str]]
 
     def find(self, name: str) -> WhitelistedModule | None:
         """Return the entry that permits an import of `name`; None if none does."""
-        entry = self.modules.get(name)
-        if entry is not None:
-            return entry
+        if name in self.modules:
+            return self.modules[name]
         parts = name.split(".")
         for length in range(len(parts) - 1, 0, -1):
             entry = self.modules.get(".".join(parts[:length]))
-            if entry is not None and entry.covers(name):
-                below = parts[length:]
-                private = any(part.startswith("_") for part in below)
+            if entry is not None and not entry.strict:
+                private = any(part.startswith("_") for part in parts[length:])
                 return None if private or entry.reason(name) else entry
         return None
 
@@ -94,29 +87,24 @@ class Whitelist:
         Raises:
             ValueError: If `extra` cannot be read or does not have the form of a whitelist.
         """
-        modules: dict[str, WhitelistedModule] = {}
-        objects: dict[str, dict[str, str]] = {}
-        model: dict[str, str] = {}
-        nnsight: dict[str, str] = {}
-        deserialization: dict[str, frozenset[str]] = {}
+        read = cls({}, {}, {}, {}, {})
         for path in [_BUILT_IN, extra] if extra else [_BUILT_IN]:
             content = _load(path)
             for entry in _entries(content, "modules", path):
                 module = _module(entry, path)
-                modules[module.name] = module
+                read.modules[module.name] = module
             for entry in _entries(content, "objects", path):
                 for name in _names(entry, "classes", path):
-                    objects.setdefault(name, {}).update(_reasons(entry, "denied", path))
-            model.update(_reasons(content, "model", path))
-            nnsight.update(_reasons(content, "nnsight", path))
+                    read.objects.setdefault(name, {}).update(_reasons(entry, "denied", path))
+            read.model.update(_reasons(content, "model", path))
+            read.nnsight.update(_reasons(content, "nnsight", path))
             for entry in _entries(content, "deserialization", path):
                 name = _module_name(entry, "module", path)
-                allowed = deserialization.get(name, frozenset())
-                deserialization[name] = allowed | set(_names(entry, "names", path))
-        return cls(modules, objects, model, nnsight, deserialization)
+                read.deserialization.setdefault(name, set()).update(_names(entry, "names", path))
+        return read
 
 
-_SECTIONS = {"modules", "objects", "model", "nnsight", "deserialization"}
+_SECTIONS = words("modules objects model nnsight deserialization")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -127,15 +115,13 @@ def _load(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The whitelist {path} is not YAML: {error}") from error
     content = {} if content is None else content
+    sections = ", ".join(sorted(_SECTIONS))
     if not isinstance(content, dict):
-        raise ValueError(
-            f"The whitelist {path} must be a mapping of {', '.join(sorted(_SECTIONS))}."
-        )
+        raise ValueError(f"The whitelist {path} must be a mapping of {sections}.")
     unknown = [str(key) for key in content if key not in _SECTIONS]
     if unknown:
         raise ValueError(
-            f"The whitelist {path} has a section {unknown[0]!r}; it may have "
-            f"{', '.join(sorted(_SECTIONS))}."
+            f"The whitelist {path} has a section {unknown[0]!r}; it may have {sections}."
         )
     return content
 
@@ -156,7 +142,7 @@ def _module(entry: Mapping[str, Any], path: Path) -> WhitelistedModule:
     if unknown:
         raise ValueError(f"In the whitelist {path}, {name} has an unknown {sorted(unknown)[0]!r}.")
     only = frozenset(_names(entry, "only", path)) if "only" in entry else None
-    homes = frozenset(_names(entry, "homes", path)) if "homes" in entry else frozenset()
+    homes = frozenset(_names(entry, "homes", path) if "homes" in entry else ())
     return WhitelistedModule(name, strict, _reasons(entry, "denied", path), only, homes)
 
 
