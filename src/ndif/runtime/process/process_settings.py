@@ -25,7 +25,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
-    from ndif.runtime.process.driver import Driver
+    from ndif.runtime.process.cuda import Cuda
 
 
 class ProcessSetting(NamedTuple):
@@ -43,7 +43,7 @@ class ProcessSetting(NamedTuple):
             return False
 
 
-def settings(driver: Driver | None) -> list[ProcessSetting]:
+def settings(driver: Cuda | None) -> list[ProcessSetting]:
     """Return all settings that this Python, torch and numpy have."""
     return [*_of_python(), *_of_the_process(), *_of_torch(driver), *_of_numpy()]
 
@@ -179,7 +179,7 @@ def _set_handlers(before: Mapping[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _of_torch(driver: Driver | None) -> Iterator[ProcessSetting]:
+def _of_torch(driver: Cuda | None) -> Iterator[ProcessSetting]:
     yield ProcessSetting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
     yield ProcessSetting("inference mode", torch.is_inference_mode_enabled)
     yield ProcessSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
@@ -289,7 +289,7 @@ def _flushes_denormal() -> bool:
 class _TorchRandom:
     """The state of torch's random generators on every device in use."""
 
-    def __init__(self, driver: Driver | None) -> None:
+    def __init__(self, driver: Cuda | None) -> None:
         self._driver = driver
         self._states = [torch.get_rng_state(), *(driver.random_states() if driver else ())]
 

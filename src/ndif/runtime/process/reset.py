@@ -33,7 +33,7 @@ from ndif.runtime.process.process_settings import ProcessSetting, settings, stop
 if TYPE_CHECKING:
     from ndif.runtime.frames import Channel
     from ndif.runtime.generations import Generation
-    from ndif.runtime.process.driver import Driver
+    from ndif.runtime.process.cuda import Cuda
     from ndif.runtime.process.isolation import Isolation
 
 _THREAD_EXIT_S = 0.5
@@ -64,7 +64,7 @@ class Reset:
         self,
         generation: Generation,
         channel: Channel,
-        driver: Driver | None,
+        driver: Cuda | None,
         isolation: Isolation,
         proc_files: ProcFiles,
     ) -> None:

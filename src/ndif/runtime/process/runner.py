@@ -20,11 +20,10 @@ import zstandard
 
 from ndif.runtime.frames import MAX_TEXT, Channel
 from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError
-from ndif.runtime.generations.port import CodePolicy
 from ndif.runtime.process import proc_files
-from ndif.runtime.process.driver import DeviceError, Driver
+from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
-from ndif.runtime.process.warmup_request import start_threads, warm_up
+from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 
@@ -93,7 +92,7 @@ class Runner:
         channel: Channel,
         generation: Generation,
         threads: int,
-        driver: Driver | None,
+        driver: Cuda | None,
         isolation: Isolation | None = None,
     ) -> None:
         """Start this process's threads.
@@ -109,10 +108,6 @@ class Runner:
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
         self._spilled = False
         """True once a result was written into a file of the host's."""
-
-    def warm_up(self) -> None:
-        """Run a forward pass, for what each process builds in its first one."""
-        warm_up(self._generation.model)
 
     def serve_once(self) -> None:
         """Run one request; the end of the process cleans up after it."""
@@ -179,8 +174,9 @@ class Runner:
                     _decompress(payload, header["max_payload"]) if header["compressed"] else payload
                 )
                 with redirect_stdout(logs), redirect_stderr(logs):
+                    policy = None if self._isolation is None else self._isolation.policy
                     saves = self._generation.run(
-                        content, header["env"], self._client_stream(), self._policy()
+                        content, header["env"], self._client_stream(), policy
                     )
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
@@ -220,9 +216,6 @@ class Runner:
     def _peak_bytes(self) -> int:
         """Return this request's peak of memory: device memory if the model is on devices."""
         return proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
-
-    def _policy(self) -> CodePolicy | None:
-        return None if self._isolation is None else self._isolation.policy
 
     def _deliver(self, result: Result, header: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Send a small result in a frame; write a large one into a file that the host provides."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ndif.runtime.generations import ClientStream, Generation
-from ndif.runtime.generations.port import CodePolicy
 from ndif.runtime.results import Result
-from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
+
+if TYPE_CHECKING:
+    from ndif.sandbox.protector import Protector
 
 _TOKENS = 16
 _INCOMPLETE_INPUT = (
@@ -88,18 +89,12 @@ class WarmupRequest:
     A model for which no such request can be made or run is warmed up by a forward pass alone.
     """
 
-    def __init__(self, generation: Generation, spec: ModelSpec) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._threads = spec.threads
         self._payload: bytes | None = None
         self._possible = True
 
-    def run_as_runner(self, policy: CodePolicy | None) -> None:
-        """Run the request as a forked runner does: with torch's threads and under its policy."""
-        start_threads(self._threads)
-        self.run(policy)
-
-    def run(self, policy: CodePolicy | None = None) -> None:
+    def run(self, policy: Protector | None = None) -> None:
         """Run the request in this process and clear its caches."""
         warm_up(self._generation.model)
         if not self._possible:
