@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import array
 import mmap
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 PRESENT, SWAPPED, OF_A_FILE, EXCLUSIVE = 1 << 63, 1 << 62, 1 << 61, 1 << 56
 """Bits of an entry of /proc/PID/pagemap (kernel documentation, admin-guide/mm/pagemap)."""
@@ -38,47 +42,45 @@ def mappings() -> Iterator[Mapping]:
         yield Mapping(start, end, access, int(offset, 16), int(inode), path[0] if path else "")
 
 
-def exclusive(pid: int) -> array.array[int]:
-    """Return the memory that `pid`, a fork of this process, no longer shares with it.
+def entries(pagemap: int, start: int, end: int) -> npt.NDArray[np.uint64]:
+    """Return the entries of an open page map for the pages between two page boundaries."""
+    size = (end - start) // mmap.PAGESIZE * 8
+    return np.frombuffer(os.pread(pagemap, size, start // mmap.PAGESIZE * 8), np.uint64)
 
-    Returns:
-        Addresses and lengths, within the mappings that both processes have.
-    """
-    ranges = array.array("Q")
-    for mapping in mappings():
-        if mapping.access.startswith("rw") and not mapping.path.startswith("[v"):
-            _collect(ranges, pid, mapping, PRESENT | OF_A_FILE | EXCLUSIVE, PRESENT | EXCLUSIVE)
-    return ranges
+
+def are(found: npt.NDArray[np.uint64], expected: int, mask: int) -> npt.NDArray[np.bool_]:
+    """Return for each entry whether it has the `expected` bits within `mask`."""
+    matching: npt.NDArray[np.bool_] = (found & np.uint64(mask)) == np.uint64(expected)
+    return matching
+
+
+def exclusive(pid: int) -> array.array[int]:
+    """Return the memory that `pid`, a fork of this process, no longer shares with it."""
+    own = (each for each in mappings() if each.access[:2] == "rw" and each.path[:2] != "[v")
+    return _pages(pid, own, PRESENT | EXCLUSIVE, PRESENT | OF_A_FILE | EXCLUSIVE)
 
 
 def found(pid: int) -> array.array[int]:
-    """Return the pages of files that `pid`, a fork of this process, has read: addresses and lengths."""
-    ranges = array.array("Q")
-    for mapping in mappings():
-        if mapping.inode and mapping.access.startswith("r"):
-            _collect(ranges, pid, mapping, PRESENT | OF_A_FILE, PRESENT | OF_A_FILE)
-    return ranges
+    """Return the pages of files that `pid`, a fork of this process, has read."""
+    files = (each for each in mappings() if each.inode and each.access.startswith("r"))
+    return _pages(pid, files, PRESENT | OF_A_FILE, PRESENT | OF_A_FILE)
 
 
 def written(mapping: Mapping) -> array.array[int]:
-    """Return the pages of a private file mapping that this process wrote to: addresses and lengths."""
+    """Return the pages of a private file mapping that this process wrote to."""
+    return _pages("self", [mapping], PRESENT, PRESENT | OF_A_FILE)
+
+
+def _pages(pid: int | str, of: Iterable[Mapping], expected: int, mask: int) -> array.array[int]:
+    """Return the addresses and lengths of the pages that have the `expected` bits within `mask`."""
     ranges = array.array("Q")
-    _collect(ranges, "self", mapping, PRESENT | OF_A_FILE, PRESENT)
-    return ranges
-
-
-def _collect(
-    ranges: array.array[int], pid: int | str, mapping: Mapping, mask: int, expected: int
-) -> None:
-    """Add the pages of `mapping` whose entries have the `expected` bits within `mask`."""
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
-        pagemap.seek(mapping.start // mmap.PAGESIZE * 8)
-        entries = array.array("Q", pagemap.read(mapping.size // mmap.PAGESIZE * 8))
-    for number, entry in enumerate(entries):
-        if entry & mask != expected:
-            continue
-        address = mapping.start + number * mmap.PAGESIZE
-        if ranges and ranges[-2] + ranges[-1] == address:
-            ranges[-1] += mmap.PAGESIZE
-        else:
-            ranges.extend((address, mmap.PAGESIZE))
+        for mapping in of:
+            matching = are(entries(pagemap.fileno(), mapping.start, mapping.end), expected, mask)
+            for page in matching.nonzero()[0].tolist():
+                address = mapping.start + page * mmap.PAGESIZE
+                if ranges and ranges[-2] + ranges[-1] == address:
+                    ranges[-1] += mmap.PAGESIZE
+                else:
+                    ranges.extend((address, mmap.PAGESIZE))
+    return ranges

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ndif.runtime.process.namespaces import has_same_members
-from ndif.runtime.process.proc_files import ProcFiles, content
+from ndif.runtime.process.proc_files import ProcFiles
 
 
 class ResetError(Exception):
@@ -38,11 +38,7 @@ class ModelState:
         ]
 
     def restore(self) -> None:
-        """Restore the module tree and the objects around it.
-
-        Raises:
-            ResetError: if a weight was replaced or the tokenizer was changed.
-        """
+        """Restore all that can be restored; raise ResetError if a weight or the tokenizer was changed."""
         for now, before in self._dicts:
             if not has_same_members(now, before):
                 dict.clear(now)
@@ -85,11 +81,7 @@ class _TokenizerState:
         ]
 
     def restore(self) -> None:
-        """Restore the tokenizer.
-
-        Raises:
-            ResetError: if its tokens changed, or its way to split text.
-        """
+        """Restore the tokenizer; raise ResetError if its tokens changed, or its way to split text."""
         inner = self._inner
         if inner is None:
             return
@@ -129,15 +121,6 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-@dataclass(frozen=True, slots=True)
-class _WholePages:
-    """The whole pages of a tensor, and which of them belonged to this process alone before."""
-
-    start: int
-    end: int
-    own: Any
-
-
 class WeightsMemory:
     """The weights in this process's memory, which `check` checks for writes.
 
@@ -148,7 +131,8 @@ class WeightsMemory:
 
     def __init__(self, module: torch.nn.Module, proc_files: ProcFiles) -> None:
         self._proc_files = proc_files
-        self._whole: list[_WholePages] = []
+        self._whole: list[tuple[int, int, Any]] = []
+        """Whole pages of the weights, and which of them belonged to this process alone before."""
         self._copies: list[tuple[int, bytes]] = []
         for start, end in _merged(_ranges(_tensors(module))):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -162,24 +146,19 @@ class WeightsMemory:
             for page in own.nonzero()[0].tolist():
                 at = first + page * mmap.PAGESIZE
                 self._copy(at, at + mmap.PAGESIZE)
-            self._whole.append(_WholePages(first, last, own))
+            self._whole.append((first, last, own))
 
     def _copy(self, start: int, end: int) -> None:
         if end > start:
-            self._copies.append((start, content(start, end - start)))
+            self._copies.append((start, ctypes.string_at(start, end - start)))
 
     def check(self) -> None:
-        """Check that no weight was written to.
-
-        Raises:
-            ResetError: if one was.
-        """
-        for whole in self._whole:
-            if (self._proc_files.own_pages(whole.start, whole.end) & ~whole.own).any():
-                raise ResetError("a weight was written to")
-        for start, before in self._copies:
-            if content(start, len(before)) != before:
-                raise ResetError("a weight was written to")
+        """Raise ResetError if a weight was written to."""
+        written = any(
+            (self._proc_files.own_pages(start, end) & ~own).any() for start, end, own in self._whole
+        )
+        if written or any(ctypes.string_at(at, len(was)) != was for at, was in self._copies):
+            raise ResetError("a weight was written to")
 
 
 def _ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,6 @@ A confined process can open no file of /proc. It reads descriptors that were ope
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import resource
@@ -15,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ndif.runtime.process.mappings import EXCLUSIVE, OF_A_FILE, PRESENT, SWAPPED
+from ndif.runtime.process.mappings import EXCLUSIVE, OF_A_FILE, PRESENT, SWAPPED, are, entries
 from ndif.sandbox.confinement.limits import without_capabilities
 
-_PAGES_PER_READ = 1 << 18
-"""Pages whose entries one call reads: 2 MB."""
+_BYTES_PER_READ = (1 << 18) * mmap.PAGESIZE
+"""Memory whose entries one call reads: 2 MB of them."""
 
 _RESET_PEAK = b"5"
 _RESIDENT, _SHARED, _DATA = 1, 2, 5
@@ -41,11 +40,7 @@ class ProcFiles:
 
     @classmethod
     def open(cls) -> ProcFiles:
-        """Open the files.
-
-        Raises:
-            OSError: if this machine has no such files.
-        """
+        """Open the files."""
         with without_capabilities():
             return cls(
                 os.open("/proc/self/pagemap", os.O_RDONLY),
@@ -60,19 +55,12 @@ class ProcFiles:
         Such a page belongs to no file and to no other process. The page map does not say whether a
         swapped-out page is shared: it counts as this process's own.
         """
-        parts = [
-            self._own_pages(at, min(_PAGES_PER_READ, (end - at) // mmap.PAGESIZE))
-            for at in range(start, end, _PAGES_PER_READ * mmap.PAGESIZE)
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.bool_)
-
-    def _own_pages(self, start: int, count: int) -> npt.NDArray[np.bool_]:
-        offset = start // mmap.PAGESIZE * 8
-        entries = np.frombuffer(os.pread(self.pagemap, count * 8, offset), np.uint64)
-        mask, expected = np.uint64(PRESENT | EXCLUSIVE | OF_A_FILE), np.uint64(PRESENT | EXCLUSIVE)
-        swapped = (entries & np.uint64(SWAPPED)) != 0
-        own: npt.NDArray[np.bool_] = ((entries & mask) == expected) | swapped
-        return own
+        parts = [np.empty(0, np.bool_)]
+        for at in range(start, end, _BYTES_PER_READ):
+            found = entries(self.pagemap, at, min(at + _BYTES_PER_READ, end))
+            own = are(found, PRESENT | EXCLUSIVE, PRESENT | OF_A_FILE | EXCLUSIVE)
+            parts.append(own | are(found, SWAPPED, SWAPPED))
+        return np.concatenate(parts)
 
     def reset_peak(self) -> None:
         """Begin to measure this process's peak of resident memory anew (see `peak_bytes`)."""
@@ -105,8 +93,3 @@ def peak_bytes() -> int:
     """Return the peak of this process's resident memory since the last reset."""
     # A confined process cannot read the peak from /proc.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-
-
-def content(start: int, size: int) -> bytes:
-    """Return a copy of memory of this process."""
-    return ctypes.string_at(start, size)

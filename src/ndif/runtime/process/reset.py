@@ -146,14 +146,7 @@ class Reset:
     def _restore_namespaces(self) -> bool:
         """Restore modules and classes; return True if the request loaded libraries of the server."""
         spaces = self._namespaces
-        loaded = ""
-        for name in spaces.modules():
-            module = sys.modules.get(name)
-            if spaces.has(name) or not _of_a_library(module):
-                spaces.restore_module(name)
-            else:
-                spaces.adopt_module(name)
-                loaded = name
+        loaded = spaces.restore_modules(_of_a_library)
         if loaded and not self._guarded:
             # The module's own changes cannot be told from the request's.
             raise ResetError(f"the module {loaded} was loaded")
