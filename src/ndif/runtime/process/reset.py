@@ -28,10 +28,9 @@ import torch
 
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
 from ndif.runtime.process.proc_files import ProcFiles
-from ndif.runtime.process.process_settings import ProcessSetting, settings, stop_timers
+from ndif.runtime.process.process_settings import settings, stop_timers
 
 if TYPE_CHECKING:
-    from ndif.runtime.frames import Channel
     from ndif.runtime.generations import Generation
     from ndif.runtime.process.cuda import Cuda
     from ndif.runtime.process.isolation import Isolation
@@ -63,7 +62,6 @@ class Reset:
     def __init__(
         self,
         generation: Generation,
-        channel: Channel,
         driver: Cuda | None,
         isolation: Isolation,
         proc_files: ProcFiles,
@@ -71,12 +69,9 @@ class Reset:
         assert isolation.namespaces is not None  # noqa: S101 - the zygote made them for this
         self.proc_files = proc_files
         self._generation = generation
-        self._channel = channel
         self._driver = driver
         self._namespaces = isolation.namespaces
         self._guarded = isolation.policy is not None
-        self._settings: list[tuple[ProcessSetting, Any]] = []
-        self._limits = isolation.confinement
 
     def begin(self) -> None:
         """Record the state of the process before the first request."""
@@ -97,10 +92,9 @@ class Reset:
         gc.freeze()
 
     def __call__(self, header: Mapping[str, Any], *, spilled: bool) -> None:
-        """Remove everything that a request left; `spilled` if its result is in a file of the host's.
+        """Remove everything that a request left; raise ResetError if something cannot be removed.
 
-        Raises:
-            ResetError: if something cannot be removed.
+        `spilled` if the request's result is in a file of the host's.
         """
         if spilled:
             raise ResetError("its result lies in a file that this process could still write to")
@@ -119,17 +113,14 @@ class Reset:
 
     def _check_threads(self) -> None:
         deadline = time.monotonic() + _THREAD_EXIT_S
-        while (thread := self._thread_of_request()) is not None:
+        while (
+            len(sys._current_frames()) > 1
+            or threading.active_count() > 1
+            or self.proc_files.threads() > self._threads
+        ):
             if time.monotonic() > deadline:
-                raise ResetError(thread)
+                raise ResetError("a thread is still running")
             time.sleep(_THREAD_POLL_S)
-
-    def _thread_of_request(self) -> str | None:
-        if len(sys._current_frames()) > 1 or threading.active_count() > 1:
-            return "a thread is still running"
-        if self.proc_files.threads() > self._threads:
-            return "a library's thread was started"
-        return None
 
     def _restore_settings(self) -> None:
         for setting, before in self._settings:
@@ -153,13 +144,10 @@ class Reset:
         if (function := spaces.patched()) is not None:
             raise ResetError(f"the function {function} was changed")
         changes = spaces.changes()
-        if not self._guarded:
-            for change in changes:
-                is_note = change.members is not None and _INTERPRETER_NOTES.issuperset(
-                    change.keys()
-                )
-                if not is_note and not change.name.endswith(_COUNTERS):
-                    raise ResetError(f"{change} was changed")
+        for change in [] if self._guarded else changes:
+            is_note = change.members is not None and _INTERPRETER_NOTES.issuperset(change.keys())
+            if not is_note and not change.name.endswith(_COUNTERS):
+                raise ResetError(f"{change} was changed")
         if loaded:
             # Under the policy only libraries change libraries: when they are loaded or first used.
             spaces.adopt(changes)
@@ -189,14 +177,11 @@ class Reset:
 
 def _descriptors() -> list[tuple[int, ...] | None]:
     """Return the file behind each descriptor that this process may have; None for a closed one."""
-    found: list[tuple[int, ...] | None] = []
+    found: list[tuple[int, ...] | None] = [None] * _MAX_DESCRIPTORS
     for fd in range(_MAX_DESCRIPTORS):
-        try:
+        with contextlib.suppress(OSError):
             facts = os.fstat(fd)
-        except OSError:
-            found.append(None)
-        else:
-            found.append((facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd)))
+            found[fd] = (facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd))
     return found
 
 
@@ -225,13 +210,10 @@ _LIBRARIES = tuple(
 
 def _of_a_library(module: object) -> bool:
     """Return True for a module that Python loaded from the folders of the server's packages."""
-    if not isinstance(module, types.ModuleType):
-        return False
-    spec = getattr(module, "__spec__", None)
+    spec = getattr(module, "__spec__", None) if isinstance(module, types.ModuleType) else None
     origin = getattr(spec, "origin", None)
-    if origin in ("built-in", "frozen"):
-        return True
-    return isinstance(origin, str) and origin.startswith(_LIBRARIES)
+    built_in = origin in ("built-in", "frozen")
+    return built_in or (isinstance(origin, str) and origin.startswith(_LIBRARIES))
 
 
 def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:

@@ -44,7 +44,7 @@ _LIMIT_MESSAGES = (
 """Messages of Python, torch and the C library when memory or threads run out."""
 
 
-class LogStream(io.TextIOBase):
+class _LogStream(io.TextIOBase):
     """The standard output of a block: each complete line becomes a log message to its user."""
 
     def __init__(self, channel: Channel) -> None:
@@ -52,7 +52,6 @@ class LogStream(io.TextIOBase):
         self._line = ""
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, text: str) -> int:
@@ -75,7 +74,9 @@ class LogStream(io.TextIOBase):
             self._channel.send({"kind": "log"}, text[start : start + MAX_TEXT])
 
 
-def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], *_: object, **__: object
+) -> None:
     """Print a warning for the user, without the path of the file on this server that raised it."""
     print(f"{category.__name__}: {message}", file=sys.stderr)
 
@@ -119,7 +120,7 @@ class Runner:
     def serve_one_user(self, reset: Reset) -> None:
         """Run one user's requests, and reset the process after each; return when it cannot be reset."""
         self._proc_files = reset.proc_files
-        warnings.showwarning = show_warning
+        warnings.showwarning = _show_warning  # before the reset takes it for a request's
         reset.begin()
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
@@ -127,9 +128,9 @@ class Runner:
                 header, payload, _ = self._channel.receive()
                 # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
-                spilled, payload = self._spilled, bytearray()
+                payload = bytearray()
                 try:
-                    reset(spilled=spilled, header=header)
+                    reset(header, spilled=self._spilled)
                 except ResetError as error:
                     self._channel.send(
                         {"kind": "spent"}, str(error).encode(errors="replace")[:1000]
@@ -148,10 +149,13 @@ class Runner:
             except (EOFError, ConnectionError, DeviceError):
                 return
             del payload
-            self._reset()
+            # Traces of the request that the next one must not see.
+            self._generation.forget()
+            for parameter in self._generation.model._module.parameters():
+                parameter.grad = None
 
     def _report_ready(self) -> None:
-        warnings.showwarning = show_warning
+        warnings.showwarning = _show_warning
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
@@ -160,32 +164,29 @@ class Runner:
         self._channel.send({"kind": "running"})
         self._reset_peak()
         started = time.perf_counter()
-        logs = LogStream(self._channel)
+        logs = _LogStream(self._channel)
 
         def meta() -> dict[str, float | int]:
-            return {
-                "execution_time": round(time.perf_counter() - started, 6),
-                "peak_memory": self._peak_bytes(),
-            }
+            # A model on devices has its peak of memory there.
+            peak = proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
+            elapsed_s = time.perf_counter() - started
+            return {"execution_time": round(elapsed_s, 6), "peak_memory": peak}
 
         try:
             try:
-                content = (
-                    _decompress(payload, header["max_payload"]) if header["compressed"] else payload
-                )
+                if header["compressed"]:
+                    payload = _decompress(payload, header["max_payload"])
+                policy = None if self._isolation is None else self._isolation.policy
+                stream = ClientStream(self._send_to_client, self._receive_from_client)
                 with redirect_stdout(logs), redirect_stderr(logs):
-                    policy = None if self._isolation is None else self._isolation.policy
-                    saves = self._generation.run(
-                        content, header["env"], self._client_stream(), policy
-                    )
+                    saves = self._generation.run(payload, header["env"], stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
             finally:
                 logs.finish()
             cost = meta()
-            result = Result(
-                self._generation.export(saves), header["max_result"], header["max_inline"]
-            )
+            values = self._generation.export(saves)
+            result = Result(values, header["max_result"], header["max_inline"])
             self._deliver(result, header, cost)
         except BlockError as error:
             self._fail(error.traceback + self._limit_hint(error.traceback), meta())
@@ -194,10 +195,10 @@ class Runner:
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
+            reason = explain(error, None, "")
             self._fail(
-                "The block ran, but what it saved could not be sent: "
-                + explain(error, None, "")
-                + "\nSave tensors, numbers, text, or lists and dicts of them.",
+                f"The block ran, but what it saved could not be sent: {reason}\n"
+                "Save tensors, numbers, text, or lists and dicts of them.",
                 meta(),
             )
 
@@ -212,10 +213,6 @@ class Runner:
             proc_files.reset_peak()
         elif self._proc_files is not None:
             self._proc_files.reset_peak()
-
-    def _peak_bytes(self) -> int:
-        """Return this request's peak of memory: device memory if the model is on devices."""
-        return proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
 
     def _deliver(self, result: Result, header: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Send a small result in a frame; write a large one into a file that the host provides."""
@@ -240,11 +237,7 @@ class Runner:
         self._channel.send({"kind": "spilled", "meta": meta})
 
     def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
-        """Report an error to the user.
-
-        Raises:
-            DeviceError: if a device's state in this process is lost; the process must end.
-        """
+        """Report an error to the user; raise DeviceError if a device's state in this process is lost."""
         lost: DeviceError | None = None
         try:
             self._synchronize()
@@ -272,25 +265,16 @@ class Runner:
             "(NDIF_RUNNER_MAX_THREADS)."
         )
 
-    def _client_stream(self) -> ClientStream:
-        def receive() -> bytes:
-            self._channel.send({"kind": "await upload"})
-            _, body, _ = self._channel.receive()
-            return bytes(body)
+    def _send_to_client(self, data: bytes) -> None:
+        self._channel.send({"kind": "stream"}, data)
 
-        return ClientStream(
-            send=lambda data: self._channel.send({"kind": "stream"}, data), receive=receive
-        )
-
-    def _reset(self) -> None:
-        """Remove traces of the last request that the next one must not see."""
-        self._generation.forget()
-        for parameter in self._generation.model._module.parameters():
-            parameter.grad = None
+    def _receive_from_client(self) -> bytes:
+        self._channel.send({"kind": "await upload"})
+        _, body, _ = self._channel.receive()
+        return bytes(body)
 
     def _collect_garbage_when_idle(self) -> None:
-        ready, _, _ = select.select([self._channel.socket], [], [], _IDLE_S)
-        if not ready:
+        if not select.select([self._channel.socket], [], [], _IDLE_S)[0]:
             gc.collect()
             if self._driver is not None:
                 self._driver.release_memory()

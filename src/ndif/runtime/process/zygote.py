@@ -310,9 +310,7 @@ class Zygote:
         if proc_files is None:
             runner.serve_once()
         else:
-            runner.serve_one_user(
-                Reset(self._generation, channel, self._driver, isolation, proc_files)
-            )
+            runner.serve_one_user(Reset(self._generation, self._driver, isolation, proc_files))
 
     def _start_driver(self, owner: WeightOwnerClient, isolation: Isolation) -> None:
         """Start the driver and run a request, as long as this runner may open what that takes.
