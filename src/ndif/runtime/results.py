@@ -71,11 +71,7 @@ class Result:
     """
 
     def __init__(self, saves: Mapping[str, Any], max_bytes: int, max_inline: int) -> None:
-        """Serialize the values once, and keep their bytes if they are at most `max_inline`.
-
-        Raises:
-            ResultTooLargeError: if the values take more than `max_bytes`.
-        """
+        """Serialize the values once, and keep their bytes if they are at most `max_inline`."""
         self._saves = dict(saves)
         meter = _Meter(max_bytes, max_inline)
         try:

@@ -6,7 +6,7 @@ import importlib
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,20 @@ class Generation:
             PayloadError: if the payload is not a trace of this generation.
             BlockError: if the user's code raised.
         """
+        self._apply(env)
+        with nullcontext() if policy is None else self._guarding(policy):
+            return self._run(payload, stream, policy)
+
+    def _apply(self, env: Mapping[str, Any]) -> None:
+        """Set the model to what a request asks for."""
+
+    def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
+        """Apply `policy` to blocks and the functions that they call while the context lasts."""
+        raise NotImplementedError
+
+    def _run(
+        self, payload: bytes, stream: ClientStream, policy: Protector | None
+    ) -> dict[str, Any]:
         raise NotImplementedError
 
     def export(self, saves: dict[str, Any]) -> dict[str, Any]:

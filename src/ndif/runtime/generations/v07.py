@@ -7,7 +7,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,16 @@ _REWRITTEN = ("__nnsight_forward__", "_old_forward", "__source_accessor__")
 """Attributes of a module that `.source` changes for good."""
 
 
+_SERIALIZATION = "nnsight.intervention.serialization"
+_FILENAME, _NAMES = 2, 9
+"""Positions of the file name and the names among the arguments of `make_function`."""
+_FRAME = "get_non_nnsight_frame"
+
+_Unpickler = serialization.CustomCloudUnpickler
+_setstate = serialization._source_function_setstate
+_interleave = envoy.Envoy.interleave
+
+
 class Nnsight07(Generation):
     """Load and run models with nnsight 0.7."""
 
@@ -103,11 +113,7 @@ class Nnsight07(Generation):
         self._hooks: list[tuple[dict[int, Any], frozenset[int]]] = []
 
     def load(self, spec: ModelSpec) -> None:
-        """See `Generation.load`.
-
-        Raises:
-            ValueError: if the model's task is not text generation.
-        """
+        """See `Generation.load`; a model must be for text generation."""
         if spec.task not in (None, "text-generation"):
             raise ValueError(
                 f"nnsight {self.name} serves text generation only; nnsight 0.8 serves {spec.task}."
@@ -136,17 +142,6 @@ class Nnsight07(Generation):
         """See `Generation.serialize`."""
         request = RequestModel(interventions=base.Backend()(tracer), tracer=tracer)
         return bytes(request.serialize(False))
-
-    def run(
-        self,
-        payload: bytes,
-        env: Mapping[str, Any],
-        stream: ClientStream,
-        policy: Protector | None = None,
-    ) -> dict[str, Any]:
-        """See `Generation.run`. A client of this generation sends no `env`."""
-        with nullcontext() if policy is None else _guarding(policy):
-            return self._run(payload, stream, policy)
 
     def _run(
         self, payload: bytes, stream: ClientStream, policy: Protector | None
@@ -197,6 +192,46 @@ class Nnsight07(Generation):
         """Enter a trace, as far as `.save()` is concerned."""
         tracing_globals._ensure_mounted()
 
+    def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
+        def make_function(*arguments: Any) -> Any:
+            given = list(arguments)
+            given[_FILENAME] = policy.filename(given[_FILENAME])
+            names = given[_NAMES] = policy.scope(given[_NAMES])
+            try:
+                function = serialization.make_function(*given)
+            except ValueError as error:
+                # The cause names a line of the user's code; the error around it does not.
+                raise error.__cause__ or error from None
+            return policy.adopt(function, names)
+
+        def setstate(function: FunctionType, state: tuple[Any, dict[str, Any]]) -> None:
+            own, slots = state
+            names = slots.get("__globals__", {})
+            policy.fill(function, names)
+            if isinstance(function, FunctionType):
+                own = {name: value for name, value in own.items() if not name.startswith("__")}
+                _setstate(function, (own, {**slots, "__globals__": policy.scope(names)}))
+
+        def unpickler(file: Any, persistent: Mapping[str, Any] | None = None) -> Any:
+            rebuilders = {
+                (_SERIALIZATION, "make_function"): make_function,
+                (_SERIALIZATION, "_source_function_setstate"): setstate,
+            }
+            return policy.unpickler(_Unpickler, rebuilders)(file, persistent)
+
+        def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(fn, str):
+                policy.check_call(fn)
+            return _interleave(self, fn, *arguments, **options)
+
+        nnsights = [module for name, module in sys.modules.items() if name.startswith("nnsight.")]
+        replaced = [
+            (serialization, "CustomCloudUnpickler", unpickler),
+            (envoy.Envoy, "interleave", interleave),
+            *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
+        ]
+        return policy.guarding([base, serialization], replaced)
+
 
 class Nnsight06(Nnsight07):
     """Load and run models with nnsight 0.6, which counts the depth of nested traces."""
@@ -235,63 +270,7 @@ def _execute_with_source(tracer: Any, fn: Any) -> None:
 StreamTracer.execute = _execute_with_source
 
 
-# The policy for untrusted code, where nnsight reads, compiles and runs it
-
-_SERIALIZATION = "nnsight.intervention.serialization"
-_FILENAME, _NAMES = 2, 9
-"""Positions of the file name and the names among the arguments of `make_function`."""
-_FRAME = "get_non_nnsight_frame"
-
-_Unpickler = serialization.CustomCloudUnpickler
-_setstate = serialization._source_function_setstate
-_interleave = envoy.Envoy.interleave
-
-
-def _guarding(policy: Protector) -> AbstractContextManager[None]:
-    """Apply `policy` to blocks and the functions that they call while the context lasts."""
-
-    def make_function(*arguments: Any) -> Any:
-        given = list(arguments)
-        given[_FILENAME] = policy.filename(given[_FILENAME])
-        names = given[_NAMES] = policy.scope(given[_NAMES])
-        try:
-            function = serialization.make_function(*given)
-        except ValueError as error:
-            # The cause names a line of the user's code; the error around it does not.
-            raise error.__cause__ or error from None
-        return policy.adopt(function, names)
-
-    def setstate(function: FunctionType, state: tuple[Any, dict[str, Any]]) -> None:
-        own, slots = state
-        names = slots.get("__globals__", {})
-        policy.fill(function, names)
-        if isinstance(function, FunctionType):
-            own = {name: value for name, value in own.items() if not name.startswith("__")}
-            _setstate(function, (own, {**slots, "__globals__": policy.scope(names)}))
-
-    def unpickler(file: Any, persistent: Mapping[str, Any] | None = None) -> Any:
-        return policy.unpickler(
-            _Unpickler,
-            {
-                (_SERIALIZATION, "make_function"): make_function,
-                (_SERIALIZATION, "_source_function_setstate"): setstate,
-            },
-        )(file, persistent)
-
-    def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(fn, str):
-            policy.check_call(fn)
-        return _interleave(self, fn, *arguments, **options)
-
-    nnsights = [module for name, module in sys.modules.items() if name.startswith("nnsight.")]
-    return policy.guarding(
-        [base, serialization],
-        [
-            (serialization, "CustomCloudUnpickler", unpickler),
-            (envoy.Envoy, "interleave", interleave),
-            *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
-        ],
-    )
+# The policy for untrusted code
 
 
 def _users_frame() -> FrameType | None:
@@ -305,11 +284,7 @@ def _users_frame() -> FrameType | None:
 
 
 def _check(policy: Protector, request: Any) -> None:
-    """Check that a request holds a tracer and a function that came with it as source.
-
-    Raises:
-        PayloadError: if it holds anything else.
-    """
+    """Raise PayloadError unless a request holds a tracer and a function that came with it as source."""
     function, tracer = request.interventions, request.tracer
     if not (isinstance(tracer, Tracer) and isinstance(function, FunctionType)):
         raise PayloadError("The request holds no trace of nnsight.")

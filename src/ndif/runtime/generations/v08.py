@@ -42,6 +42,13 @@ _INTERNAL = str(Path(nnsight.__file__).parent)
 logging.getLogger("transformers.pipelines").addFilter(lambda record: "device_map" not in record.msg)
 
 
+_COMPILING = (tracing, interleaving, interleaver, iterator, serialization, request)
+_SERIALIZATION = "nnsight.intervention.serialization"
+
+_load_function = serialization._load_function
+_interleave = envoy.Envoy.interleave
+
+
 class Nnsight08(Generation):
     """Load and run models with nnsight 0.8."""
 
@@ -78,24 +85,14 @@ class Nnsight08(Generation):
         """See `Generation.serialize`."""
         return bytes(RequestModel.serialize(tracer, compress=False))
 
-    def run(
-        self,
-        payload: bytes,
-        env: Mapping[str, Any],
-        stream: ClientStream,
-        policy: Protector | None = None,
+    def _run(
+        self, payload: bytes, stream: ClientStream, policy: Protector | None
     ) -> dict[str, Any]:
-        """See `Generation.run`. This generation has no hybrid jobs and does not use `stream`."""
-        self._apply({"attn_implementation": self._attention, **env})
         if self._objects is None:
             self._objects = self.model._remoteable_persistent_objects()
-        if policy is None:
-            return self._run(payload, self._objects, serialization.CustomCloudUnpickler)
-        with _guarding(policy):
-            unpickler = functools.partial(_Unpickler, policy)
-            return self._run(payload, policy.objects(self._objects), unpickler)
-
-    def _run(self, payload: bytes, objects: dict[str, Any], unpickler: Any) -> dict[str, Any]:
+        objects, unpickler = self._objects, serialization.CustomCloudUnpickler
+        if policy is not None:
+            objects, unpickler = policy.objects(objects), functools.partial(_Unpickler, policy)
         with unpickling_errors(self.name):
             tracer = RequestModel.deserialize(payload, objects, unpickler=unpickler)
             code, frame = tracer.info.code, tracer.info.frame
@@ -116,19 +113,18 @@ class Nnsight08(Generation):
             tracing.dec()
 
     def forget(self) -> None:
-        """See `Generation.forget`.
-
-        The caches are keyed by file and line: an edited script's next run would get the old block.
-        """
+        """See `Generation.forget`."""
+        # These are keyed by file and line: an edited script's next run would get the old block.
         tracing_globals.BLOCKS.clear()
         tracing_globals.SOURCES.clear()
         linecache.clearcache()
         self.model.interleaver.cancel()
 
-    def _apply(self, env: dict[str, Any]) -> None:
+    def _apply(self, env: Mapping[str, Any]) -> None:
         """Set the model to the adapter and attention implementation of this request alone."""
         # A client sends None for a key that it does not use, or leaves the key out.
-        env = {name: value for name, value in env.items() if value is not None}
+        given = {"attn_implementation": self._attention, **env}
+        env = {name: value for name, value in given.items() if value is not None}
         if env == self._env:
             return
         if self._trained is None:
@@ -150,35 +146,24 @@ class Nnsight08(Generation):
             for parameter, trains in self._trained:
                 parameter.requires_grad_(trains)
 
+    def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
+        def compile_block(_: Any, module: Any, frame: Any) -> Any:
+            code = policy.compile(module, frame.f_code.co_filename, "exec")
+            return code.replace(co_name=frame.f_code.co_name)
 
-# The policy for untrusted code, where nnsight reads, compiles and runs it
+        def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(fn, str):
+                policy.check_call(fn)
+            return _interleave(self, fn, *arguments, **options)
 
-_COMPILING = (tracing, interleaving, interleaver, iterator, serialization, request)
-_SERIALIZATION = "nnsight.intervention.serialization"
-
-_load_function = serialization._load_function
-_interleave = envoy.Envoy.interleave
-
-
-def _guarding(policy: Protector) -> AbstractContextManager[None]:
-    """Apply `policy` to blocks and the functions that they call while the context lasts."""
-
-    def compile_block(_: Any, module: Any, frame: Any) -> Any:
-        code = policy.compile(module, frame.f_code.co_filename, "exec")
-        return code.replace(co_name=frame.f_code.co_name)
-
-    def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(fn, str):
-            policy.check_call(fn)
-        return _interleave(self, fn, *arguments, **options)
-
-    return policy.guarding(
-        _COMPILING,
-        [
+        replaced = [
             (tracing.Tracer, "compile", compile_block),
             (envoy.Envoy, "interleave", interleave),
-        ],
-    )
+        ]
+        return policy.guarding(_COMPILING, replaced)
+
+
+# The policy for untrusted code
 
 
 @functools.cache
@@ -226,11 +211,7 @@ class _Unpickler:
         )
 
     def load(self) -> Any:
-        """Return a tracer, and the source of its block with its names and variables.
-
-        Raises:
-            PayloadError: if the payload holds anything else.
-        """
+        """Return a tracer, and the source of its block with its names and variables."""
         tracer, (source, names, variables) = self._ordinary.load()
         if not isinstance(tracer, tracing.Tracer) or not isinstance(source, str):
             raise PayloadError("The request holds no trace of nnsight 0.8.")

@@ -58,10 +58,7 @@ class Cuda:
     def uses_devices(self, spec: ModelSpec) -> bool:
         """Return True if the weights belong on devices, which this process then never starts.
 
-        If they do not, this process sees no device from here on.
-
-        Raises:
-            ValueError: if they do and there is no such device.
+        Else this process sees no device from here on. ValueError tells of a device that is missing.
         """
         named = spec.device is not None and spec.device.startswith("cuda")
         anywhere = spec.device in (None, "auto")

@@ -43,14 +43,11 @@ _IMPORTED = (
     "transformers.pipelines",
     "safetensors.torch",
     "ndif.runtime.measure",
-    "ndif.runtime.process.cuda",
     "ndif.runtime.process.forking",
     "ndif.runtime.process.heap",
     "ndif.runtime.process.runner",
     "ndif.runtime.process.isolation",
-    "ndif.runtime.process.warmup_request",
     "ndif.runtime.process.weight_owner",
-    "ndif.runtime.weights.weights",
 )
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ARGUMENTS = 45
@@ -62,11 +59,7 @@ class CannotForkError(Exception):
 
 
 def main(fd: int, generation: str) -> None:
-    """Import what model processes of `generation` need, then fork them until the host hangs up.
-
-    Raises:
-        CannotForkError: if an import has started CUDA.
-    """
+    """Import what model processes of `generation` need, then fork them until the host hangs up."""
     end_with_parent()
     given = os.environ.get(_NVML_CHECK)
     # A module that asks torch for GPUs as it is imported then asks NVML, which starts nothing.
@@ -113,12 +106,8 @@ class ForkServer:
         """The channel on which a child's end is reported, by process id."""
 
     def serve(self) -> NoReturn:
-        """Fork on request, report who ended, end with the host.
-
-        Raises:
-            OSError: if the kernel has no descriptors of processes (Linux 5.3).
-        """
-        os.close(os.pidfd_open(os.getpid()))
+        """Fork on request, report who ended, end with the host."""
+        os.close(os.pidfd_open(os.getpid()))  # fails where the kernel has none: before Linux 5.3
         # Children neither scan what was imported nor copy its pages by counting references.
         gc.collect()
         gc.freeze()

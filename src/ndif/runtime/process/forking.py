@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ndif.runtime.process.mappings import exclusive, found
+from ndif.runtime.process.proc_files import exclusive, found
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """Advice to madvise(2), from Linux 5.14 on; older kernels refuse it, and pages are fetched on use."""

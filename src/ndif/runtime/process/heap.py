@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-from ndif.runtime.process.mappings import mappings
+from ndif.runtime.process.proc_files import mappings
 from ndif.runtime.weights.huge_pages import COLLAPSE, SIZE, advise
 
 _LARGEST, _SMALLEST = 64 << 10, 32
@@ -23,15 +23,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 class _Mallinfo(ctypes.Structure):
-    """mallinfo(3)."""
+    """mallinfo(3), of which the last field is read: the free bytes at the heap's top."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
+    _fields_ = [(f"other{number}", ctypes.c_size_t) for number in range(9)]
+    _fields_ += [("keepcost", ctypes.c_size_t)]
 
 
 def settle() -> None:

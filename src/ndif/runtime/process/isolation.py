@@ -38,12 +38,7 @@ class Isolation:
     def prepare(
         cls, untrusted: UntrustedSettings, folder: Path, driver: DriverFiles | None
     ) -> Isolation:
-        """Prepare both layers around the model in `folder`; `driver` are the files for weights on GPUs.
-
-        Raises:
-            ConfinementError: if this machine cannot confine a process as the settings require.
-            ValueError: if the operator's whitelist cannot be read.
-        """
+        """Prepare both layers around the model in `folder`; `driver` are the files for weights on GPUs."""
         Path(untrusted.adapters).mkdir(parents=True, exist_ok=True)
         confinement = _confinement(untrusted, folder, driver)
         policy = None

@@ -48,8 +48,7 @@ def warm_up(model: Any) -> None:
 def warm_up_on_device(model: Any) -> None:
     """Run a few tokens where CUDA has just started, and load the libraries that it loads lazily.
 
-    Raises:
-        Exception: any but those of a model that needs more inputs: then the device lacks something.
+    Errors that a model raises because it needs more inputs are no errors of the device.
     """
     try:
         _run_tokens(model)

@@ -46,9 +46,6 @@ from ndif.runtime.weights.weights import (
 )
 from ndif.sandbox.confinement.confinement import DriverFiles
 
-RunAsChild = Callable[[Callable[[], None]], NoReturn]
-"""Runs a function in a fork of the zygote and ends the fork."""
-
 _DEVICE_TIMEOUT_S = 10.0
 """Seconds within which a device must do a little work once the process that kept it busy is gone."""
 
@@ -95,16 +92,11 @@ class Cache:
     fd: int
     export: ModelExport
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights by name, as views of the memory."""
-        return self.weights.tensors(self.fd)
-
 
 class WeightOwner:
     """Hold weights on devices, verify that they are unchanged, and restore them.
 
-    Serves the zygote's requests one at a time. Runners map the weights by the handles in `ModelExport` and
-    never communicate with the owner.
+    Runners map the weights by the handles in `ModelExport` and never communicate with the owner.
     """
 
     def __init__(
@@ -123,12 +115,21 @@ class WeightOwner:
         """
         self._channel = channel
         self._spec = spec
-        self._generation = generation
         self._driver = driver
         self._cache = cache
         driver.prepare_owner()
         driver.start("cuda:0", owner_shares(spec.max_memory))
-        model, load_s = self._load() if cache is None else self._load_cached(cache)
+        if cache is None:
+            started = time.perf_counter()
+            generation.load(spec)
+            load_s = time.perf_counter() - started
+            model = generation.describe(spec)
+        else:
+            module = generation.model._module
+            install(module, cache.weights.tensors(cache.fd))
+            place(module, spec, driver)
+            load_s = cache.export.load_s
+            model = {**cache.export.model, "device": str(module.device)}
         if not keep_cache:
             self._drop_cache()
         gc.collect()
@@ -156,26 +157,8 @@ class WeightOwner:
         )
         channel.send({"kind": "loaded"}, pickle.dumps(export))
 
-    def _load(self) -> tuple[dict[str, Any], float]:
-        started = time.perf_counter()
-        self._generation.load(self._spec)
-        load_s = time.perf_counter() - started
-        return self._generation.describe(self._spec), load_s
-
-    def _load_cached(self, cache: Cache) -> tuple[dict[str, Any], float]:
-        module = self._generation.model._module
-        install(module, cache.tensors())
-        place(module, self._spec, self._driver)
-        return {**cache.export.model, "device": str(module.device)}, cache.export.load_s
-
     def serve(self) -> None:
-        """Serve the zygote's requests until the weights are in the CPU's memory.
-
-        Raises:
-            DeviceError: if a device does not answer.
-            WeightsError: if changed weights cannot be restored.
-            EOFError: if the zygote has ended.
-        """
+        """Serve the zygote's requests until the weights are in the CPU's memory."""
         while True:
             header, _, _ = self._channel.receive()
             if header["kind"] == "verify":
@@ -206,16 +189,20 @@ class WeightOwner:
 
     def _sources(self) -> list[Source]:
         """Return the sources of unchanged weights, the quickest first."""
-        sources = [from_safetensors(self._folder), self._load_again]
-        if (cache := self._cache) is not None:
-            return [lambda names: _named(cache.tensors(), names), *sources]
-        return sources
+        cached = [] if self._cache is None else [self._read_cache]
+        return [*cached, from_safetensors(self._folder), self._load_again]
+
+    def _read_cache(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        assert self._cache is not None  # noqa: S101 - a source only as long as there is one
+        tensors = self._cache.weights.tensors(self._cache.fd)
+        return {name: tensors[name] for name in names}
 
     def _load_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         report_progress(None)
         again = create_generation(self._spec.generation)
         again.load(replace(self._spec, device="cpu"))
-        return _named(collect(again.model._module), names)
+        tensors = collect(again.model._module)
+        return {name: tensors[name] for name in names}
 
     def _move_to_cache(self) -> None:
         """Copy the weights to the CPU's memory, unless the cache that they came from still holds them."""
@@ -232,10 +219,6 @@ class WeightOwner:
             self._cache = None
 
 
-def _named(tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, torch.Tensor]:
-    return {name: tensors[name] for name in names}
-
-
 class WeightOwnerClient:
     """Start weight owners, send them requests, and map their weights in runners.
 
@@ -249,9 +232,9 @@ class WeightOwnerClient:
         spec: ModelSpec,
         generation: Generation,
         driver: Cuda,
-        run_as_child: RunAsChild,
+        run_as_child: Callable[[Callable[[], None]], NoReturn],
     ) -> None:
-        """Start an owner that loads the model; raise RuntimeError if its process ends before that."""
+        """Start an owner that loads the model, in a fork that `run_as_child` ends."""
         self._control = control
         self._generation = generation
         self._driver = driver
@@ -273,16 +256,12 @@ class WeightOwnerClient:
         self._channel.send({"kind": "verify", "keep_cache": self._cache is not None})
 
     def answer(self) -> tuple[dict[str, Any], bytes]:
-        """Return the owner's next answer; raise EOFError if the owner has ended."""
+        """Return the owner's next answer."""
         header, body, _ = self._channel.receive()
         return header, bytes(body)
 
     def cache(self) -> None:
-        """Move the weights to the CPU's memory and end the owner; no runner may be left.
-
-        Raises:
-            RuntimeError: if the owner cannot move them.
-        """
+        """Move the weights to the CPU's memory and end the owner; no runner may be left."""
         self._channel.send({"kind": "cache"})
         header, body, fds = self._channel.receive()
         if header["kind"] == "failed":
@@ -295,11 +274,7 @@ class WeightOwnerClient:
         self._channel.socket.close()
 
     def uncache(self, max_memory: Mapping[int, int] | None) -> None:
-        """Start another owner that moves the cached weights to devices; a failure cannot be undone.
-
-        Raises:
-            RuntimeError: if the owner's process ended before the weights were loaded.
-        """
+        """Start another owner that moves the cached weights to devices; a failure cannot be undone."""
         # Trusted requests may change weights for good, and no checksum would show it.
         keep = self._node_spec.untrusted is not None and _can_keep_cache()
         self.exported = self._start_owner(
@@ -310,11 +285,7 @@ class WeightOwnerClient:
         self._generation.move(self.exported.placement)
 
     def leave_to_parent(self) -> None:
-        """Close the owner's channel in a fork that becomes a runner.
-
-        Call it before the runner closes its parent's descriptors: afterwards other files may have their
-        numbers.
-        """
+        """Close the owner's channel in a runner, while no other file can have its number."""
         self._channel.socket.close()
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ndif.runtime.frames import Channel
-from ndif.runtime.process.mappings import Mapping, mappings, written
+from ndif.runtime.process.proc_files import Mapping, mappings, written
 
 SIZE = 2 << 20
 """Bytes of a huge page. Where a machine's are larger, madvise fails and the pages stay small."""
@@ -30,12 +30,7 @@ _SHARED = "/memfd:weights"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_size_t
-_libc.mmap.argtypes = [
-    ctypes.c_size_t,
-    ctypes.c_size_t,
-    *[ctypes.c_int] * 3,
-    ctypes.c_long,
-]
+_libc.mmap.argtypes = [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 def advise(start: int, end: int, advice: int = _HUGEPAGE) -> bool:
@@ -134,11 +129,7 @@ def _fill(mapping: Mapping, fd: int) -> bool:
 
 
 def _map(mapping: Mapping, flags: int, fd: int, offset: int) -> None:
-    """Replace a mapping by a file.
-
-    Raises:
-        OSError: if the kernel refuses.
-    """
+    """Replace a mapping by a file."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     at = _libc.mmap(mapping.start, mapping.size, access, flags | _MAP_FIXED, fd, offset)
     if at != mapping.start:

@@ -27,9 +27,6 @@ def restore(
     """Write changed weights again, in the memory that other processes have mapped.
 
     Each source is asked for the weights that the ones before it lacked; `find_changed` checks them.
-
-    Raises:
-        WeightsError: if no source restores some of them.
     """
     left = list(changed)
     for source in sources:

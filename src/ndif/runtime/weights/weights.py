@@ -20,6 +20,7 @@ from ndif.runtime.weights.transfer import to_devices
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NAMED = 5
+_HOOK_ARGUMENTS = ("execution_device", "io_same_device", "skip_keys")
 
 
 class WeightsError(ValueError):
@@ -92,11 +93,7 @@ class ExportedWeights:
         tensors: Mapping[str, torch.Tensor],
         export: Callable[[Iterable[torch.Tensor]], list[Handle]],
     ) -> ExportedWeights:
-        """Share `tensors`; the caller must keep them as long as another process may use them.
-
-        Raises:
-            WeightsError: if one of them cannot be shared.
-        """
+        """Share `tensors`; the caller must keep them as long as another process may use them."""
         for name, tensor in tensors.items():
             if type(tensor) not in _PLAIN:
                 raise WeightsError(
@@ -132,11 +129,7 @@ class Placement:
     def of(cls, module: Any) -> Placement:
         """Return the placement of `module`."""
         hooks = {
-            name: {
-                "execution_device": hook.execution_device,
-                "io_same_device": hook.io_same_device,
-                "skip_keys": hook.skip_keys,
-            }
+            name: {argument: getattr(hook, argument) for argument in _HOOK_ARGUMENTS}
             for name, part in module.named_modules()
             if (hook := getattr(part, "_hf_hook", None)) is not None
         }
@@ -162,7 +155,6 @@ class Placement:
 
 
 def _unhook(part: Any) -> None:
-    """Remove a hook from below nnsight's wrapper."""
     wrapper = vars(part).pop("forward", None)
     remove_hook_from_module(part)
     vars(part).pop("forward", None)
@@ -176,7 +168,6 @@ class _Hook(AlignDevicesHook):  # type: ignore[misc]
     """Accelerate's hook for a module whose weights are, or will be, on their devices."""
 
     def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Move no weights."""
         return module
 
 
@@ -184,11 +175,7 @@ _ELSEWHERE = ("cpu", "disk")
 
 
 def place(module: Any, spec: ModelSpec, driver: Cuda) -> None:
-    """Move a model to the devices that `spec` names; without a device map it stays where it is.
-
-    Raises:
-        WeightsError: if the devices have too little memory for the model.
-    """
+    """Move a model to the devices that `spec` names; without a device map it stays where it is."""
     remove_hook_from_module(module, recurse=True)
     vars(module).pop("hf_device_map", None)
     arguments = load_arguments(spec)
@@ -232,11 +219,7 @@ def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
 
 
 def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
-    """Return a device map that spreads a model over `max_memory`, bytes by GPU; None for all free memory.
-
-    Raises:
-        WeightsError: if the GPUs have too little memory for the whole model.
-    """
+    """Return a device map that spreads a model over `max_memory`, bytes by GPU, or all that is free."""
     unsplit = list(module._no_split_modules or [])
     balanced = get_balanced_memory(
         module,
@@ -262,13 +245,10 @@ _REPORT_INTERVAL_S = 0.05
 class _ProgressBar:
     """A stand-in for a progress bar of tqdm that reports counts and draws nothing."""
 
-    def __init__(self, channel: Channel | None, args: Any, kwargs: Any) -> None:
+    def __init__(self, channel: Channel | None, iterable: Any = None, **options: Any) -> None:
         self._channel = channel
-        self._items = args[0] if args else kwargs.get("iterable")
-        total = kwargs.get("total")
-        self.total = (
-            len(self._items) if total is None and hasattr(self._items, "__len__") else total
-        )
+        self._items = iterable
+        self.total = options.get("total") or getattr(iterable, "__len__", lambda: None)()
         self.n = 0
         self._reported_at = 0.0
 
@@ -278,7 +258,6 @@ class _ProgressBar:
             self.update()
 
     def update(self, count: int = 1) -> None:
-        """Add to the count; report it at intervals and at the end."""
         self.n += count
         now = time.monotonic()
         due = now - self._reported_at > _REPORT_INTERVAL_S
@@ -292,7 +271,7 @@ class _ProgressBar:
     def __exit__(self, *_: object) -> None: ...
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Return a function that does nothing: the other methods of a bar change only its looks."""
+        # The other methods of a bar change only its looks.
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: None
@@ -300,4 +279,4 @@ class _ProgressBar:
 
 def report_progress(channel: Channel | None) -> None:
     """Report progress over `channel`, if any, in place of every bar that transformers would draw."""
-    logging.set_tqdm_hook(lambda _, args, kwargs: _ProgressBar(channel, args, kwargs))
+    logging.set_tqdm_hook(lambda _, args, kwargs: _ProgressBar(channel, *args[:1], **kwargs))
