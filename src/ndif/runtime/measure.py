@@ -15,8 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,29 +51,20 @@ def main(fd: int) -> None:
     with socket.socket(fileno=fd) as connection, ThreadPoolExecutor(_AT_ONCE) as threads:
         answers = connection.makefile("w")
         for line in connection.makefile("r"):
-            question = json.loads(line)
-            asked = threads.submit(
-                answer, ModelSpec.of(question["spec"]), look_for_cuda=question["cuda"]
-            )
-            asked.add_done_callback(partial(tell, answers, question["number"]))
+            threads.submit(_answer, json.loads(line), answers)
 
 
-def answer(spec: ModelSpec, *, look_for_cuda: bool = False) -> dict[str, Any]:
-    """Return the facts about a model, or the reason why there are none."""
+def _answer(question: dict[str, Any], answers: IO[str]) -> None:
+    """Write the facts about a model, or the reason why there are none."""
     try:
         # Asking starts the driver, for which a model on a CPU need not wait.
-        works = cuda.is_available() if look_for_cuda else None
-        return {**evaluate(spec), "cuda": works}
+        works = cuda.is_available() if question["cuda"] else None
+        facts = {**evaluate(ModelSpec.of(question["spec"])), "cuda": works}
     except Exception as error:
         traceback.print_exc()
-        return {"failed": sentence(error)[:_LONGEST]}
-
-
-def tell(answers: IO[str], number: int, asked: Future[dict[str, Any]]) -> None:
-    """Write one answer."""
-    line = json.dumps({"number": number, **asked.result()})
+        facts = {"failed": sentence(error)[:_LONGEST]}
     with _WRITING:
-        print(line, file=answers, flush=True)
+        print(json.dumps({"number": question["number"], **facts}), file=answers, flush=True)
 
 
 def evaluate(spec: ModelSpec) -> dict[str, Any]:

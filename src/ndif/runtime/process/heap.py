@@ -43,8 +43,18 @@ def settle() -> None:
     libc.sbrk.restype = ctypes.c_size_t
     libc.malloc_trim(0)
     _fill_holes(libc)
-    top = _extend(libc)
-    _use_huge_pages(top)
+    # Extend the heap, of which the end is free.
+    libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
+    libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
+    libc.free(libc.malloc(_FREE_TOP - SIZE))
+    top = _top(libc)
+    # Huge pages: at once for memory in use, at the first write for the rest.
+    for mapping in mappings():
+        if mapping.access == "rw-p" and mapping.path == "[heap]":
+            advise(mapping.start, min(top, mapping.end), COLLAPSE)
+            advise(top, mapping.end)
+        elif mapping.access == "rw-p" and not mapping.path:
+            advise(mapping.start, mapping.end, COLLAPSE)
 
 
 def _top(libc: ctypes.CDLL) -> int:
@@ -62,21 +72,3 @@ def _fill_holes(libc: ctypes.CDLL) -> None:
                 return
         libc.free(address)
         size = size * 3 // 4
-
-
-def _extend(libc: ctypes.CDLL) -> int:
-    """Extend the heap and return the address at which its free end begins."""
-    libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
-    libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
-    libc.free(libc.malloc(_FREE_TOP - SIZE))
-    return _top(libc)
-
-
-def _use_huge_pages(top: int) -> None:
-    """Ask for huge pages: at once for memory in use, at the first write for the rest."""
-    for mapping in mappings():
-        if mapping.access == "rw-p" and mapping.path == "[heap]":
-            advise(mapping.start, min(top, mapping.end), COLLAPSE)
-            advise(top, mapping.end)
-        elif mapping.access == "rw-p" and not mapping.path:
-            advise(mapping.start, mapping.end, COLLAPSE)

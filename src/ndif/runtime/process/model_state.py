@@ -31,7 +31,8 @@ class ModelState:
                     self._dicts.append((found, dict.copy(found)))
                     lists = [value for value in dict.values(found) if type(value) is list]
                     self._lists += [(value, list(value)) for value in lists]
-        self._tokenizer = _TokenizerState(getattr(model, "tokenizer", None))
+        inner = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)
+        self._tokenizer = _TokenizerState(inner) if hasattr(inner, "get_vocab_size") else None
         self._tensors = [
             (each, each.requires_grad, each.data_ptr(), each.dtype, each.shape, dict(vars(each)))
             for each in _tensors(model._module)
@@ -45,7 +46,8 @@ class ModelState:
                 dict.update(now, before)
         for items, before_items in self._lists:
             items[:] = before_items
-        self._tokenizer.restore()
+        if self._tokenizer is not None:
+            self._tokenizer.restore()
         for tensor, trains, address, dtype, shape, attributes in self._tensors:
             if (tensor.data_ptr(), tensor.dtype, tensor.shape) != (address, dtype, shape):
                 raise ResetError("a weight was replaced")
@@ -61,16 +63,13 @@ class ModelState:
 class _TokenizerState:
     """The native state of a tokenizer (`tokenizers`), which no Python attribute shows."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        inner = getattr(tokenizer, "_tokenizer", None)
-        self._inner: Any = inner if hasattr(inner, "get_vocab_size") else None
-        if self._inner is None:
-            return
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
         self._state = self._read()
-        self._padding, self._truncation = self._inner.padding, self._inner.truncation
+        self._padding, self._truncation = inner.padding, inner.truncation
 
     def _read(self) -> list[Any]:
-        inner: Any = self._inner
+        inner = self._inner
         parts = (inner.normalizer, inner.pre_tokenizer, inner.post_processor, inner.decoder)
         return [
             inner.get_vocab_size(with_added_tokens=True),
@@ -83,8 +82,6 @@ class _TokenizerState:
     def restore(self) -> None:
         """Restore the tokenizer; raise ResetError if its tokens changed, or its way to split text."""
         inner = self._inner
-        if inner is None:
-            return
         if inner.padding != self._padding:
             inner.enable_padding(**self._padding) if self._padding else inner.no_padding()
         if inner.truncation != self._truncation:
@@ -98,15 +95,11 @@ class _TokenizerState:
 
 def _neighbours(model: Any) -> Iterator[Any]:
     """Yield the model's configurations, interleaver and tokenizer, if they have Python attributes."""
-    module = model._module
-    tokenizer = getattr(model, "tokenizer", None)
-    for owner in (module, model):
-        for name in ("config", "generation_config", "interleaver", "_interleaver"):
+    for owner in (model._module, model):
+        for name in ("config", "generation_config", "interleaver", "_interleaver", "tokenizer"):
             found = getattr(owner, name, None)
             if type(getattr(found, "__dict__", None)) is dict:
                 yield found
-    if type(getattr(tokenizer, "__dict__", None)) is dict:
-        yield tokenizer
 
 
 def _dicts_of(members: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
@@ -134,7 +127,7 @@ class WeightsMemory:
         self._whole: list[tuple[int, int, Any]] = []
         """Whole pages of the weights, and which of them belonged to this process alone before."""
         self._copies: list[tuple[int, bytes]] = []
-        for start, end in _merged(_ranges(_tensors(module))):
+        for start, end in _ranges(module):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             last = end // mmap.PAGESIZE * mmap.PAGESIZE
             if last <= first:
@@ -161,20 +154,13 @@ class WeightsMemory:
             raise ResetError("a weight was written to")
 
 
-def _ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    for tensor in tensors:
-        if tensor.device.type == "cpu":
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def _merged(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that overlap or touch."""
+def _ranges(module: torch.nn.Module) -> list[tuple[int, int]]:
+    """Return the memory of a module's weights on the CPU; ranges that overlap or touch are one."""
+    storages = [each.untyped_storage() for each in _tensors(module) if each.device.type == "cpu"]
     found: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
+    for start, size in sorted((each.data_ptr(), each.nbytes()) for each in storages):
         if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
+            found[-1] = (found[-1][0], max(start + size, found[-1][1]))
+        elif size:
+            found.append((start, start + size))
     return found

@@ -104,6 +104,7 @@ def _of_python() -> list[_Row]:
             lambda name: locale.setlocale(locale.LC_ALL, name),
         ),
         ("warnings", lambda: list(warnings.filters), _set_warnings),
+        ("logging", lambda: logging.root.manager.disable, logging.disable),
         ("loggers", _loggers, _set_loggers),
         ("working directory", _folder, os.chdir),
         ("umask", _umask, os.umask),
@@ -125,41 +126,29 @@ def _set_warnings(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def _loggers() -> dict[str, Any]:
-    """Return the settings of each logger by name, and those of the root under ""."""
-    found: dict[str, Any] = {"": _logger(logging.root), "disabled": logging.root.manager.disable}
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger):
-            found[f".{name}"] = _logger(logger)
-    return found
+def _loggers() -> dict[logging.Logger, tuple[Any, ...]]:
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    return {
+        logger: (
+            logger.level,
+            logger.propagate,
+            logger.disabled,
+            [(handler, handler.level, handler.formatter) for handler in logger.handlers],
+            list(logger.filters),
+        )
+        for logger in known
+        if isinstance(logger, logging.Logger)
+    }
 
 
-def _logger(logger: logging.Logger) -> tuple[Any, ...]:
-    return (
-        logger.level,
-        logger.propagate,
-        logger.disabled,
-        tuple((handler, handler.level, handler.formatter) for handler in logger.handlers),
-        tuple(logger.filters),
-    )
-
-
-def _set_loggers(before: Mapping[str, Any]) -> None:
-    logging.disable(before["disabled"])
-    known = logging.root.manager.loggerDict
-    for name, logger in [("", logging.root), *((f".{name}", each) for name, each in known.items())]:
-        if not isinstance(logger, logging.Logger):
-            continue
-        level, propagate, disabled, handlers, filters = before.get(name, _NEW_LOGGER)
+def _set_loggers(before: Mapping[logging.Logger, tuple[Any, ...]]) -> None:
+    for logger, (level, propagate, disabled, handlers, filters) in before.items():
         logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
         logger.handlers[:] = [handler for handler, _, _ in handlers]
         for handler, own_level, formatter in handlers:
             handler.level, handler.formatter = own_level, formatter
         logger.filters[:] = filters
-
-
-_NEW_LOGGER = (logging.NOTSET, True, False, (), ())
 
 
 def _folder() -> str | None:

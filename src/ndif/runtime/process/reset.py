@@ -126,10 +126,10 @@ class Reset:
         for setting, before in self._settings:
             if setting.is_unchanged(before):
                 continue
-            if setting.restore is not None:
-                with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):
+                if setting.restore is not None:
                     setting.restore(before)
-            if setting.restore is None or not setting.is_unchanged(before):
+            if not setting.is_unchanged(before):
                 raise ResetError(f"{setting.name} cannot be restored")
         # `random` seeds itself anew at each fork; do as a new process does.
         random.seed()

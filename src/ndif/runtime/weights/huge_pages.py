@@ -64,7 +64,9 @@ def share(weights: Sequence[Mapping], control: Channel) -> None:
         header, _, fds = control.receive()
         if not fds:
             continue
-        own = _own_pages(mapping)
+        # Pages that this process wrote to: addresses and contents.
+        ranges = iter(written(mapping))
+        own = [(at, ctypes.string_at(at, size)) for at, size in zip(ranges, ranges, strict=True)]
         usable = bool(header["filled"])
         if not usable:
             usable = _fill(mapping, fds[0])
@@ -96,12 +98,6 @@ def _name(mapping: Mapping) -> str | None:
 def _shift(mapping: Mapping) -> int:
     """Return the weights' offset in the memory that aligns its huge pages with those of the mapping."""
     return mapping.start % SIZE
-
-
-def _own_pages(mapping: Mapping) -> list[tuple[int, bytes]]:
-    """Return the pages of the weights that this process wrote to: addresses and contents."""
-    ranges = iter(written(mapping))
-    return [(at, ctypes.string_at(at, size)) for at, size in zip(ranges, ranges, strict=True)]
 
 
 def _fill(mapping: Mapping, fd: int) -> bool:
