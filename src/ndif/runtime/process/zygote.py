@@ -143,7 +143,9 @@ class Zygote:
             if warmup_request is not None:
                 isolation.warm_up(warmup_request)
             if untrusted.scope == "user" or (untrusted.scope == "auto" and owner is not None):
-                # A confined runner serves one key's requests in a row.
+                # A confined runner serves one key's requests in a row. It finds the reset imported.
+                from ndif.runtime.process import reset  # noqa: F401
+
                 isolation = isolation.reusable()
         self._isolation = isolation
         # Runners neither scan these objects nor copy their pages by counting references.
@@ -290,7 +292,6 @@ class Zygote:
     def _run_fresh(self, fd: int, *, reused: bool) -> None:
         """Be a runner of one request, or one key's, confined before it reads a byte."""
         from ndif.runtime.process.proc_files import ProcFiles
-        from ndif.runtime.process.reset import Reset
         from ndif.runtime.process.runner import Runner
 
         isolation, owner = self._isolation, self._weight_owner
@@ -310,6 +311,8 @@ class Zygote:
         if proc_files is None:
             runner.serve_once()
         else:
+            from ndif.runtime.process.reset import Reset
+
             runner.serve_one_user(Reset(self._generation, self._driver, isolation, proc_files))
 
     def _start_driver(self, owner: WeightOwnerClient, isolation: Isolation) -> None:
