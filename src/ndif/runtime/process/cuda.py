@@ -119,10 +119,7 @@ class Cuda:
             _set_allocator(settings)
 
     def start(self, device: str, shares: Mapping[int, int]) -> None:
-        """Start CUDA in this process and make `device` the default.
-
-        The process may allocate the bytes in `shares`, by device; the other devices have no limit.
-        """
+        """Start CUDA, make `device` the default, and limit allocations to `shares`: bytes by device."""
         torch.cuda.init()
         torch.cuda.set_device(device)
         for index, size in shares.items():
@@ -141,10 +138,7 @@ class Cuda:
         return [without_event(reduce_tensor(tensor)) for tensor in tensors]
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
-        """Return the files that a process needs to map these tensors and compute with them.
-
-        The devices are those that this process has open, without other GPUs.
-        """
+        """Return the files that a process needs to map these tensors and compute with them."""
         # A runner sees all devices that this process sees, with weights or without.
         identities = [_identity(index) for index in range(torch.cuda.device_count())]
         minors = gpu_minors(_information(), identities)
@@ -257,10 +251,8 @@ def allocator_settings(environment: Mapping[str, str]) -> str | None:
 
 
 def without_event(handle: Handle) -> Handle:
-    """Return a handle that opens without the event that torch puts into the first 1,000 handles.
-
-    Opening an event needs files of the driver in /dev/shm that another process made.
-    """
+    """Return a handle that opens without the event that torch puts into the first 1,000 handles."""
+    # Opening an event needs files of the driver in /dev/shm that another process made.
     function, arguments = handle
     bound = inspect.signature(function).bind(*arguments)
     if "event_sync_required" in bound.arguments:

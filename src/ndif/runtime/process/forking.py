@@ -48,10 +48,8 @@ class Pages:
         return pages
 
     def fetch(self) -> None:
-        """Map these pages in this process, and copy those that it will write to.
-
-        A fault for each, while the threads of a forward pass run, costs ten times as much.
-        """
+        """Map these pages in this process, and copy those that it will write to."""
+        # A fault for each, while the threads of a forward pass run, costs ten times as much.
         _advise(self.read, _POPULATE_READ)
         _advise(self.written, _POPULATE_WRITE)
 

@@ -30,12 +30,9 @@ class _Mallinfo(ctypes.Structure):
 
 
 def settle() -> None:
-    """Prepare this process's heap for later forks. No allocation moves.
-
-    Without glibc 2.33 or later the heap stays as it is.
-    """
+    """Prepare this process's heap for later forks. No allocation moves."""
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
+    if not hasattr(libc, "mallinfo2"):  # before glibc 2.33
         return
     libc.mallinfo2.restype = _Mallinfo
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t

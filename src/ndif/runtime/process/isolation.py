@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The confinement and the policy for untrusted code.
-
-    The zygote prepares them once; each runner enters the confinement before it reads a byte of a request
-    and runs requests under the policy.
-    """
+    """The confinement and the policy for untrusted code: prepared by the zygote, entered by each runner."""
 
     untrusted: UntrustedSettings
     confinement: Confinement

@@ -25,7 +25,9 @@ class ModelState:
         self._lists: list[tuple[list[Any], list[Any]]] = []
         known: set[int] = set()
         for owner in (model, *model._module.modules(), *_neighbours(model)):
-            for found in _dicts_of(vars(owner)):
+            # A namespace and the dictionaries in it: parameters, buffers, hooks.
+            within = [value for value in vars(owner).values() if issubclass(type(value), dict)]
+            for found in [vars(owner), *within]:
                 if id(found) not in known:
                     known.add(id(found))
                     self._dicts.append((found, dict.copy(found)))
@@ -100,14 +102,6 @@ def _neighbours(model: Any) -> Iterator[Any]:
             found = getattr(owner, name, None)
             if type(getattr(found, "__dict__", None)) is dict:
                 yield found
-
-
-def _dicts_of(members: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Yield a namespace and the dictionaries in it: parameters, buffers, hooks."""
-    yield members
-    for value in members.values():
-        if issubclass(type(value), dict):
-            yield value
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -52,6 +52,13 @@ def settings(driver: Cuda | None) -> list[ProcessSetting]:
             if getter is not None:
                 rows.append((f"{module.__name__}.{name}", getter, setter))
     rows += [*_of_python(), *_of_torch(), *_of_numpy()]
+    for device in ("cpu", "cuda"):
+        for getter, setter in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        ):
+            of_device = functools.partial(getter, device), functools.partial(setter, device)
+            rows.append((f"autocast on {device}", *of_device))
     for owner, names in _ATTRIBUTES:
         for name in names:
             reading = functools.partial(getattr, owner, name, None)
@@ -109,7 +116,11 @@ def _of_python() -> list[_Row]:
         ("working directory", _folder, os.chdir),
         ("umask", _umask, os.umask),
         ("environment", lambda: dict(os.environ), _set_environment),
-        ("signal handlers", _handlers, _set_handlers),
+        (
+            "signal handlers",
+            lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
+            _set_handlers,
+        ),
         (
             "blocked signals",
             lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
@@ -164,13 +175,8 @@ def _umask() -> int:
 
 
 def _set_environment(before: Mapping[str, str]) -> None:
-    for name in [name for name in os.environ if name not in before]:
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(before)
-
-
-def _handlers() -> dict[int, Any]:
-    return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
 
 def _set_handlers(before: Mapping[int, Any]) -> None:
@@ -187,7 +193,7 @@ def _of_torch() -> list[_Row]:
         ("function modes", lambda: [id(each) for each in _get_current_function_mode_stack()]),
         ("dispatch modes", lambda: [id(each) for each in _get_current_dispatch_mode_stack()]),
         ("functorch", torch._C._functorch.peek_interpreter_stack),
-        ("autocast", _autocast, _set_autocast),
+        ("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         (
             "anomaly mode",
             lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
@@ -212,23 +218,6 @@ def _of_torch() -> list[_Row]:
         ("attention fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled),
         ("mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     ]
-
-
-_DEVICES = ("cpu", "cuda")
-
-
-def _autocast() -> tuple[Any, ...]:
-    return (
-        torch.is_autocast_cache_enabled(),
-        *((torch.is_autocast_enabled(on), torch.get_autocast_dtype(on)) for on in _DEVICES),
-    )
-
-
-def _set_autocast(before: tuple[Any, ...]) -> None:
-    torch.set_autocast_cache_enabled(before[0])
-    for on, (enabled, dtype) in zip(_DEVICES, before[1:], strict=True):
-        torch.set_autocast_enabled(on, enabled)
-        torch.set_autocast_dtype(on, dtype)
 
 
 def _flushes_denormal() -> bool:

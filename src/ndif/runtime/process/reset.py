@@ -53,11 +53,7 @@ _COUNTERS = (".hooks.RemovableHandle", "._lazy_seed_tracker", "._queued_calls")
 
 
 class Reset:
-    """Return a runner's process to its state before the first request.
-
-    Owns a record of that state (see `begin`). Restores what it can and raises for the rest; the caller then
-    ends the process.
-    """
+    """Return a runner's process to the state that `begin` records; raise for what cannot be restored."""
 
     def __init__(
         self,
@@ -92,10 +88,7 @@ class Reset:
         gc.freeze()
 
     def __call__(self, header: Mapping[str, Any], *, spilled: bool) -> None:
-        """Remove everything that a request left; raise ResetError if something cannot be removed.
-
-        `spilled` if the request's result is in a file of the host's.
-        """
+        """Remove everything that a request left; raise ResetError if something cannot be removed."""
         if spilled:
             raise ResetError("its result lies in a file that this process could still write to")
         if header["env"].get("peft"):
@@ -217,10 +210,8 @@ def _of_a_library(module: object) -> bool:
 
 
 def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
-    """Return the name of an object that only a request can have made; None if it may be a library's.
-
-    If the request `loaded` libraries, their functions and classes are as new as its own.
-    """
+    """Return the name of an object that only a request can have made; None if it may be a library's."""
+    # If the request `loaded` libraries, their functions and classes are as new as its own.
     kind = type(found)
     if kind is types.FunctionType:
         file = found.__code__.co_filename
@@ -237,6 +228,4 @@ def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
     return None
 
 
-_RUNNING = frozenset(
-    {types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType}
-)
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType)

@@ -96,10 +96,7 @@ class Runner:
         driver: Cuda | None,
         isolation: Isolation | None = None,
     ) -> None:
-        """Start this process's threads.
-
-        `driver` is started, and None on CPUs. `isolation` is entered, and None for trusted code.
-        """
+        """Start this process's threads; its driver (None on CPUs) and isolation hold already."""
         self._channel = channel
         self._generation = generation
         self._threads = start_threads(threads)
@@ -132,9 +129,8 @@ class Runner:
                 try:
                     reset(header, spilled=self._spilled)
                 except ResetError as error:
-                    self._channel.send(
-                        {"kind": "spent"}, str(error).encode(errors="replace")[:1000]
-                    )
+                    reason = str(error).encode(errors="replace")[:1000]
+                    self._channel.send({"kind": "spent"}, reason)
                     return
                 self._channel.send({"kind": "idle"})
 

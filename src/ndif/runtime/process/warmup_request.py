@@ -36,10 +36,7 @@ _PARALLEL_NUMEL = 1 << 18
 
 
 def warm_up(model: Any) -> None:
-    """Run a few tokens, so that a first forward pass finds its modules, kernels and memory ready.
-
-    In the zygote this work is shared with its runners; in a runner it also starts the thread pool.
-    """
+    """Run a few tokens, so that a first forward pass finds its modules, kernels and memory ready."""
     # A model that needs more inputs than tokens is served all the same.
     with contextlib.suppress(Exception):
         _run_tokens(model)
@@ -67,10 +64,7 @@ def _run_tokens(model: Any) -> None:
 
 
 def start_threads(count: int) -> int:
-    """Start torch's threads, `count` or one for each CPU of this process, and return their number.
-
-    A zygote keeps one thread, so that a fork loses none; each runner starts a pool of its own.
-    """
+    """Start torch's threads, `count` or one for each CPU of this process, and return their number."""
     count = count or len(os.sched_getaffinity(0))
     torch.set_num_threads(count)
     torch.zeros(_PARALLEL_NUMEL).add_(1)

@@ -114,7 +114,15 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
         return {"repo_id": None, "task": spec.task}
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
-    _check(sum(sizes[name] for name in names if not _is_here(spec, name, found.sha)))
+    missing = sum(sizes[name] for name in names if not _is_here(spec, name, found.sha))
+    cache = Path(constants.HF_HUB_CACHE).absolute()
+    free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
+    # A disk that fills up during a download stops more than this model.
+    if missing > free:
+        raise NoSpaceError(
+            f"{missing / 1e9:,.1f} GB of it are to be downloaded, and the disk that they would go to has "
+            f"{free / 1e9:,.1f} GB free: free some, or set HF_HOME to a folder on a larger one."
+        )
     folder = snapshot_download(
         spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=_ProgressBar
     )
@@ -139,17 +147,6 @@ def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
         and ("/" not in name or name.startswith(_TEMPLATES) or (own_code and name.endswith(".py")))
     ]
     return weights + small
-
-
-def _check(missing: int) -> None:
-    cache = Path(constants.HF_HUB_CACHE).absolute()
-    free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
-    # A disk that fills up during a download stops more than this model.
-    if missing > free:
-        raise NoSpaceError(
-            f"{missing / 1e9:,.1f} GB of it are to be downloaded, and the disk that they would go to has "
-            f"{free / 1e9:,.1f} GB free: free some, or set HF_HOME to a folder on a larger one."
-        )
 
 
 def _is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:

@@ -43,10 +43,7 @@ def restore(
 
 
 def from_safetensors(folder: Path) -> Source:
-    """Return a source that reads single tensors of a checkpoint's files.
-
-    Some models merge, convert or rename weights when they are loaded; the source may lack those.
-    """
+    """Return a source that reads a checkpoint's files: it lacks weights that loading merges or converts."""
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
         files = dict(_files(folder))

@@ -221,11 +221,8 @@ def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
 def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
     """Return a device map that spreads a model over `max_memory`, bytes by GPU, or all that is free."""
     unsplit = list(module._no_split_modules or [])
-    balanced = get_balanced_memory(
-        module,
-        max_memory=None if max_memory is None else dict(max_memory),
-        no_split_module_classes=unsplit,
-    )
+    given = None if max_memory is None else dict(max_memory)
+    balanced = get_balanced_memory(module, given, no_split_module_classes=unsplit)
     gpus = {device: size for device, size in balanced.items() if device not in _ELSEWHERE}
     found: dict[str, Any] = infer_auto_device_map(
         module, max_memory=gpus, no_split_module_classes=unsplit
