@@ -110,9 +110,7 @@ def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -
             error = error or failed
     if error is None:
         raise UnknownError(f"{spec.checkpoint!r} does not say what architecture it has.")
-    if not spec.trust_remote_code and "trust_remote_code" in str(error):
-        raise UnknownError(explain_unavailable(spec, error)) from error
-    raise error
+    raise UnknownError(explain_unavailable(spec, error)) from error
 
 
 def _classes(spec: ModelSpec, config: Any, task: str | None) -> Iterator[Any]:

@@ -138,19 +138,15 @@ class ForkServer:
             if pid == 0:
                 be_child(lambda: self._run(server, status, output, header["module"], channel))
             self._children[pid] = status
-            self._introduce(pid, status)
+            with contextlib.suppress(OSError):  # the host does not wait any more
+                # A number may be given to another process once this one is reaped. A descriptor is not.
+                process = os.pidfd_open(pid)
+                try:
+                    socket.send_fds(status, [STATUS.pack(pid)], [process])
+                finally:
+                    os.close(process)
         os.close(output)
         os.close(channel)
-
-    def _introduce(self, pid: int, status: socket.socket) -> None:
-        """Tell the host which process its child is."""
-        with contextlib.suppress(OSError):  # the host does not wait any more
-            # A number may be given to another process once this one is reaped. A descriptor is not.
-            process = os.pidfd_open(pid)
-            try:
-                socket.send_fds(status, [STATUS.pack(pid)], [process])
-            finally:
-                os.close(process)
 
     def _reap(self) -> None:
         for pid, code in ended_children():

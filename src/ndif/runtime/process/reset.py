@@ -190,14 +190,8 @@ def _start_threads(model: Any) -> None:
         model.tokenizer(["one", "two"])
 
 
-_LIBRARIES = tuple(
-    f"{os.path.normpath(folder)}/"
-    for folder in (
-        *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")),
-        *sys.path,
-    )
-    if folder
-)
+_PATHS = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
+_LIBRARIES = tuple(f"{os.path.normpath(folder)}/" for folder in (*_PATHS, *sys.path) if folder)
 """The folders of the server's packages."""
 
 

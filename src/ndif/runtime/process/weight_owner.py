@@ -277,9 +277,8 @@ class WeightOwnerClient:
         """Start another owner that moves the cached weights to devices; a failure cannot be undone."""
         # Trusted requests may change weights for good, and no checksum would show it.
         keep = self._node_spec.untrusted is not None and _can_keep_cache()
-        self.exported = self._start_owner(
-            replace(self._node_spec, max_memory=max_memory), keep_cache=keep
-        )
+        spec = replace(self._node_spec, max_memory=max_memory)
+        self.exported = self._start_owner(spec, keep_cache=keep)
         if not keep:
             self._drop_cache()
         self._generation.move(self.exported.placement)
@@ -332,14 +331,8 @@ class WeightOwnerClient:
         start_threads(self._spec.threads)
         report_progress(channel)
         try:
-            owner = WeightOwner(
-                channel,
-                self._spec,
-                self._generation,
-                self._driver,
-                self._cache,
-                keep_cache=keep_cache,
-            )
+            model = self._spec, self._generation, self._driver, self._cache
+            owner = WeightOwner(channel, *model, keep_cache=keep_cache)
             with contextlib.suppress(EOFError, ConnectionError):
                 owner.serve()
         except Exception as error:

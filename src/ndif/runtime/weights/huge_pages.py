@@ -36,9 +36,8 @@ _libc.mmap.argtypes = [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_lon
 def advise(start: int, end: int, advice: int = _HUGEPAGE) -> bool:
     """Ask for huge pages between two addresses; return True if the kernel provides them."""
     start, end = -(-start // SIZE) * SIZE, end // SIZE * SIZE
-    return end > start and not _libc.madvise(
-        ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice
-    )
+    size = ctypes.c_size_t(max(0, end - start))
+    return end > start and not _libc.madvise(ctypes.c_void_p(start), size, advice)
 
 
 def weights_of(folder: Path) -> list[Mapping]:
@@ -111,9 +110,8 @@ def _fill(mapping: Mapping, fd: int) -> bool:
         huge = advise(mapping.start, mapping.end, COLLAPSE)
         if huge:
             file.seek(mapping.offset)
-            memory = memoryview((ctypes.c_char * mapping.size).from_address(mapping.start)).cast(
-                "B"
-            )
+            raw = (ctypes.c_char * mapping.size).from_address(mapping.start)
+            memory = memoryview(raw).cast("B")
             while memory and (count := file.readinto(memory)):
                 memory = memory[count:]
         _map(mapping, mmap.MAP_PRIVATE, file.fileno(), mapping.offset)
