@@ -28,11 +28,7 @@ def pack(header: Header, body_size: int = 0) -> bytes:
 
 
 def unpack_header(text: bytes) -> dict[str, Any]:
-    """Parse a header, and check its shape.
-
-    Raises:
-        ValueError: if it is not a JSON object with a `kind`.
-    """
+    """Parse a header; raise ValueError unless it is a JSON object with a `kind`."""
     header = json.loads(text.decode())
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
         raise ValueError("a frame's header must be an object with a kind")
@@ -57,17 +53,9 @@ class Channel:
             self.socket.sendall(body)
 
     def receive(self) -> tuple[dict[str, Any], bytearray, Sequence[int]]:
-        """Read one frame: header, body, and the descriptors that came with it.
-
-        Raises:
-            EOFError: when the host has closed its end.
-        """
+        """Read one frame: header, body, and the descriptors that came with it."""
         first, fds, _, _ = socket.recv_fds(self.socket, LENGTHS.size, 4)
-        lengths = (
-            first
-            if len(first) == LENGTHS.size
-            else first + self._exactly(LENGTHS.size - len(first))
-        )
+        lengths = first + self._exactly(LENGTHS.size - len(first))
         header_size, body_size = LENGTHS.unpack(lengths)
         header = unpack_header(bytes(self._exactly(header_size)))
         return header, self._exactly(body_size), fds

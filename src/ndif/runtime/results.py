@@ -65,17 +65,10 @@ class _Meter(io.RawIOBase):
 
 
 class Result:
-    """The saved values of one request and their serialized size.
-
-    Holds the bytes of a small result; a large one is serialized again by `write` or `write_compressed`.
-    """
+    """The saved values of one request: their bytes if they are few, else only their serialized size."""
 
     def __init__(self, saves: Mapping[str, Any], max_bytes: int, max_inline: int) -> None:
-        """Serialize the values once, and keep their bytes if they are at most `max_inline`.
-
-        Raises:
-            ResultTooLargeError: if the values take more than `max_bytes`.
-        """
+        """Serialize the values once, and keep their bytes if they are at most `max_inline`."""
         self._saves = dict(saves)
         meter = _Meter(max_bytes, max_inline)
         try:
@@ -148,10 +141,7 @@ _pickling.Pickler = _ResultPickler
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Reduce a view without the rest of its storage.
-
-    `logits[:, -1].save()` is one row; torch would write all of `logits` with it.
-    """
+    """Reduce a view without the rest of its storage: `logits[:, -1]` without all of `logits`."""
     if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
         needed = tensor.numel() * tensor.element_size()
         if tensor.untyped_storage().nbytes() > 2 * needed:

@@ -23,8 +23,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from ndif.runtime.process.cuda import without_event
-from ndif.runtime.process.driver import DeviceError, Event, Handle
+from ndif.runtime.process.cuda import DeviceError, Handle, without_event
 from ndif.runtime.process.proc_files import peak_bytes
 from ndif.runtime.process.zygote import main
 from ndif.runtime.spec import ModelSpec
@@ -52,7 +51,7 @@ _libc.getenv.restype = ctypes.c_char_p
 
 
 class PretendDriver:
-    """A `Driver` of files: see `ndif.runtime.process.driver`."""
+    """A driver of files, with the methods of `ndif.runtime.process.cuda.Cuda`."""
 
     def __init__(self, folder: Path, acts: Iterable[int] = ACTS) -> None:
         self.acts = set(acts)
@@ -149,7 +148,7 @@ class PretendDriver:
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def mark(self, device: torch.device) -> Event:
+    def mark(self, device: torch.device) -> _Past:
         return _Past()
 
     def release_memory(self) -> None:

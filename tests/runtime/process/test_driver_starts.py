@@ -76,7 +76,7 @@ def test_without_any_fix_no_driver_starts(table: dict[str, dict[str, str]]) -> N
 
 def without_custody(driver: PretendDriver) -> None:
     """Close the channel to the owner only when its number may be another's."""
-    from ndif.runtime.process.weight_owner_client import WeightOwnerClient
+    from ndif.runtime.process.weight_owner import WeightOwnerClient
 
     start, leave = WeightOwnerClient.start, WeightOwnerClient.leave_to_parent
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.runtime.process.forking import Pages
-from ndif.runtime.process.mappings import Mapping, mappings, written
+from ndif.runtime.process.proc_files import Mapping, mappings, written
 from tests.runtime.apart import apart
 
 PAGES = 2000

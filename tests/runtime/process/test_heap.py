@@ -11,7 +11,7 @@ from typing import Any
 
 from ndif.runtime.process import heap
 from ndif.runtime.process.forking import Pages
-from ndif.runtime.process.mappings import mappings
+from ndif.runtime.process.proc_files import mappings
 from tests.runtime.apart import apart
 
 HOLES, HOLE = 20_000, 700

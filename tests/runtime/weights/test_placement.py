@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ndif.runtime.process.driver import owner_shares, runner_shares
+from ndif.runtime.process.weight_owner import owner_shares, runner_shares
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import WeightsError, collect, load_arguments, move, place, spread
 from tests.runtime.process.pretend_driver import PretendDriver

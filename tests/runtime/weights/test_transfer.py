@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ndif.runtime.process.driver import Event
 from ndif.runtime.weights.transfer import to_devices, to_memory
 from tests.runtime.process.pretend_driver import PretendDriver
 
@@ -26,7 +26,7 @@ class Late(PretendDriver):
         self.buffers.append(torch.empty(size, dtype=torch.uint8))
         return self.buffers[-1]
 
-    def mark(self, device: torch.device) -> Event:
+    def mark(self, device: torch.device) -> Any:
         return _Mark(self)
 
 

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ndif.runtime.generations import create_generation
-from ndif.runtime.process.driver import Handle
+from ndif.runtime.process.cuda import Handle
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import (
     ExportedWeights,

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ndif.runtime.generations.errors import BlockError, PayloadError
-from ndif.runtime.generations.port import ClientStream, Generation
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.tracebacks import explain
 
-__all__ = ["BlockError", "ClientStream", "Generation", "PayloadError", "create_generation"]
+if TYPE_CHECKING:
+    from ndif.runtime.weights.weights import Placement
+    from ndif.sandbox.protector import Protector
 
 _GENERATIONS = {
     "0.8": "ndif.runtime.generations.v08:Nnsight08",
@@ -21,3 +30,167 @@ def create_generation(name: str) -> Generation:
     module, cls = _GENERATIONS[name].split(":")
     generation: Generation = getattr(importlib.import_module(module), cls)()
     return generation
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStream:
+    """The two directions in which a hybrid job exchanges data with its client while it runs."""
+
+    send: Callable[[bytes], None]
+    receive: Callable[[], bytes]
+
+
+class Generation:
+    """One model, loaded and run by one nnsight generation."""
+
+    name: str
+    model: Any = None
+    """The nnsight wrapper."""
+
+    def load(self, spec: ModelSpec) -> None:
+        """Load the model that `spec` names onto its device."""
+        raise NotImplementedError
+
+    def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
+        """Build the model as `load` does, but on the meta device; `install` adds the weights later."""
+        # nnsight 0.8's own way to build a model without weights leaves out the generation settings and the
+        # evaluation mode, and takes the tokenizer of another revision.
+        self.load(replace(spec, device="meta"))
+        self.move(placement)
+
+    def move(self, placement: Placement) -> None:
+        """Change the placement that a model from `load_meta` reports."""
+        placement.apply(self.model._module)
+
+    def describe(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the facts about the loaded model that its host may publish."""
+        from transformers.utils import cached_file
+
+        config = cached_file(spec.checkpoint, "config.json", revision=spec.revision)
+        module = self.model._module
+        return {
+            "class": type(module).__name__,
+            "parameters": sum(p.numel() for p in module.parameters()),
+            "dtype": str(module.dtype).removeprefix("torch."),
+            "device": str(module.device),
+            "task": getattr(self.model, "task", None),
+            "folder": str(Path(config).parent),
+            "repo_id": self._canonical_name(spec),
+        }
+
+    def _canonical_name(self, spec: ModelSpec) -> str | None:
+        """Return a repository's name as its hub spells it: "openai-community/gpt2" for "gpt2"."""
+        try:
+            return (
+                None
+                if spec.is_folder
+                else json.loads(self.model._remoteable_model_key())["repo_id"]
+            )
+        except Exception:  # no hub answers
+            return None
+
+    def warmup_payload(self, prompt: str) -> bytes:
+        """Return a payload, not compressed, that runs `prompt` and saves the first part of the output."""
+        payloads: list[bytes] = []
+        _trace(self.model, prompt, lambda tracer: payloads.append(self.serialize(tracer)))
+        return payloads[0]
+
+    def serialize(self, tracer: Any) -> bytes:
+        """Return the payload, not compressed, that a client would send for a block."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        payload: bytes,
+        env: Mapping[str, Any],
+        stream: ClientStream,
+        policy: Protector | None = None,
+    ) -> dict[str, Any]:
+        """Run a decompressed payload and return its saved values by name.
+
+        `env` names the adapter and the attention implementation that the request asks for. Untrusted code
+        has a policy.
+
+        Raises:
+            PayloadError: if the payload is not a trace of this generation.
+            BlockError: if the user's code raised.
+        """
+        self._apply(env)
+        with nullcontext() if policy is None else self._guarding(policy):
+            return self._run(payload, stream, policy)
+
+    def _apply(self, env: Mapping[str, Any]) -> None:
+        """Set the model to what a request asks for."""
+
+    def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
+        """Apply `policy` to blocks and the functions that they call while the context lasts."""
+        raise NotImplementedError
+
+    def _run(
+        self, payload: bytes, stream: ClientStream, policy: Protector | None
+    ) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def export(self, saves: dict[str, Any]) -> dict[str, Any]:
+        """Return the saved values in the form that this generation's client expects."""
+        return saves
+
+    def forget(self) -> None:
+        """Remove the last run's entries from caches that the next run must not see."""
+        raise NotImplementedError
+
+
+def _trace(model: Any, prompt: str, backend: Callable[[Any], None]) -> None:
+    with model.trace(prompt, backend=backend):
+        first = model.output[0].save()  # noqa: F841 - the result of the trace
+
+
+class PayloadError(Exception):
+    """The payload cannot be turned into a trace; the message tells its sender why."""
+
+
+class BlockError(Exception):
+    """The user's block raised. `traceback` is the text that its author reads."""
+
+    def __init__(self, traceback: str) -> None:
+        super().__init__(traceback)
+        self.traceback = traceback
+
+
+@contextmanager
+def unpickling_errors(generation: str) -> Iterator[None]:
+    """Translate the errors of unpickling a payload into a PayloadError, or a BlockError for its syntax."""
+    try:
+        yield
+    except PayloadError:
+        raise
+    except SyntaxError as error:
+        # The error is in the user's own code and names a line of it.
+        raise BlockError(explain(error, None, "")) from error
+    except ModuleNotFoundError as error:
+        root = (error.name or "").partition(".")[0]
+        raise PayloadError(
+            f"The block uses the module {error.name!r}, which this server does not have. "
+            f"If it is your own, send it along: `import {root}; nnsight.register({root})` before the "
+            "trace."
+        ) from error
+    except Exception as error:
+        raise PayloadError(_reason(error, generation)) from error
+
+
+def _reason(error: Exception, generation: str) -> str:
+    if isinstance(error, pickle.UnpicklingError) and type(error).__name__ == "ForbiddenError":
+        return f"The request was refused: {error}."
+    # nnsight 0.8 raises a class of its own for an unknown id; 0.6 and 0.7 raise a plain sentence.
+    missing = str(error).removeprefix("Unknown persistent id: ")
+    if type(error).__name__ == "UnknownPersistentIdError" or missing != str(error):
+        return (
+            f"The block refers to {missing}, which the model here does not have. Does it use a "
+            "second model, or one whose modules differ from the server's?"
+        )
+    return (
+        f"The request could not be read as an nnsight {generation} trace "
+        f"({type(error).__name__}: {error}). It is truncated or damaged, or was made by a "
+        "version of nnsight, transformers or Python whose objects this server cannot rebuild: "
+        "compare them with nnsight.compare()."
+    )

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
 
 import nnsight
+from nnsight.intervention import envoy, serialization
 from nnsight.intervention import interleaver as interleaving
-from nnsight.intervention.backends.base import Backend
+from nnsight.intervention.backends import base
 from nnsight.intervention.tracing import globals as tracing_globals
+from nnsight.intervention.tracing.base import Tracer
 from nnsight.modeling.mixins.remoteable import StreamTracer
 from nnsight.schema.request import RequestModel
 
-from ndif.runtime.generations.errors import BlockError, unpickling_errors
-from ndif.runtime.generations.guarded07 import check, guarding
-from ndif.runtime.generations.port import ClientStream, CodePolicy
+from ndif.runtime.generations import (
+    BlockError,
+    ClientStream,
+    Generation,
+    PayloadError,
+    unpickling_errors,
+)
 from ndif.runtime.generations.tracebacks07 import explain_block
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import Placement, load_arguments
+
+if TYPE_CHECKING:
+    from ndif.sandbox.protector import Protector
 
 _END_TIMEOUT_S = 1.0
 
@@ -30,7 +41,7 @@ _started: list[tuple[Any, threading.Thread]] = []
 """Mediators of the running block, each with its thread."""
 
 
-def end_workers() -> None:
+def _end_workers() -> None:
     """End the threads of a block: after an error one of them may wait at a barrier for ever."""
     for mediator, _ in _started:
         # "release unlocked lock": the mediator was cancelled before.
@@ -81,23 +92,28 @@ _REWRITTEN = ("__nnsight_forward__", "_old_forward", "__source_accessor__")
 """Attributes of a module that `.source` changes for good."""
 
 
-class Nnsight07:
+_SERIALIZATION = "nnsight.intervention.serialization"
+_FILENAME, _NAMES = 2, 9
+"""Positions of the file name and the names among the arguments of `make_function`."""
+_FRAME = "get_non_nnsight_frame"
+
+_Unpickler = serialization.CustomCloudUnpickler
+_setstate = serialization._source_function_setstate
+_interleave = envoy.Envoy.interleave
+
+
+class Nnsight07(Generation):
     """Load and run models with nnsight 0.7."""
 
     name = "0.7"
 
     def __init__(self) -> None:
-        self.model: Any = None
         self._objects: dict[str, Any] = {}
         self._forwards: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._hooks: list[tuple[dict[int, Any], frozenset[int]]] = []
 
     def load(self, spec: ModelSpec) -> None:
-        """See `Generation.load`.
-
-        Raises:
-            ValueError: if the model's task is not text generation.
-        """
+        """See `Generation.load`; a model must be for text generation."""
         if spec.task not in (None, "text-generation"):
             raise ValueError(
                 f"nnsight {self.name} serves text generation only; nnsight 0.8 serves {spec.task}."
@@ -108,14 +124,9 @@ class Nnsight07:
         self._objects = self.model._remoteable_persistent_objects()
         self._remember()
 
-    def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
-        """See `Generation.load_meta`."""
-        self.load(replace(spec, device="meta"))
-        self.move(placement)
-
     def move(self, placement: Placement) -> None:
         """See `Generation.move`."""
-        placement.apply(self.model._module)
+        super().move(placement)
         self._remember()
 
     def _remember(self) -> None:
@@ -127,31 +138,19 @@ class Nnsight07:
             hooks = [now[name] for name in now if "_hooks" in name and isinstance(now[name], dict)]
             self._hooks += [(registered, frozenset(registered)) for registered in hooks]
 
-    def run(
-        self,
-        payload: bytes,
-        env: Mapping[str, Any],
-        stream: ClientStream,
-        policy: CodePolicy | None = None,
-    ) -> dict[str, Any]:
-        """See `Generation.run`. A client of this generation sends no `env`."""
-        if policy is None:
-            return self._run(payload, self._objects, stream, None)
-        objects = policy.objects(self._objects)
-        with guarding(policy):
-            return self._run(payload, objects, stream, policy)
+    def serialize(self, tracer: Any) -> bytes:
+        """See `Generation.serialize`."""
+        request = RequestModel(interventions=base.Backend()(tracer), tracer=tracer)
+        return bytes(request.serialize(False))
 
     def _run(
-        self,
-        payload: bytes,
-        objects: dict[str, Any],
-        stream: ClientStream,
-        policy: CodePolicy | None,
+        self, payload: bytes, stream: ClientStream, policy: Protector | None
     ) -> dict[str, Any]:
+        objects = self._objects if policy is None else policy.objects(self._objects)
         with unpickling_errors(self.name):
             request = RequestModel.deserialize(payload, objects, False)
             if policy is not None:
-                check(policy, request)
+                _check(policy, request)
             tracer, fn, frame = request.tracer, request.interventions, request.tracer.info.frame
         # The payload holds a stand-in for the client's frame. nnsight would write into the stand-in as
         # into a real frame, out of the bounds of its memory.
@@ -168,7 +167,7 @@ class Nnsight07:
             raise BlockError(explain_block(error, tracer.info, _INTERNAL)) from error
         finally:
             StreamTracer.deregister()
-            end_workers()
+            _end_workers()
             # The cache is keyed by file and line: an edited script's next run would get the old block.
             tracing_globals.Globals.clear()
 
@@ -189,13 +188,49 @@ class Nnsight07:
                 for key in registered.keys() - before_run:
                     del registered[key]
 
-    def warmup_payload(self, prompt: str) -> bytes:
-        """See `Generation.warmup_payload`."""
-        return _payload_of_first_output(self.model, prompt)
-
     def _enter(self) -> None:
         """Enter a trace, as far as `.save()` is concerned."""
         tracing_globals._ensure_mounted()
+
+    def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
+        def make_function(*arguments: Any) -> Any:
+            given = list(arguments)
+            given[_FILENAME] = policy.filename(given[_FILENAME])
+            names = given[_NAMES] = policy.scope(given[_NAMES])
+            try:
+                function = serialization.make_function(*given)
+            except ValueError as error:
+                # The cause names a line of the user's code; the error around it does not.
+                raise error.__cause__ or error from None
+            return policy.adopt(function, names)
+
+        def setstate(function: FunctionType, state: tuple[Any, dict[str, Any]]) -> None:
+            own, slots = state
+            names = slots.get("__globals__", {})
+            policy.fill(function, names)
+            if isinstance(function, FunctionType):
+                own = {name: value for name, value in own.items() if not name.startswith("__")}
+                _setstate(function, (own, {**slots, "__globals__": policy.scope(names)}))
+
+        def unpickler(file: Any, persistent: Mapping[str, Any] | None = None) -> Any:
+            rebuilders = {
+                (_SERIALIZATION, "make_function"): make_function,
+                (_SERIALIZATION, "_source_function_setstate"): setstate,
+            }
+            return policy.unpickler(_Unpickler, rebuilders)(file, persistent)
+
+        def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(fn, str):
+                policy.check_call(fn)
+            return _interleave(self, fn, *arguments, **options)
+
+        nnsights = [module for name, module in sys.modules.items() if name.startswith("nnsight.")]
+        replaced = [
+            (serialization, "CustomCloudUnpickler", unpickler),
+            (envoy.Envoy, "interleave", interleave),
+            *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
+        ]
+        return policy.guarding([base, serialization], replaced)
 
 
 class Nnsight06(Nnsight07):
@@ -235,20 +270,25 @@ def _execute_with_source(tracer: Any, fn: Any) -> None:
 StreamTracer.execute = _execute_with_source
 
 
-class _KeepPayload(Backend):  # type: ignore[misc]
-    """A backend that keeps the payload that a client would send."""
-
-    payload: bytes
-
-    def __call__(self, tracer: Any) -> None:
-        """See `Backend`."""
-        interventions = super().__call__(tracer)
-        request = RequestModel(interventions=interventions, tracer=tracer)
-        self.payload = request.serialize(False)
+# The policy for untrusted code
 
 
-def _payload_of_first_output(model: Any, prompt: str) -> bytes:
-    backend = _KeepPayload()
-    with model.trace(prompt, backend=backend):
-        first = model.output[0].save()  # noqa: F841 - the result of the trace
-    return backend.payload
+def _users_frame() -> FrameType | None:
+    """Replace `get_non_nnsight_frame`: skip frames of this package, which nnsight takes for the user's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("nnsight", "ndif"):
+            break
+    return frame
+
+
+def _check(policy: Protector, request: Any) -> None:
+    """Raise PayloadError unless a request holds a tracer and a function that came with it as source."""
+    function, tracer = request.interventions, request.tracer
+    if not (isinstance(tracer, Tracer) and isinstance(function, FunctionType)):
+        raise PayloadError("The request holds no trace of nnsight.")
+    if not policy.runs(function):
+        raise PayloadError("The request holds a block that did not come with it.")
+    code = tracer.info.frame.f_code
+    code.co_filename = policy.filename(code.co_filename)

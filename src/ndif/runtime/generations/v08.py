@@ -5,26 +5,36 @@ from __future__ import annotations
 import functools
 import linecache
 import logging
+import sys
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePath
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import nnsight
 import torch
-from nnsight.intervention.serialization import CustomCloudUnpickler
+from nnsight.intervention import envoy, interleaver, iterator, serialization
+from nnsight.intervention import tracer as interleaving
 from nnsight.modeling.transformers import TransformersModel
+from nnsight.schema import request
 from nnsight.schema.request import RequestModel
 from nnsight.tracing import globals as tracing_globals
 from nnsight.tracing import tracer as tracing
-from nnsight.tracing.backend import Backend
 
-from ndif.runtime.generations.errors import BlockError, PayloadError, unpickling_errors
-from ndif.runtime.generations.guarded08 import Unpickler, guarding
-from ndif.runtime.generations.port import ClientStream, CodePolicy
+from ndif.runtime.generations import (
+    BlockError,
+    ClientStream,
+    Generation,
+    PayloadError,
+    unpickling_errors,
+)
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import explain
 from ndif.runtime.weights.weights import Placement, load_arguments
+
+if TYPE_CHECKING:
+    from ndif.sandbox.protector import Protector
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
@@ -32,11 +42,19 @@ _INTERNAL = str(Path(nnsight.__file__).parent)
 logging.getLogger("transformers.pipelines").addFilter(lambda record: "device_map" not in record.msg)
 
 
-class Nnsight08:
+_COMPILING = (tracing, interleaving, interleaver, iterator, serialization, request)
+_SERIALIZATION = "nnsight.intervention.serialization"
+
+_load_function = serialization._load_function
+_interleave = envoy.Envoy.interleave
+
+
+class Nnsight08(Generation):
     """Load and run models with nnsight 0.8."""
 
+    name = "0.8"
+
     def __init__(self) -> None:
-        self.model: Any = None
         self._objects: dict[str, Any] | None = None
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
         """Each weight with its `requires_grad` before the first adapter was put on the model."""
@@ -58,35 +76,24 @@ class Nnsight08:
         )
         self._attention = self.model.attn_implementation
 
-    def load_meta(self, spec: ModelSpec, placement: Placement) -> None:
-        """See `Generation.load_meta`."""
-        # nnsight's own way to build a model without weights leaves out the generation settings and the
-        # evaluation mode, and takes the tokenizer of another revision.
-        self.load(replace(spec, device="meta"))
-        self.move(placement)
-
     def move(self, placement: Placement) -> None:
         """See `Generation.move`."""
-        placement.apply(self.model._module)
+        super().move(placement)
         self.model.pipeline.device = torch.device(placement.device)
 
-    def run(
-        self,
-        payload: bytes,
-        env: Mapping[str, Any],
-        stream: ClientStream,
-        policy: CodePolicy | None = None,
-    ) -> dict[str, Any]:
-        """See `Generation.run`. This generation has no hybrid jobs and does not use `stream`."""
-        self._apply({"attn_implementation": self._attention, **env})
-        if policy is None:
-            return self._run(payload, self._persistent_objects(), CustomCloudUnpickler)
-        objects = policy.objects(self._persistent_objects())
-        with guarding(policy):
-            return self._run(payload, objects, functools.partial(Unpickler, policy))
+    def serialize(self, tracer: Any) -> bytes:
+        """See `Generation.serialize`."""
+        return bytes(RequestModel.serialize(tracer, compress=False))
 
-    def _run(self, payload: bytes, objects: dict[str, Any], unpickler: Any) -> dict[str, Any]:
-        with unpickling_errors("0.8"):
+    def _run(
+        self, payload: bytes, stream: ClientStream, policy: Protector | None
+    ) -> dict[str, Any]:
+        if self._objects is None:
+            self._objects = self.model._remoteable_persistent_objects()
+        objects, unpickler = self._objects, serialization.CustomCloudUnpickler
+        if policy is not None:
+            objects, unpickler = policy.objects(objects), functools.partial(_Unpickler, policy)
+        with unpickling_errors(self.name):
             tracer = RequestModel.deserialize(payload, objects, unpickler=unpickler)
             code, frame = tracer.info.code, tracer.info.frame
         tracing.inc()
@@ -105,28 +112,19 @@ class Nnsight08:
         finally:
             tracing.dec()
 
-    def export(self, saves: dict[str, Any]) -> dict[str, Any]:
-        """See `Generation.export`."""
-        return saves
-
     def forget(self) -> None:
-        """See `Generation.forget`.
-
-        The caches are keyed by file and line: an edited script's next run would get the old block.
-        """
+        """See `Generation.forget`."""
+        # These are keyed by file and line: an edited script's next run would get the old block.
         tracing_globals.BLOCKS.clear()
         tracing_globals.SOURCES.clear()
         linecache.clearcache()
         self.model.interleaver.cancel()
 
-    def warmup_payload(self, prompt: str) -> bytes:
-        """See `Generation.warmup_payload`."""
-        return _payload_of_first_output(self.model, prompt)
-
-    def _apply(self, env: dict[str, Any]) -> None:
+    def _apply(self, env: Mapping[str, Any]) -> None:
         """Set the model to the adapter and attention implementation of this request alone."""
         # A client sends None for a key that it does not use, or leaves the key out.
-        env = {name: value for name, value in env.items() if value is not None}
+        given = {"attn_implementation": self._attention, **env}
+        env = {name: value for name, value in given.items() if value is not None}
         if env == self._env:
             return
         if self._trained is None:
@@ -145,27 +143,78 @@ class Nnsight08:
         self._env = env
         if "peft" not in env:
             # An adapter freezes the model's weights; they stay frozen when it is removed.
-            for parameter, trains in self._trained or ():
+            for parameter, trains in self._trained:
                 parameter.requires_grad_(trains)
 
-    def _persistent_objects(self) -> dict[str, Any]:
-        if self._objects is None:
-            self._objects = self.model._remoteable_persistent_objects()
-        return self._objects
+    def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
+        def compile_block(_: Any, module: Any, frame: Any) -> Any:
+            code = policy.compile(module, frame.f_code.co_filename, "exec")
+            return code.replace(co_name=frame.f_code.co_name)
+
+        def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(fn, str):
+                policy.check_call(fn)
+            return _interleave(self, fn, *arguments, **options)
+
+        replaced = [
+            (tracing.Tracer, "compile", compile_block),
+            (envoy.Envoy, "interleave", interleave),
+        ]
+        return policy.guarding(_COMPILING, replaced)
 
 
-class _KeepPayload(Backend):  # type: ignore[misc]
-    """A backend that keeps the payload that a client would send."""
-
-    payload: bytes
-
-    def __call__(self, tracer: Any) -> None:
-        """See `Backend`."""
-        self.payload = RequestModel.serialize(tracer, compress=False)
+# The policy for untrusted code
 
 
-def _payload_of_first_output(model: Any, prompt: str) -> bytes:
-    backend = _KeepPayload()
-    with model.trace(prompt, backend=backend):
-        first = model.output[0].save()  # noqa: F841 - the result of the trace
-    return backend.payload
+@functools.cache
+def _methods() -> dict[tuple[tuple[str, ...], str], Any]:
+    """Return nnsight's own traceable methods by the end of their file's path and their name.
+
+    A wrapper has the method's name, so a client cannot refer to the method and sends its source. The
+    server runs its own method instead.
+    """
+    found = {}
+    for module in [module for name, module in sys.modules.items() if name.startswith("nnsight.")]:
+        for cls in [value for value in vars(module).values() if isinstance(value, type)]:
+            for value in vars(cls).values():
+                method = getattr(value, "__wrapped__", None)
+                if isinstance(method, FunctionType) and method.__module__ == module.__name__:
+                    code = method.__code__
+                    found[PurePath(code.co_filename).parts[-3:], code.co_name] = method
+    return found
+
+
+class _Unpickler:
+    """nnsight's unpickler under a policy, which checks an unpickled request before it is used."""
+
+    def __init__(self, policy: Protector, file: Any, persistent: dict[str, Any]) -> None:
+        ours: list[Any] = []
+
+        def load_function(source: str, name: str, *others: Any) -> Any:
+            own = _methods().get((PurePath(str(others[3])).parts[-3:], name))
+            if own is not None:
+                ours.append(own)
+                return own
+            return policy.adopt(_load_function(source, name, *others), {})
+
+        def fill(function: Any, names: Mapping[str, Any]) -> None:
+            if function not in ours:
+                policy.fill(function, names)
+
+        rebuilders = {
+            (_SERIALIZATION, "_load_function"): load_function,
+            (_SERIALIZATION, "_fill"): fill,
+        }
+        self._policy = policy
+        self._ordinary = policy.unpickler(serialization.CustomCloudUnpickler, rebuilders)(
+            file, persistent
+        )
+
+    def load(self) -> Any:
+        """Return a tracer, and the source of its block with its names and variables."""
+        tracer, (source, names, variables) = self._ordinary.load()
+        if not isinstance(tracer, tracing.Tracer) or not isinstance(source, str):
+            raise PayloadError("The request holds no trace of nnsight 0.8.")
+        code = tracer.info.frame.f_code
+        code.co_filename, code.co_name = self._policy.filename(code.co_filename), str(code.co_name)
+        return tracer, (source, self._policy.scope(names), self._policy.scope(variables))

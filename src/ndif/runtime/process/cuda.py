@@ -1,4 +1,7 @@
-"""The driver of NVIDIA's GPUs, through torch: the only module of the model plane that uses `torch.cuda`."""
+"""The driver of NVIDIA's GPUs, through torch: the only module of the model plane that uses `torch.cuda`.
+
+The tests have a stand-in for `Cuda` that needs no GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,12 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from ndif.runtime.process.driver import DeviceError, Event, Handle
 from ndif.runtime.spec import ModelSpec
+from ndif.runtime.tracebacks import UserFacingError
 from ndif.sandbox.confinement.confinement import DriverFiles, library_folders
+
+Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+"""A function and its arguments that rebuild a tensor in another process."""
 
 _MOST_DEVICES = 255
 _POLL_S = 0.001
@@ -34,8 +40,12 @@ _COUNTER = b"/torch_"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch keeps its counters, by name
 
 
+class DeviceError(UserFacingError):
+    """A GPU does not answer, or its state in this process is lost: "CUDA error on GPU 2: …"."""
+
+
 class Cuda:
-    """A `Driver` for CUDA."""
+    """The devices of a model process; its weight owner and its runners start them, its zygote never."""
 
     def __init__(self) -> None:
         self._visible = os.environ.get(_VISIBLE)
@@ -46,7 +56,10 @@ class Cuda:
         """A small tensor on each device, so that later checks allocate no memory."""
 
     def uses_devices(self, spec: ModelSpec) -> bool:
-        """See `Driver.uses_devices`. If the model uses none, this process sees no device from here on."""
+        """Return True if the weights belong on devices, which this process then never starts.
+
+        Else this process sees no device from here on. ValueError tells of a device that is missing.
+        """
         named = spec.device is not None and spec.device.startswith("cuda")
         anywhere = spec.device in (None, "auto")
         count = _count_devices() if named or anywhere else 0
@@ -69,7 +82,7 @@ class Cuda:
         return True
 
     def select(self, spec: ModelSpec) -> ModelSpec:
-        """See `Driver.select`."""
+        """Restrict this process to the devices of `spec`; return the model with them numbered from 0."""
         chosen = chosen_devices(spec) or self._selected or []
         self._restrict_to(chosen)
         given = spec.max_memory or {}
@@ -85,14 +98,14 @@ class Cuda:
         torch.cuda._cached_device_count = len(chosen)
 
     def node_device(self, device: str) -> str:
-        """See `Driver.node_device`."""
+        """Return the node's name of a selected device: the inverse of `select`."""
         kind, _, index = device.partition(":")
         if kind != "cuda" or not self._selected:
             return device
         return f"cuda:{self._selected[int(index or 0)]}"
 
     def find_early_start(self) -> str | None:
-        """See `Driver.find_early_start`."""
+        """Return a sentence if something has started CUDA in this process already, else None."""
         if not torch.cuda.is_initialized() and not _open_nodes():
             return None
         named = sorted(_packages_of_cuda())
@@ -100,13 +113,13 @@ class Cuda:
         return f"CUDA was started in the process that forks runners, and does not survive a fork{cause}"
 
     def prepare_owner(self) -> None:
-        """See `Driver.prepare_owner`. Mapping expandable segments would need ptrace rights."""
+        """Set the allocator up for memory that others map; expandable segments would need ptrace rights."""
         settings = allocator_settings(os.environ)
         if settings is not None:
             _set_allocator(settings)
 
     def start(self, device: str, shares: Mapping[int, int]) -> None:
-        """See `Driver.start`."""
+        """Start CUDA, make `device` the default, and limit allocations to `shares`: bytes by device."""
         torch.cuda.init()
         torch.cuda.set_device(device)
         for index, size in shares.items():
@@ -115,7 +128,7 @@ class Cuda:
                 torch.cuda.set_per_process_memory_fraction(size / total, index)
 
     def export(self, tensors: Iterable[torch.Tensor]) -> list[Handle]:
-        """See `Driver.export`.
+        """Share tensors with other processes; the tensors' contents are complete when this returns.
 
         Each tensor is exported once, not once a runner: each export puts another layer around the memory,
         which torch frees only with the memory. The counter in a handle says when torch may free it, which
@@ -125,7 +138,7 @@ class Cuda:
         return [without_event(reduce_tensor(tensor)) for tensor in tensors]
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
-        """See `Driver.files`. The devices are those that this process has open, without other GPUs."""
+        """Return the files that a process needs to map these tensors and compute with them."""
         # A runner sees all devices that this process sees, with weights or without.
         identities = [_identity(index) for index in range(torch.cuda.device_count())]
         minors = gpu_minors(_information(), identities)
@@ -138,10 +151,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def private_memory(self) -> Iterator[None]:
-        """See `Driver.private_memory`.
-
-        CUDA exports whole blocks of the allocator, with all tensors that lie in them.
-        """
+        """Allocate apart from exported memory while the context lasts: CUDA exports whole blocks."""
         if not self._pools:
             for index in range(torch.cuda.device_count()):
                 with torch.cuda.device(index):
@@ -152,7 +162,7 @@ class Cuda:
             yield
 
     def check(self, deadline_s: float) -> None:
-        """See `Driver.check`."""
+        """Give every device a little work; raise DeviceError if one fails or misses the deadline."""
         until = time.monotonic() + deadline_s
         for index in _devices_in_use():
             with self._device_errors(index):
@@ -168,7 +178,7 @@ class Cuda:
                     time.sleep(_POLL_S)
 
     def synchronize(self) -> None:
-        """See `Driver.synchronize`."""
+        """Wait for all work of this process; raise DeviceError if a device has lost its state."""
         for index in _devices_in_use():
             with self._device_errors(index):
                 torch.cuda.synchronize(index)
@@ -184,37 +194,35 @@ class Cuda:
             raise DeviceError(f"CUDA error on GPU {number}: {reason}") from error
 
     def pinned(self, size: int) -> torch.Tensor:
-        """See `Driver.pinned`."""
+        """Return a buffer of `size` bytes that devices copy to and from directly."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def mark(self, device: torch.device) -> Event:
-        """See `Driver.mark`."""
-        event: Event = torch.cuda.current_stream(device).record_event()
+    def mark(self, device: torch.device) -> torch.cuda.Event:
+        """Return the end of the work that a device has been given so far."""
+        event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
         return event
 
     def release_memory(self) -> None:
-        """See `Driver.release_memory`."""
+        """Return memory that the allocator caches to the device."""
         torch.cuda.empty_cache()
 
     def random_states(self) -> list[torch.Tensor]:
-        """See `Driver.random_states`."""
+        """Return the states of the devices' random generators."""
         return [torch.cuda.get_rng_state(index) for index in _devices_in_use()]
 
     def set_random_states(self, states: Sequence[torch.Tensor]) -> None:
-        """See `Driver.set_random_states`."""
+        """Set the devices' random generators to states that `random_states` returned."""
         for index, state in zip(_devices_in_use(), states, strict=True):
             torch.cuda.set_rng_state(state, index)
 
     def reset_peak(self) -> None:
-        """See `Driver.reset_peak`."""
+        """Begin to measure the peak of allocated memory anew."""
         for index in _devices_in_use():
             torch.cuda.reset_peak_memory_stats(index)
 
     def peak_bytes(self) -> int:
-        """See `Driver.peak_bytes`."""
-        return max(
-            (torch.cuda.max_memory_allocated(index) for index in _devices_in_use()), default=0
-        )
+        """Return the peak of allocated memory on any one device since `reset_peak`."""
+        return max(map(torch.cuda.max_memory_allocated, _devices_in_use()), default=0)
 
 
 def is_available() -> bool:
@@ -243,13 +251,8 @@ def allocator_settings(environment: Mapping[str, str]) -> str | None:
 
 
 def without_event(handle: Handle) -> Handle:
-    """Return a handle that opens without the event that torch puts into the first 1,000 handles.
-
-    Opening an event needs files of the driver in /dev/shm that another process made.
-
-    Raises:
-        TypeError: if this version of torch makes handles of another kind.
-    """
+    """Return a handle that opens without the event that torch puts into the first 1,000 handles."""
+    # Opening an event needs files of the driver in /dev/shm that another process made.
     function, arguments = handle
     bound = inspect.signature(function).bind(*arguments)
     if "event_sync_required" in bound.arguments:
@@ -262,9 +265,8 @@ def gpu_minors(
 ) -> frozenset[int] | None:
     """Return the numbers of the device files of some GPUs; None if one of them is unknown.
 
-    Args:
-        information: The driver's text about each GPU (/proc/driver/nvidia/gpus) by PCI address.
-        identities: PCI address and UUID of each GPU; an empty text for an unknown one.
+    `information` is the driver's text about each GPU (/proc/driver/nvidia/gpus) by PCI address,
+    `identities` the PCI address and UUID of each, with an empty text for an unknown one.
     """
     found = set()
     for address, uuid in identities:

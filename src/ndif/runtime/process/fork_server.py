@@ -13,18 +13,23 @@ import ctypes
 import gc
 import importlib
 import os
-import selectors
-import signal
 import socket
 import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
 from ndif.runtime.frames import Channel
-from ndif.runtime.process.zygote import end_with_parent
+from ndif.runtime.process import zygote
+from ndif.runtime.process.zygote import (
+    be_child,
+    end_with_parent,
+    ended_children,
+    wake_for_children,
+)
 
 STATUS = struct.Struct("!i")
 """A number that the server reports of a child: first its process id, at its end its exit code."""
@@ -38,15 +43,11 @@ _IMPORTED = (
     "transformers.pipelines",
     "safetensors.torch",
     "ndif.runtime.measure",
-    "ndif.runtime.process.cuda",
     "ndif.runtime.process.forking",
     "ndif.runtime.process.heap",
-    "ndif.runtime.process.loaded_model",
     "ndif.runtime.process.runner",
     "ndif.runtime.process.isolation",
-    "ndif.runtime.process.warmup_request",
-    "ndif.runtime.process.weight_owner_client",
-    "ndif.runtime.weights.weights",
+    "ndif.runtime.process.weight_owner",
 )
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ARGUMENTS = 45
@@ -58,22 +59,8 @@ class CannotForkError(Exception):
 
 
 def main(fd: int, generation: str) -> None:
-    """Import what model processes of `generation` need, then fork them until the host hangs up.
-
-    Raises:
-        CannotForkError: if an import has started CUDA.
-    """
+    """Import what model processes of `generation` need, then fork them until the host hangs up."""
     end_with_parent()
-    import_all(generation)
-    ForkServer(Channel(socket.socket(fileno=fd)), _PROGRAMS).serve()
-
-
-def import_all(generation: str) -> None:
-    """Import what model processes of `generation` need.
-
-    Raises:
-        CannotForkError: if that has started CUDA.
-    """
     given = os.environ.get(_NVML_CHECK)
     # A module that asks torch for GPUs as it is imported then asks NVML, which starts nothing.
     os.environ[_NVML_CHECK] = "1"
@@ -89,15 +76,10 @@ def import_all(generation: str) -> None:
         os.environ[_NVML_CHECK] = given
     if reached := Cuda().find_early_start():
         raise CannotForkError(reached)
+    ForkServer(Channel(socket.socket(fileno=fd)), _PROGRAMS).serve()
 
 
-def _run_model_process(fd: int) -> None:
-    from ndif.runtime.process.zygote import main
-
-    main(fd)
-
-
-def _run_measure(fd: int) -> None:
+def _measure(fd: int) -> None:
     from ndif.runtime.measure import main
 
     main(fd)
@@ -106,7 +88,7 @@ def _run_measure(fd: int) -> None:
 Programs = Mapping[str, Callable[[int], None]]
 """For each module that a host may start with `python -m MODULE FD`, the function that runs it."""
 
-_PROGRAMS: Programs = {"ndif.runtime": _run_model_process, "ndif.runtime.measure": _run_measure}
+_PROGRAMS: Programs = {"ndif.runtime": zygote.main, "ndif.runtime.measure": _measure}
 
 
 class ForkServer:
@@ -124,32 +106,22 @@ class ForkServer:
         """The channel on which a child's end is reported, by process id."""
 
     def serve(self) -> NoReturn:
-        """Fork on request, report who ended, end with the host.
-
-        Raises:
-            OSError: if the kernel has no descriptors of processes (Linux 5.3).
-        """
-        os.close(os.pidfd_open(os.getpid()))
+        """Fork on request, report who ended, end with the host."""
+        os.close(os.pidfd_open(os.getpid()))  # fails where the kernel has none: before Linux 5.3
         # Children neither scan what was imported nor copy its pages by counting references.
         gc.collect()
         gc.freeze()
-        wake, woken = socket.socketpair()
-        woken.setblocking(False)
-        signal.set_wakeup_fd(woken.fileno())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake, woken = wake_for_children()
         self._own = [self._control.socket, wake, woken]
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._control.socket, selectors.EVENT_READ)
-            selector.register(wake, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj is wake:
-                        wake.recv(4096)
-                        self._reap()
-                    else:
-                        self._obey(selector)
+        while True:
+            ready = wait([wake, self._control.socket])
+            if wake in ready:
+                wake.recv(4096)
+                self._reap()
+            if self._control.socket in ready:
+                self._obey()
 
-    def _obey(self, selector: selectors.BaseSelector) -> None:
+    def _obey(self) -> None:
         try:
             header, _, fds = self._control.receive()
         except (EOFError, ConnectionError):
@@ -164,63 +136,44 @@ class ForkServer:
             status.close()  # by which the host knows
         else:
             if pid == 0:
-                selector.close()
-                self._be_child(server, status, output, header["module"], channel)
+                be_child(lambda: self._run(server, status, output, header["module"], channel))
             self._children[pid] = status
-            self._introduce(pid, status)
+            with contextlib.suppress(OSError):  # the host does not wait any more
+                # A number may be given to another process once this one is reaped. A descriptor is not.
+                process = os.pidfd_open(pid)
+                try:
+                    socket.send_fds(status, [STATUS.pack(pid)], [process])
+                finally:
+                    os.close(process)
         os.close(output)
         os.close(channel)
 
-    def _introduce(self, pid: int, status: socket.socket) -> None:
-        """Tell the host which process its child is."""
-        with contextlib.suppress(OSError):  # the host does not wait any more
-            # A number may be given to another process once this one is reaped. A descriptor is not.
-            process = os.pidfd_open(pid)
-            try:
-                socket.send_fds(status, [STATUS.pack(pid)], [process])
-            finally:
-                os.close(process)
-
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, code in ended_children():
             with self._children.pop(pid) as channel, contextlib.suppress(OSError):
-                channel.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
+                channel.send(STATUS.pack(code))
 
-    def _be_child(
+    def _run(
         self, server: int, status: socket.socket, output: int, module: str, channel: int
-    ) -> NoReturn:
-        """Be as a process that was started with `python -m MODULE FD`."""
-        code = 1
+    ) -> int:
+        """Be as a process that was started with `python -m MODULE FD`; return its exit code."""
+        os.setsid()
+        if os.getppid() != server:  # it ended before this process could end with it
+            return 1
+        for connection in [*self._own, *self._children.values(), status]:
+            connection.close()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        _name_process(["-m", module, str(channel)])
+        _reseed()
         try:
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            end_with_parent()
-            if os.getppid() != server:  # it ended before that could be asked for
-                os._exit(1)
-            for connection in [*self._own, *self._children.values(), status]:
-                connection.close()
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.close(output)
-            _name_process(["-m", module, str(channel)])
-            _reseed()
             self._programs[module](channel)
-            code = 0
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            traceback.print_exc()
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
         finally:
             sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        return 0
 
 
 def _reseed() -> None:

@@ -8,14 +8,13 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
-from ndif.runtime.process.mappings import exclusive, found
+from ndif.runtime.process.proc_files import exclusive, found
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """Advice to madvise(2), from Linux 5.14 on; older kernels refuse it, and pages are fetched on use."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,13 @@ class Pages:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(reading)
-            _run_and_wait(run, writing)
+            try:
+                os.close(reading)
+                run()
+                os.write(writing, b".")
+                signal.pause()
+            finally:
+                os._exit(1)
         os.close(writing)
         done = os.read(reading, 1)
         os.close(reading)
@@ -44,21 +48,10 @@ class Pages:
         return pages
 
     def fetch(self) -> None:
-        """Map these pages in this process, and copy those that it will write to.
-
-        A fault for each, while the threads of a forward pass run, costs ten times as much.
-        """
+        """Map these pages in this process, and copy those that it will write to."""
+        # A fault for each, while the threads of a forward pass run, costs ten times as much.
         _advise(self.read, _POPULATE_READ)
         _advise(self.written, _POPULATE_WRITE)
-
-
-def _run_and_wait(run: Callable[[], None], writing: int) -> NoReturn:
-    try:
-        run()
-        os.write(writing, b".")
-        signal.pause()
-    finally:
-        os._exit(1)
 
 
 def _advise(ranges: array.array[int], advice: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-from ndif.runtime.process.mappings import mappings
+from ndif.runtime.process.proc_files import mappings
 from ndif.runtime.weights.huge_pages import COLLAPSE, SIZE, advise
 
 _LARGEST, _SMALLEST = 64 << 10, 32
@@ -23,24 +23,16 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 class _Mallinfo(ctypes.Structure):
-    """mallinfo(3)."""
+    """mallinfo(3), of which the last field is read: the free bytes at the heap's top."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
+    _fields_ = [(f"other{number}", ctypes.c_size_t) for number in range(9)]
+    _fields_ += [("keepcost", ctypes.c_size_t)]
 
 
 def settle() -> None:
-    """Prepare this process's heap for later forks. No allocation moves.
-
-    Without glibc 2.33 or later the heap stays as it is.
-    """
+    """Prepare this process's heap for later forks. No allocation moves."""
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
+    if not hasattr(libc, "mallinfo2"):  # before glibc 2.33
         return
     libc.mallinfo2.restype = _Mallinfo
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
@@ -48,8 +40,18 @@ def settle() -> None:
     libc.sbrk.restype = ctypes.c_size_t
     libc.malloc_trim(0)
     _fill_holes(libc)
-    top = _extend(libc)
-    _use_huge_pages(top)
+    # Extend the heap, of which the end is free.
+    libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
+    libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
+    libc.free(libc.malloc(_FREE_TOP - SIZE))
+    top = _top(libc)
+    # Huge pages: at once for memory in use, at the first write for the rest.
+    for mapping in mappings():
+        if mapping.access == "rw-p" and mapping.path == "[heap]":
+            advise(mapping.start, min(top, mapping.end), COLLAPSE)
+            advise(top, mapping.end)
+        elif mapping.access == "rw-p" and not mapping.path:
+            advise(mapping.start, mapping.end, COLLAPSE)
 
 
 def _top(libc: ctypes.CDLL) -> int:
@@ -67,21 +69,3 @@ def _fill_holes(libc: ctypes.CDLL) -> None:
                 return
         libc.free(address)
         size = size * 3 // 4
-
-
-def _extend(libc: ctypes.CDLL) -> int:
-    """Extend the heap and return the address at which its free end begins."""
-    libc.mallopt(_MMAP_THRESHOLD, _FREE_TOP)
-    libc.mallopt(_TRIM_THRESHOLD, 2 * _FREE_TOP)
-    libc.free(libc.malloc(_FREE_TOP - SIZE))
-    return _top(libc)
-
-
-def _use_huge_pages(top: int) -> None:
-    """Ask for huge pages: at once for memory in use, at the first write for the rest."""
-    for mapping in mappings():
-        if mapping.access == "rw-p" and mapping.path == "[heap]":
-            advise(mapping.start, min(top, mapping.end), COLLAPSE)
-            advise(top, mapping.end)
-        elif mapping.access == "rw-p" and not mapping.path:
-            advise(mapping.start, mapping.end, COLLAPSE)

@@ -11,56 +11,38 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
-from ndif.runtime.generations.port import CodePolicy
 from ndif.runtime.spec import UntrustedSettings
 from ndif.sandbox.confinement.confinement import Confinement, DriverFiles, checkpoint_paths
 
 if TYPE_CHECKING:
     from ndif.runtime.process.namespaces import Namespaces
     from ndif.runtime.process.warmup_request import WarmupRequest
+    from ndif.sandbox.protector import Protector
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The confinement and the policy for untrusted code.
+    """The confinement and the policy for untrusted code: prepared by the zygote, entered by each runner."""
 
-    The zygote prepares them once; each runner enters the confinement before it reads a byte of a request
-    and runs requests under the policy.
-    """
-
+    untrusted: UntrustedSettings
     confinement: Confinement
-    policy: CodePolicy | None
-    adapters: str
+    policy: Protector | None
     namespaces: Namespaces | None = None
     """The namespaces of a process that has run no user's code; None where each runner runs one request."""
 
     @classmethod
     def prepare(
-        cls,
-        untrusted: UntrustedSettings,
-        folder: Path,
-        driver: DriverFiles | None,
-        warmup_request: WarmupRequest | None,
+        cls, untrusted: UntrustedSettings, folder: Path, driver: DriverFiles | None
     ) -> Isolation:
-        """Prepare both layers, and load the modules and files that every fork needs for them.
-
-        Args:
-            untrusted: The settings for untrusted code.
-            folder: The checkpoint's folder.
-            driver: Files that runners need where the weights are on GPUs.
-            warmup_request: A request to run under the policy; None where this process has no weights.
-
-        Raises:
-            ConfinementError: if this machine cannot confine a process as the settings require.
-            ValueError: if the operator's whitelist cannot be read.
-        """
+        """Prepare both layers around the model in `folder`; `driver` are the files for weights on GPUs."""
         Path(untrusted.adapters).mkdir(parents=True, exist_ok=True)
         confinement = _confinement(untrusted, folder, driver)
-        policy = _policy(untrusted)
-        isolation = cls(confinement, policy, untrusted.adapters)
-        if warmup_request is not None:
-            isolation.warm_up(warmup_request)
-        return isolation
+        policy = None
+        if untrusted.protector:
+            from ndif.sandbox.protector import Protector
+
+            policy = Protector(Path(untrusted.whitelist) if untrusted.whitelist else None)
+        return cls(untrusted, confinement, policy)
 
     def warm_up(self, warmup_request: WarmupRequest) -> None:
         """Run a request under the policy, so that later ones find its modules and files loaded."""
@@ -73,25 +55,17 @@ class Isolation:
 
         return replace(self, namespaces=Namespaces())
 
-    def moved(self, untrusted: UntrustedSettings, folder: Path, driver: DriverFiles) -> Isolation:
-        """Return the same around a model whose weights have moved to other devices.
-
-        Raises:
-            ConfinementError: if this machine cannot confine a process as the settings require.
-        """
+    def moved(self, folder: Path, driver: DriverFiles) -> Isolation:
+        """Return the same around a model whose weights have moved to other devices."""
         if self.confinement.rules is not None:
             os.close(self.confinement.rules)
-        return replace(self, confinement=_confinement(untrusted, folder, driver))
+        return replace(self, confinement=_confinement(self.untrusted, folder, driver))
 
     def enter(self, start_driver: Callable[[], None] | None) -> None:
-        """Confine this process; see `Confinement.apply`.
-
-        Raises:
-            ConfinementError: if the process cannot be confined, and must be.
-        """
+        """Confine this process; see `Confinement.apply`."""
         # A confined process reaches no hub: an adapter is in this cache, or is not available.
         constants.HF_HUB_OFFLINE = True
-        constants.HF_HUB_CACHE = self.adapters
+        constants.HF_HUB_CACHE = self.untrusted.adapters
         self.confinement.apply(start_driver)
 
 
@@ -106,11 +80,3 @@ def _confinement(
         max_threads=untrusted.max_threads,
         driver=driver,
     )
-
-
-def _policy(untrusted: UntrustedSettings) -> CodePolicy | None:
-    if not untrusted.protector:
-        return None
-    from ndif.sandbox.protector import Protector
-
-    return Protector(Path(untrusted.whitelist) if untrusted.whitelist else None)

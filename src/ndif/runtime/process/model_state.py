@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ndif.runtime.process.namespaces import has_same_members
-from ndif.runtime.process.proc_files import ProcFiles, content
+from ndif.runtime.process.proc_files import ProcFiles
 
 
 class ResetError(Exception):
@@ -25,31 +25,31 @@ class ModelState:
         self._lists: list[tuple[list[Any], list[Any]]] = []
         known: set[int] = set()
         for owner in (model, *model._module.modules(), *_neighbours(model)):
-            for found in _dicts_of(vars(owner)):
+            # A namespace and the dictionaries in it: parameters, buffers, hooks.
+            within = [value for value in vars(owner).values() if issubclass(type(value), dict)]
+            for found in [vars(owner), *within]:
                 if id(found) not in known:
                     known.add(id(found))
                     self._dicts.append((found, dict.copy(found)))
                     lists = [value for value in dict.values(found) if type(value) is list]
                     self._lists += [(value, list(value)) for value in lists]
-        self._tokenizer = _TokenizerState(getattr(model, "tokenizer", None))
+        inner = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)
+        self._tokenizer = _TokenizerState(inner) if hasattr(inner, "get_vocab_size") else None
         self._tensors = [
             (each, each.requires_grad, each.data_ptr(), each.dtype, each.shape, dict(vars(each)))
             for each in _tensors(model._module)
         ]
 
     def restore(self) -> None:
-        """Restore the module tree and the objects around it.
-
-        Raises:
-            ResetError: if a weight was replaced or the tokenizer was changed.
-        """
+        """Restore all that can be restored; raise ResetError if a weight or the tokenizer was changed."""
         for now, before in self._dicts:
             if not has_same_members(now, before):
                 dict.clear(now)
                 dict.update(now, before)
         for items, before_items in self._lists:
             items[:] = before_items
-        self._tokenizer.restore()
+        if self._tokenizer is not None:
+            self._tokenizer.restore()
         for tensor, trains, address, dtype, shape, attributes in self._tensors:
             if (tensor.data_ptr(), tensor.dtype, tensor.shape) != (address, dtype, shape):
                 raise ResetError("a weight was replaced")
@@ -65,16 +65,13 @@ class ModelState:
 class _TokenizerState:
     """The native state of a tokenizer (`tokenizers`), which no Python attribute shows."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        inner = getattr(tokenizer, "_tokenizer", None)
-        self._inner: Any = inner if hasattr(inner, "get_vocab_size") else None
-        if self._inner is None:
-            return
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
         self._state = self._read()
-        self._padding, self._truncation = self._inner.padding, self._inner.truncation
+        self._padding, self._truncation = inner.padding, inner.truncation
 
     def _read(self) -> list[Any]:
-        inner: Any = self._inner
+        inner = self._inner
         parts = (inner.normalizer, inner.pre_tokenizer, inner.post_processor, inner.decoder)
         return [
             inner.get_vocab_size(with_added_tokens=True),
@@ -85,14 +82,8 @@ class _TokenizerState:
         ]
 
     def restore(self) -> None:
-        """Restore the tokenizer.
-
-        Raises:
-            ResetError: if its tokens changed, or its way to split text.
-        """
+        """Restore the tokenizer; raise ResetError if its tokens changed, or its way to split text."""
         inner = self._inner
-        if inner is None:
-            return
         if inner.padding != self._padding:
             inner.enable_padding(**self._padding) if self._padding else inner.no_padding()
         if inner.truncation != self._truncation:
@@ -106,36 +97,15 @@ class _TokenizerState:
 
 def _neighbours(model: Any) -> Iterator[Any]:
     """Yield the model's configurations, interleaver and tokenizer, if they have Python attributes."""
-    module = model._module
-    tokenizer = getattr(model, "tokenizer", None)
-    for owner in (module, model):
-        for name in ("config", "generation_config", "interleaver", "_interleaver"):
+    for owner in (model._module, model):
+        for name in ("config", "generation_config", "interleaver", "_interleaver", "tokenizer"):
             found = getattr(owner, name, None)
             if type(getattr(found, "__dict__", None)) is dict:
                 yield found
-    if type(getattr(tokenizer, "__dict__", None)) is dict:
-        yield tokenizer
-
-
-def _dicts_of(members: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Yield a namespace and the dictionaries in it: parameters, buffers, hooks."""
-    yield members
-    for value in members.values():
-        if issubclass(type(value), dict):
-            yield value
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-
-@dataclass(frozen=True, slots=True)
-class _WholePages:
-    """The whole pages of a tensor, and which of them belonged to this process alone before."""
-
-    start: int
-    end: int
-    own: Any
 
 
 class WeightsMemory:
@@ -148,9 +118,10 @@ class WeightsMemory:
 
     def __init__(self, module: torch.nn.Module, proc_files: ProcFiles) -> None:
         self._proc_files = proc_files
-        self._whole: list[_WholePages] = []
+        self._whole: list[tuple[int, int, Any]] = []
+        """Whole pages of the weights, and which of them belonged to this process alone before."""
         self._copies: list[tuple[int, bytes]] = []
-        for start, end in _merged(_ranges(_tensors(module))):
+        for start, end in _ranges(module):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             last = end // mmap.PAGESIZE * mmap.PAGESIZE
             if last <= first:
@@ -162,40 +133,28 @@ class WeightsMemory:
             for page in own.nonzero()[0].tolist():
                 at = first + page * mmap.PAGESIZE
                 self._copy(at, at + mmap.PAGESIZE)
-            self._whole.append(_WholePages(first, last, own))
+            self._whole.append((first, last, own))
 
     def _copy(self, start: int, end: int) -> None:
         if end > start:
-            self._copies.append((start, content(start, end - start)))
+            self._copies.append((start, ctypes.string_at(start, end - start)))
 
     def check(self) -> None:
-        """Check that no weight was written to.
-
-        Raises:
-            ResetError: if one was.
-        """
-        for whole in self._whole:
-            if (self._proc_files.own_pages(whole.start, whole.end) & ~whole.own).any():
-                raise ResetError("a weight was written to")
-        for start, before in self._copies:
-            if content(start, len(before)) != before:
-                raise ResetError("a weight was written to")
+        """Raise ResetError if a weight was written to."""
+        written = any(
+            (self._proc_files.own_pages(start, end) & ~own).any() for start, end, own in self._whole
+        )
+        if written or any(ctypes.string_at(at, len(was)) != was for at, was in self._copies):
+            raise ResetError("a weight was written to")
 
 
-def _ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    for tensor in tensors:
-        if tensor.device.type == "cpu":
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def _merged(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that overlap or touch."""
+def _ranges(module: torch.nn.Module) -> list[tuple[int, int]]:
+    """Return the memory of a module's weights on the CPU; ranges that overlap or touch are one."""
+    storages = [each.untyped_storage() for each in _tensors(module) if each.device.type == "cpu"]
     found: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
+    for start, size in sorted((each.data_ptr(), each.nbytes()) for each in storages):
         if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
+            found[-1] = (found[-1][0], max(start + size, found[-1][1]))
+        elif size:
+            found.append((start, start + size))
     return found

@@ -9,7 +9,8 @@ import encodings
 import gc
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -48,7 +49,6 @@ class Namespaces:
     """
 
     def __init__(self) -> None:
-        """Copy the present contents."""
         self._dicts: list[dict[Any, Any]] = []
         self._copies: list[dict[Any, Any]] = []
         self._owners: list[Any] = []
@@ -61,16 +61,13 @@ class Namespaces:
         self._add_all()
         for found, name in _of_codecs():
             self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
-        self._note_functions(_functions())
-        self._versions = self._note_versions()
+        self._functions = _functions()
+        self._note_words()
 
-    def _note_functions(self, functions: list[types.FunctionType]) -> None:
-        """Record the code, defaults and attributes of every function, as far as they can be replaced."""
-        self._functions = functions
-        self._function_parts = _Words(functions, _function_offsets())
-
-    def _note_versions(self) -> _Words | None:
-        return _Words(self._dicts, [_VERSION]) if _has_versions() else None
+    def _note_words(self) -> None:
+        """Record the versions of dictionaries, and the code, defaults and attributes of functions."""
+        self._function_parts = _Words(self._functions, _function_offsets())
+        self._versions = _Words(self._dicts, [_VERSION]) if _has_versions() else None
 
     def _add_all(self) -> None:
         """Add every module and class that is not copied yet, with its contents."""
@@ -111,8 +108,6 @@ class Namespaces:
     def adopt(self, changes: Iterable[Change]) -> None:
         """Copy changed contents in place of the earlier copies."""
         for change in changes:
-            if change.at is None:
-                continue
             if change.members is not None:
                 self._copies[change.at] = dict.copy(change.members)
             else:
@@ -129,53 +124,38 @@ class Namespaces:
         if len(sys.modules) != len(self._modules):
             self._modules = dict(sys.modules)
             self._add_all()
-            self._note_functions([*self._functions, *_functions()])
-            self._versions = self._note_versions()
+            self._functions = [*self._functions, *_functions()]
+            self._note_words()
         self._function_parts.note()
         self.settle()
 
     def changes(self) -> list[Change]:
         """Return the namespaces and containers that have changed."""
-        return [*self._changed_dicts(), *self._changed_containers()]
-
-    def _changed_dicts(self) -> list[Change]:
         found: list[Change] = []
         for at in self._versions.changed() if self._versions else range(len(self._dicts)):
             now, before = self._dicts[at], self._copies[at]
             if now is sys.modules or has_same_members(now, before):
                 continue
             found.append(Change(_named(self._owners[at]), at, now, before, self._owners[at]))
-        return found
-
-    def _changed_containers(self) -> list[Change]:
-        found: list[Change] = []
         for at, (container, items, name) in enumerate(self._containers):
             if len(container) != len(items) or not all(map(is_, container, items)):
                 found.append(Change(name, at, None, items, container))
         return found
 
-    def modules(self) -> list[str]:
-        """Return the names of modules that were loaded, removed or replaced."""
-        now = sys.modules
-        if has_same_members(now, self._modules):
-            return []
-        names = {**self._modules, **now}
-        return [name for name in names if now.get(name) is not self._modules.get(name)]
-
-    def has(self, name: str) -> bool:
-        """Return True if the module `name` was loaded when the copies were made."""
-        return name in self._modules
-
-    def restore_module(self, name: str) -> None:
-        """Restore the earlier entry of `sys.modules`, or remove it if there was none."""
-        if name in self._modules:
-            sys.modules[name] = self._modules[name]
-        else:
-            del sys.modules[name]
-
-    def adopt_module(self, name: str) -> None:
-        """Treat a module that was loaded since as one that belongs here."""
-        self._modules[name] = sys.modules[name]
+    def restore_modules(self, is_of_a_library: Callable[[object], bool]) -> str:
+        """Restore `sys.modules`, but keep new modules of libraries; return the name of one, else ""."""
+        now, before, loaded = sys.modules, self._modules, ""
+        for name in [] if has_same_members(now, before) else {**before, **now}:
+            if _has_same(now, before, name):
+                continue
+            if name in before:
+                now[name] = before[name]
+            elif is_of_a_library(now[name]):
+                before[name] = now[name]
+                loaded = name
+            else:
+                del now[name]
+        return loaded
 
     def patched(self) -> str | None:
         """Return the name of a function whose code, defaults or attributes were replaced, else None."""
@@ -188,48 +168,41 @@ class Namespaces:
             self._versions.note()
 
 
+@dataclass(frozen=True, slots=True)
 class Change:
     """One namespace or container that has changed."""
 
-    def __init__(
-        self, name: str, at: int | None, members: dict[Any, Any] | None, before: Any, owner: Any
-    ) -> None:
-        self.name = name
-        self.at = at
-        self.members = members
-        self._before = before
-        self._owner = owner
+    name: str
+    at: int
+    members: dict[Any, Any] | None
+    """The present members of a namespace; None for another container."""
+    before: Any
+    owner: Any
+    """The class whose members a namespace holds, or the container."""
 
     def keys(self) -> list[Any]:
         """Return the names whose values differ in a namespace."""
-        now, before = self.members or {}, self._before if self.members is not None else {}
-        return [
-            key
-            for key in {**dict.copy(before), **dict.copy(now)}
-            if not _has_same(now, before, key)
-        ]
+        now, before = self.members, self.before
+        if now is None:
+            return []
+        everything = {**dict.copy(before), **dict.copy(now)}
+        return [key for key in everything if not _has_same(now, before, key)]
 
     def restore(self) -> None:
-        """Restore the namespace or container.
-
-        Raises:
-            TypeError: if it cannot be restored, such as a built-in class.
-        """
+        """Restore the namespace or container; raise TypeError for a built-in class."""
         if self.members is None:
-            container = self._owner
-            container.clear()
-            container.update(self._before) if isinstance(container, set) else container.extend(
-                self._before
-            )
+            self.owner.clear()
+            fill = self.owner.update if isinstance(self.owner, set) else self.owner.extend
+            fill(self.before)
             return
         for key in self.keys():
-            if isinstance(self._owner, type):
-                if key in self._before:
-                    type.__setattr__(self._owner, key, self._before[key])
+            if isinstance(self.owner, type):
+                if key in self.before:
+                    type.__setattr__(self.owner, key, self.before[key])
                 else:
-                    type.__delattr__(self._owner, key)
-            elif key in self._before:
-                dict.__setitem__(self.members, key, self._before[key])
+                    type.__delattr__(self.owner, key)
+            elif key in self.before:
+                dict.__setitem__(self.members, key, self.before[key])
             else:
                 dict.__delitem__(self.members, key)
 
@@ -285,26 +258,21 @@ def _function_offsets() -> list[int]:
 
 def _has_versions() -> bool:
     """Return True if this interpreter's dictionaries have a version that changes with every change."""
-
-    def version() -> int:
-        return ctypes.c_uint64.from_address(id(probe) + _VERSION).value
-
-    probe: dict[Any, Any] = {"a": 1, "b": 2}
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 14):
         return False
-    seen = [version()]
-    for step in (
+    probe: dict[Any, Any] = {"a": 1, "b": 2}
+    version = ctypes.c_uint64.from_address(id(probe) + _VERSION)
+    changes: list[Callable[[], Any]] = [
         lambda: probe.update(c=3),
         lambda: probe.update(a=2),
         lambda: probe.pop("b"),
         probe.clear,
-    ):
-        untouched = version()
-        step()
-        seen.append(version())
-        if untouched != seen[-2]:
-            return False
-    return len(set(seen)) == len(seen)
+    ]
+    seen = {version.value}
+    for change in changes:
+        change()
+        seen.add(version.value)
+    return len(seen) == len(changes) + 1
 
 
 def has_same_members(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
@@ -323,22 +291,21 @@ def _has_same(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
 
 def _classes() -> list[type]:
     """Return every class of this process."""
-    cls: type
     found: dict[type, None] = {object: None}
     waiting: list[type] = [object]
     while waiting:
-        for cls in type.__subclasses__(waiting.pop()):
-            if cls not in found:
-                found[cls] = None
-                waiting.append(cls)
+        below: list[type] = type.__subclasses__(waiting.pop())
+        new = dict.fromkeys(cls for cls in below if cls not in found)
+        found.update(new)
+        waiting += new
     return list(found)
 
 
 def _members(cls: type) -> dict[Any, Any]:
     """Return the dictionary behind a class's read-only `__dict__`."""
+    members: dict[Any, Any]
     (members,) = gc.get_referents(vars(cls))
-    found: dict[Any, Any] = members
-    return found
+    return members
 
 
 def _named(owner: Any) -> str:

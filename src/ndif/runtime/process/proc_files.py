@@ -1,25 +1,99 @@
-"""Measurements of a process's own memory and threads through /proc.
+"""The memory and threads of a process, as /proc shows them (proc_pid_maps(5), pagemap, statm).
 
 A confined process can open no file of /proc. It reads descriptors that were opened before.
 """
 
 from __future__ import annotations
 
-import ctypes
+import array
 import mmap
 import os
 import resource
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ndif.runtime.process.mappings import EXCLUSIVE, OF_A_FILE, PRESENT, SWAPPED
 from ndif.sandbox.confinement.limits import without_capabilities
 
-_PAGES_PER_READ = 1 << 18
-"""Pages whose entries one call reads: 2 MB."""
+_PRESENT, _SWAPPED, _OF_A_FILE, _EXCLUSIVE = 1 << 63, 1 << 62, 1 << 61, 1 << 56
+"""Bits of an entry of /proc/PID/pagemap (kernel documentation, admin-guide/mm/pagemap)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One line of /proc/PID/maps."""
+
+    start: int
+    end: int
+    access: str
+    offset: int
+    """Bytes of the file before the mapping's start."""
+    inode: int
+    path: str
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the mapping."""
+        return self.end - self.start
+
+
+def mappings() -> Iterator[Mapping]:
+    """Yield this process's mappings."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, offset, _, inode, *path = line.split(maxsplit=5)
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        yield Mapping(start, end, access, int(offset, 16), int(inode), path[0] if path else "")
+
+
+def _entries(pagemap: int, start: int, end: int) -> npt.NDArray[np.uint64]:
+    """Return the entries of an open page map for the pages between two page boundaries."""
+    size = (end - start) // mmap.PAGESIZE * 8
+    return np.frombuffer(os.pread(pagemap, size, start // mmap.PAGESIZE * 8), np.uint64)
+
+
+def _are(found: npt.NDArray[np.uint64], expected: int, mask: int) -> npt.NDArray[np.bool_]:
+    """Return for each entry whether it has the `expected` bits within `mask`."""
+    matching: npt.NDArray[np.bool_] = (found & np.uint64(mask)) == np.uint64(expected)
+    return matching
+
+
+def exclusive(pid: int) -> array.array[int]:
+    """Return the memory that `pid`, a fork of this process, no longer shares with it."""
+    own = (each for each in mappings() if each.access[:2] == "rw" and each.path[:2] != "[v")
+    return _pages(pid, own, _PRESENT | _EXCLUSIVE, _PRESENT | _OF_A_FILE | _EXCLUSIVE)
+
+
+def found(pid: int) -> array.array[int]:
+    """Return the pages of files that `pid`, a fork of this process, has read."""
+    files = (each for each in mappings() if each.inode and each.access.startswith("r"))
+    return _pages(pid, files, _PRESENT | _OF_A_FILE, _PRESENT | _OF_A_FILE)
+
+
+def written(mapping: Mapping) -> array.array[int]:
+    """Return the pages of a private file mapping that this process wrote to."""
+    return _pages("self", [mapping], _PRESENT, _PRESENT | _OF_A_FILE)
+
+
+def _pages(pid: int | str, of: Iterable[Mapping], expected: int, mask: int) -> array.array[int]:
+    """Return the addresses and lengths of the pages that have the `expected` bits within `mask`."""
+    ranges = array.array("Q")
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
+        for mapping in of:
+            matching = _are(_entries(pagemap.fileno(), mapping.start, mapping.end), expected, mask)
+            for page in matching.nonzero()[0].tolist():
+                address = mapping.start + page * mmap.PAGESIZE
+                if ranges and ranges[-2] + ranges[-1] == address:
+                    ranges[-1] += mmap.PAGESIZE
+                else:
+                    ranges.extend((address, mmap.PAGESIZE))
+    return ranges
+
+
+_BYTES_PER_READ = (1 << 18) * mmap.PAGESIZE
+"""Memory whose entries one call reads: 2 MB of them."""
 
 _RESET_PEAK = b"5"
 _RESIDENT, _SHARED, _DATA = 1, 2, 5
@@ -41,11 +115,7 @@ class ProcFiles:
 
     @classmethod
     def open(cls) -> ProcFiles:
-        """Open the files.
-
-        Raises:
-            OSError: if this machine has no such files.
-        """
+        """Open the files."""
         with without_capabilities():
             return cls(
                 os.open("/proc/self/pagemap", os.O_RDONLY),
@@ -60,19 +130,12 @@ class ProcFiles:
         Such a page belongs to no file and to no other process. The page map does not say whether a
         swapped-out page is shared: it counts as this process's own.
         """
-        parts = [
-            self._own_pages(at, min(_PAGES_PER_READ, (end - at) // mmap.PAGESIZE))
-            for at in range(start, end, _PAGES_PER_READ * mmap.PAGESIZE)
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.bool_)
-
-    def _own_pages(self, start: int, count: int) -> npt.NDArray[np.bool_]:
-        offset = start // mmap.PAGESIZE * 8
-        entries = np.frombuffer(os.pread(self.pagemap, count * 8, offset), np.uint64)
-        mask, expected = np.uint64(PRESENT | EXCLUSIVE | OF_A_FILE), np.uint64(PRESENT | EXCLUSIVE)
-        swapped = (entries & np.uint64(SWAPPED)) != 0
-        own: npt.NDArray[np.bool_] = ((entries & mask) == expected) | swapped
-        return own
+        parts = [np.empty(0, np.bool_)]
+        for at in range(start, end, _BYTES_PER_READ):
+            found = _entries(self.pagemap, at, min(at + _BYTES_PER_READ, end))
+            own = _are(found, _PRESENT | _EXCLUSIVE, _PRESENT | _OF_A_FILE | _EXCLUSIVE)
+            parts.append(own | _are(found, _SWAPPED, _SWAPPED))
+        return np.concatenate(parts)
 
     def reset_peak(self) -> None:
         """Begin to measure this process's peak of resident memory anew (see `peak_bytes`)."""
@@ -105,8 +168,3 @@ def peak_bytes() -> int:
     """Return the peak of this process's resident memory since the last reset."""
     # A confined process cannot read the peak from /proc.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-
-
-def content(start: int, size: int) -> bytes:
-    """Return a copy of memory of this process."""
-    return ctypes.string_at(start, size)

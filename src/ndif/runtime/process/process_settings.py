@@ -16,7 +16,7 @@ import signal
 import sys
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
-    from ndif.runtime.process.driver import Driver
+    from ndif.runtime.process.cuda import Cuda
 
 
 class ProcessSetting(NamedTuple):
@@ -43,49 +43,93 @@ class ProcessSetting(NamedTuple):
             return False
 
 
-def settings(driver: Driver | None) -> list[ProcessSetting]:
+def settings(driver: Cuda | None) -> list[ProcessSetting]:
     """Return all settings that this Python, torch and numpy have."""
-    return [*_of_python(), *_of_the_process(), *_of_torch(driver), *_of_numpy()]
+    rows: list[_Row] = []
+    for module, names in _PAIRS:
+        for name in names:
+            getter, setter = (getattr(module, f"{verb}{name}", None) for verb in ("get", "set"))
+            if getter is not None:
+                rows.append((f"{module.__name__}.{name}", getter, setter))
+    rows += [*_of_python(), *_of_torch(), *_of_numpy()]
+    for device in ("cpu", "cuda"):
+        for getter, setter in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        ):
+            of_device = functools.partial(getter, device), functools.partial(setter, device)
+            rows.append((f"autocast on {device}", *of_device))
+    for owner, names in _ATTRIBUTES:
+        for name in names:
+            reading = functools.partial(getattr, owner, name, None)
+            rows.append((name, reading, functools.partial(setattr, owner, name)))
+    for name in dir(resource):
+        if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE":
+            limit = getattr(resource, name)
+            reading = functools.partial(resource.getrlimit, limit)
+            rows.append((name, reading, functools.partial(resource.setrlimit, limit)))
+    random = functools.partial(_torch_random, driver), functools.partial(_set_torch_random, driver)
+    rows.append(("random numbers of torch", *random))
+    return [ProcessSetting(*row) for row in rows]
 
 
-def _of_python() -> Iterator[ProcessSetting]:
-    yield ProcessSetting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
-    yield ProcessSetting("switch interval", sys.getswitchinterval, sys.setswitchinterval)
-    yield ProcessSetting("trace function", sys.gettrace, sys.settrace)
-    yield ProcessSetting("profile function", sys.getprofile, sys.setprofile)
-    yield ProcessSetting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags)
-    yield ProcessSetting(
-        "asyncgen hooks", sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)
-    )
-    yield ProcessSetting(
-        "coroutine tracking",
-        sys.get_coroutine_origin_tracking_depth,
-        sys.set_coroutine_origin_tracking_depth,
-    )
-    if hasattr(sys, "get_int_max_str_digits"):
-        yield ProcessSetting(
-            "digits of a number", sys.get_int_max_str_digits, sys.set_int_max_str_digits
-        )
+_Row = tuple[Any, ...]
+"""The arguments of a `ProcessSetting`."""
+
+_PAIRS: list[tuple[Any, tuple[str, ...]]] = [
+    (sys, ("recursionlimit", "switchinterval", "trace", "profile", "dlopenflags")),
+    (sys, ("_coroutine_origin_tracking_depth", "_int_max_str_digits")),
+    (gc, ("_debug",)),
+    (torch, ("_default_dtype", "_deterministic_debug_mode", "_num_threads")),
+    (torch, ("_float32_matmul_precision",)),
+    (np, ("errcall", "bufsize")),
+]
+"""Settings NAME that a module's functions `getNAME` and `setNAME` read and set."""
+
+_ATTRIBUTES: list[tuple[Any, tuple[str, ...]]] = [
+    (torch.utils.deterministic, ("fill_uninitialized_memory",)),
+    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    (torch.backends.cuda.matmul, ("allow_tf32", "allow_fp16_reduced_precision_reduction")),
+    (torch.backends.cuda.matmul, ("allow_bf16_reduced_precision_reduction",)),
+    (torch.backends.mkldnn, ("deterministic", "allow_tf32")),
+]
+"""Settings that are attributes; one that this version of torch lacks reads as None."""
+
+
+def _of_python() -> list[_Row]:
+    found: list[_Row] = [
+        ("asyncgen hooks", sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)),
+        ("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+        ("gc threshold", gc.get_threshold, lambda limits: gc.set_threshold(*limits)),
+        ("decimal context", lambda: repr(decimal.getcontext())),
+        ("exit functions", atexit._ncallbacks),
+        ("memory tracing", tracemalloc.is_tracing, lambda _: tracemalloc.stop()),
+        ("event loop", lambda: id(asyncio._get_running_loop())),
+        (
+            "locale",
+            lambda: locale.setlocale(locale.LC_ALL),
+            lambda name: locale.setlocale(locale.LC_ALL, name),
+        ),
+        ("warnings", lambda: list(warnings.filters), _set_warnings),
+        ("logging", lambda: logging.root.manager.disable, logging.disable),
+        ("loggers", _loggers, _set_loggers),
+        ("working directory", _folder, os.chdir),
+        ("umask", _umask, os.umask),
+        ("environment", lambda: dict(os.environ), _set_environment),
+        (
+            "signal handlers",
+            lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
+            _set_handlers,
+        ),
+        (
+            "blocked signals",
+            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+        ),
+    ]
     if sys.version_info >= (3, 12):
-        yield ProcessSetting(
-            "monitoring", lambda: [sys.monitoring.get_tool(tool) for tool in range(6)]
-        )
-    yield ProcessSetting(
-        "garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()
-    )
-    yield ProcessSetting("gc threshold", gc.get_threshold, lambda limits: gc.set_threshold(*limits))
-    yield ProcessSetting("gc debug flags", gc.get_debug, gc.set_debug)
-    yield ProcessSetting("decimal context", lambda: repr(decimal.getcontext()))
-    yield ProcessSetting("exit functions", atexit._ncallbacks)
-    yield ProcessSetting("memory tracing", tracemalloc.is_tracing, lambda _: tracemalloc.stop())
-    yield ProcessSetting("event loop", lambda: id(asyncio._get_running_loop()))
-    yield ProcessSetting("locale", lambda: locale.setlocale(locale.LC_ALL), _set_locale)
-    yield ProcessSetting("warnings", lambda: list(warnings.filters), _set_warnings)
-    yield ProcessSetting("loggers", _loggers, _set_loggers)
-
-
-def _set_locale(name: str) -> None:
-    locale.setlocale(locale.LC_ALL, name)
+        found.append(("monitoring", lambda: [sys.monitoring.get_tool(tool) for tool in range(6)]))
+    return found
 
 
 def _set_warnings(filters: list[Any]) -> None:
@@ -93,32 +137,23 @@ def _set_warnings(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def _loggers() -> dict[str, Any]:
-    """Return the settings of each logger by name, and those of the root under ""."""
-    found: dict[str, Any] = {"": _logger(logging.root), "disabled": logging.root.manager.disable}
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger):
-            found[f".{name}"] = _logger(logger)
-    return found
+def _loggers() -> dict[logging.Logger, tuple[Any, ...]]:
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    return {
+        logger: (
+            logger.level,
+            logger.propagate,
+            logger.disabled,
+            [(handler, handler.level, handler.formatter) for handler in logger.handlers],
+            list(logger.filters),
+        )
+        for logger in known
+        if isinstance(logger, logging.Logger)
+    }
 
 
-def _logger(logger: logging.Logger) -> tuple[Any, ...]:
-    return (
-        logger.level,
-        logger.propagate,
-        logger.disabled,
-        tuple((handler, handler.level, handler.formatter) for handler in logger.handlers),
-        tuple(logger.filters),
-    )
-
-
-def _set_loggers(before: Mapping[str, Any]) -> None:
-    logging.disable(before["disabled"])
-    known = logging.root.manager.loggerDict
-    for name, logger in [("", logging.root), *((f".{name}", each) for name, each in known.items())]:
-        if not isinstance(logger, logging.Logger):
-            continue
-        level, propagate, disabled, handlers, filters = before.get(name, _NEW_LOGGER)
+def _set_loggers(before: Mapping[logging.Logger, tuple[Any, ...]]) -> None:
+    for logger, (level, propagate, disabled, handlers, filters) in before.items():
         logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
         logger.handlers[:] = [handler for handler, _, _ in handlers]
@@ -127,34 +162,10 @@ def _set_loggers(before: Mapping[str, Any]) -> None:
         logger.filters[:] = filters
 
 
-_NEW_LOGGER = (logging.NOTSET, True, False, (), ())
-
-
-def _of_the_process() -> Iterator[ProcessSetting]:
-    yield ProcessSetting("working directory", _folder, os.chdir)
-    yield ProcessSetting("umask", _umask, os.umask)
-    yield ProcessSetting("environment", lambda: dict(os.environ), _set_environment)
-    yield ProcessSetting("signal handlers", _handlers, _set_handlers)
-    yield ProcessSetting(
-        "blocked signals",
-        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
-    )
-    for name in dir(resource):
-        if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE":
-            limit = getattr(resource, name)
-            yield ProcessSetting(
-                f"limit {name}",
-                functools.partial(resource.getrlimit, limit),
-                functools.partial(resource.setrlimit, limit),
-            )
-
-
 def _folder() -> str | None:
-    try:
+    with contextlib.suppress(OSError):
         return os.getcwd()  # noqa: PTH109 - the name alone
-    except OSError:
-        return None
+    return None
 
 
 def _umask() -> int:
@@ -164,13 +175,8 @@ def _umask() -> int:
 
 
 def _set_environment(before: Mapping[str, str]) -> None:
-    for name in [name for name in os.environ if name not in before]:
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(before)
-
-
-def _handlers() -> dict[int, Any]:
-    return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
 
 def _set_handlers(before: Mapping[int, Any]) -> None:
@@ -179,151 +185,68 @@ def _set_handlers(before: Mapping[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _of_torch(driver: Driver | None) -> Iterator[ProcessSetting]:
-    yield ProcessSetting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield ProcessSetting("inference mode", torch.is_inference_mode_enabled)
-    yield ProcessSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield ProcessSetting(
-        "function modes", lambda: [id(each) for each in _get_current_function_mode_stack()]
-    )
-    yield ProcessSetting(
-        "dispatch modes", lambda: [id(each) for each in _get_current_dispatch_mode_stack()]
-    )
-    yield ProcessSetting("functorch", torch._C._functorch.peek_interpreter_stack)
-    yield ProcessSetting(
-        "deterministic algorithms",
-        torch.get_deterministic_debug_mode,
-        torch.set_deterministic_debug_mode,
-    )
-    yield _attribute(torch.utils.deterministic, "fill_uninitialized_memory")
-    yield ProcessSetting("autocast", _autocast, _set_autocast)
-    yield ProcessSetting("anomaly mode", _anomaly, lambda on: torch.set_anomaly_enabled(*on))
-    yield ProcessSetting("threads of torch", torch.get_num_threads, torch.set_num_threads)
-    yield ProcessSetting(
-        "precision of float32",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    )
-    yield ProcessSetting("warnings of torch", torch.is_warn_always_enabled, torch.set_warn_always)
-    yield ProcessSetting("denormal numbers", _flushes_denormal, torch.set_flush_denormal)
-    yield ProcessSetting(
-        "threads of autograd",
-        torch._C._is_multithreading_enabled,
-        torch._C._set_multithreading_enabled,
-    )
-    yield ProcessSetting(
-        "saved tensors' hooks",
-        torch._C._autograd._saved_tensors_hooks_is_enabled,  # type: ignore[attr-defined]
-    )
-    yield from _of_backends()
-    yield ProcessSetting(
-        "random numbers of torch", lambda: _TorchRandom(driver), lambda before: before.restore()
-    )
-
-
-def _attribute(owner: Any, name: str) -> ProcessSetting:
-    """Return the setting that is an attribute; None stands for a version of torch that lacks it."""
-    return ProcessSetting(
-        name,
-        functools.partial(getattr, owner, name, None),
-        functools.partial(setattr, owner, name),
-    )
-
-
-_FLAGS: list[tuple[Any, tuple[str, ...]]] = [
-    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
-    (
-        torch.backends.cuda.matmul,
+def _of_torch() -> list[_Row]:
+    attention, mha = torch.backends.cuda, torch.backends.mha
+    return [
+        ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        ("inference mode", torch.is_inference_mode_enabled),
+        ("function modes", lambda: [id(each) for each in _get_current_function_mode_stack()]),
+        ("dispatch modes", lambda: [id(each) for each in _get_current_dispatch_mode_stack()]),
+        ("functorch", torch._C._functorch.peek_interpreter_stack),
+        ("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         (
-            "allow_tf32",
-            "allow_fp16_reduced_precision_reduction",
-            "allow_bf16_reduced_precision_reduction",
+            "anomaly mode",
+            lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            lambda on: torch.set_anomaly_enabled(*on),
         ),
-    ),
-    (torch.backends.mkldnn, ("deterministic", "allow_tf32")),
-]
-
-_ATTENTION_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
-
-
-def _of_backends() -> Iterator[ProcessSetting]:
-    for owner, names in _FLAGS:
-        for name in names:
-            yield _attribute(owner, name)
-    for kernel in _ATTENTION_KERNELS:
-        yield ProcessSetting(
-            f"attention kernel {kernel}",
-            getattr(torch.backends.cuda, f"{kernel}_sdp_enabled"),
-            getattr(torch.backends.cuda, f"enable_{kernel}_sdp"),
-        )
-    mha = torch.backends.mha
-    yield ProcessSetting("attention fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled)
-    yield ProcessSetting("mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled)
-
-
-_DEVICES = ("cpu", "cuda")
-
-
-def _autocast() -> tuple[Any, ...]:
-    return (
-        torch.is_autocast_cache_enabled(),
-        *((torch.is_autocast_enabled(on), torch.get_autocast_dtype(on)) for on in _DEVICES),
-    )
-
-
-def _set_autocast(before: tuple[Any, ...]) -> None:
-    torch.set_autocast_cache_enabled(before[0])
-    for on, (enabled, dtype) in zip(_DEVICES, before[1:], strict=True):
-        torch.set_autocast_enabled(on, enabled)
-        torch.set_autocast_dtype(on, dtype)
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        ("warnings of torch", torch.is_warn_always_enabled, torch.set_warn_always),
+        ("denormal numbers", _flushes_denormal, torch.set_flush_denormal),
+        (
+            "threads of autograd",
+            torch._C._is_multithreading_enabled,
+            torch._C._set_multithreading_enabled,
+        ),
+        ("saved tensors' hooks", torch._C._autograd._saved_tensors_hooks_is_enabled),  # type: ignore[attr-defined]
+        *(
+            (
+                f"attention kernel {kernel}",
+                getattr(attention, f"{kernel}_sdp_enabled"),
+                getattr(attention, f"enable_{kernel}_sdp"),
+            )
+            for kernel in ("flash", "mem_efficient", "math", "cudnn")
+        ),
+        ("attention fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+        ("mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    ]
 
 
 def _flushes_denormal() -> bool:
     return bool(torch.tensor([1e-310], dtype=torch.float64).mul(1.0).item() == 0)
 
 
-class _TorchRandom:
-    """The state of torch's random generators on every device in use."""
-
-    def __init__(self, driver: Driver | None) -> None:
-        self._driver = driver
-        self._states = [torch.get_rng_state(), *(driver.random_states() if driver else ())]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _TorchRandom)
-            and len(self._states) == len(other._states)
-            and all(map(torch.equal, self._states, other._states))
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def restore(self) -> None:
-        """Set the generators to this state."""
-        cpu, *devices = self._states
-        torch.set_rng_state(cpu)
-        if self._driver is not None:
-            self._driver.set_random_states(devices)
+def _torch_random(driver: Cuda | None) -> list[bytes]:
+    """Return the state of torch's random generators on the CPU and on every device in use."""
+    states = [torch.get_rng_state(), *(driver.random_states() if driver else ())]
+    return [state.numpy().tobytes() for state in states]
 
 
-def _of_numpy() -> Iterator[ProcessSetting]:
-    yield ProcessSetting("errors of numpy", np.geterr, lambda before: np.seterr(**before))
-    yield ProcessSetting("error function of numpy", np.geterrcall, np.seterrcall)
-    yield ProcessSetting("buffers of numpy", np.getbufsize, np.setbufsize)
-    yield ProcessSetting(
-        "printing of numpy",
-        np.get_printoptions,
-        lambda before: np.set_printoptions(**_printing(before)),
-    )
-    yield ProcessSetting("random numbers of numpy", _numpy_random, _set_numpy_random)
+def _set_torch_random(driver: Cuda | None, before: list[bytes]) -> None:
+    cpu, *devices = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in before)
+    torch.set_rng_state(cpu)
+    if driver is not None:
+        driver.set_random_states(devices)
 
 
-def _printing(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "override_repr"}
+def _of_numpy() -> list[_Row]:
+    return [
+        ("errors of numpy", np.geterr, lambda before: np.seterr(**before)),
+        ("printing of numpy", np.get_printoptions, _set_printing),
+        ("random numbers of numpy", _numpy_random, _set_numpy_random),
+    ]
+
+
+def _set_printing(before: Mapping[str, Any]) -> None:
+    np.set_printoptions(**{name: before[name] for name in before if name != "override_repr"})
 
 
 def _numpy_random() -> tuple[Any, ...]:

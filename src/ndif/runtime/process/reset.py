@@ -28,12 +28,11 @@ import torch
 
 from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
 from ndif.runtime.process.proc_files import ProcFiles
-from ndif.runtime.process.process_settings import ProcessSetting, settings, stop_timers
+from ndif.runtime.process.process_settings import settings, stop_timers
 
 if TYPE_CHECKING:
-    from ndif.runtime.frames import Channel
     from ndif.runtime.generations import Generation
-    from ndif.runtime.process.driver import Driver
+    from ndif.runtime.process.cuda import Cuda
     from ndif.runtime.process.isolation import Isolation
 
 _THREAD_EXIT_S = 0.5
@@ -54,29 +53,21 @@ _COUNTERS = (".hooks.RemovableHandle", "._lazy_seed_tracker", "._queued_calls")
 
 
 class Reset:
-    """Return a runner's process to its state before the first request.
-
-    Owns a record of that state (see `begin`). Restores what it can and raises for the rest; the caller then
-    ends the process.
-    """
+    """Return a runner's process to the state that `begin` records; raise for what cannot be restored."""
 
     def __init__(
         self,
         generation: Generation,
-        channel: Channel,
-        driver: Driver | None,
+        driver: Cuda | None,
         isolation: Isolation,
         proc_files: ProcFiles,
     ) -> None:
         assert isolation.namespaces is not None  # noqa: S101 - the zygote made them for this
         self.proc_files = proc_files
         self._generation = generation
-        self._channel = channel
         self._driver = driver
         self._namespaces = isolation.namespaces
         self._guarded = isolation.policy is not None
-        self._settings: list[tuple[ProcessSetting, Any]] = []
-        self._limits = isolation.confinement
 
     def begin(self) -> None:
         """Record the state of the process before the first request."""
@@ -97,11 +88,7 @@ class Reset:
         gc.freeze()
 
     def __call__(self, header: Mapping[str, Any], *, spilled: bool) -> None:
-        """Remove everything that a request left; `spilled` if its result is in a file of the host's.
-
-        Raises:
-            ResetError: if something cannot be removed.
-        """
+        """Remove everything that a request left; raise ResetError if something cannot be removed."""
         if spilled:
             raise ResetError("its result lies in a file that this process could still write to")
         if header["env"].get("peft"):
@@ -119,26 +106,23 @@ class Reset:
 
     def _check_threads(self) -> None:
         deadline = time.monotonic() + _THREAD_EXIT_S
-        while (thread := self._thread_of_request()) is not None:
+        while (
+            len(sys._current_frames()) > 1
+            or threading.active_count() > 1
+            or self.proc_files.threads() > self._threads
+        ):
             if time.monotonic() > deadline:
-                raise ResetError(thread)
+                raise ResetError("a thread is still running")
             time.sleep(_THREAD_POLL_S)
-
-    def _thread_of_request(self) -> str | None:
-        if len(sys._current_frames()) > 1 or threading.active_count() > 1:
-            return "a thread is still running"
-        if self.proc_files.threads() > self._threads:
-            return "a library's thread was started"
-        return None
 
     def _restore_settings(self) -> None:
         for setting, before in self._settings:
             if setting.is_unchanged(before):
                 continue
-            if setting.restore is not None:
-                with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):
+                if setting.restore is not None:
                     setting.restore(before)
-            if setting.restore is None or not setting.is_unchanged(before):
+            if not setting.is_unchanged(before):
                 raise ResetError(f"{setting.name} cannot be restored")
         # `random` seeds itself anew at each fork; do as a new process does.
         random.seed()
@@ -146,27 +130,17 @@ class Reset:
     def _restore_namespaces(self) -> bool:
         """Restore modules and classes; return True if the request loaded libraries of the server."""
         spaces = self._namespaces
-        loaded = ""
-        for name in spaces.modules():
-            module = sys.modules.get(name)
-            if spaces.has(name) or not _of_a_library(module):
-                spaces.restore_module(name)
-            else:
-                spaces.adopt_module(name)
-                loaded = name
+        loaded = spaces.restore_modules(_of_a_library)
         if loaded and not self._guarded:
             # The module's own changes cannot be told from the request's.
             raise ResetError(f"the module {loaded} was loaded")
         if (function := spaces.patched()) is not None:
             raise ResetError(f"the function {function} was changed")
         changes = spaces.changes()
-        if not self._guarded:
-            for change in changes:
-                is_note = change.members is not None and _INTERPRETER_NOTES.issuperset(
-                    change.keys()
-                )
-                if not is_note and not change.name.endswith(_COUNTERS):
-                    raise ResetError(f"{change} was changed")
+        for change in [] if self._guarded else changes:
+            is_note = change.members is not None and _INTERPRETER_NOTES.issuperset(change.keys())
+            if not is_note and not change.name.endswith(_COUNTERS):
+                raise ResetError(f"{change} was changed")
         if loaded:
             # Under the policy only libraries change libraries: when they are loaded or first used.
             spaces.adopt(changes)
@@ -196,14 +170,11 @@ class Reset:
 
 def _descriptors() -> list[tuple[int, ...] | None]:
     """Return the file behind each descriptor that this process may have; None for a closed one."""
-    found: list[tuple[int, ...] | None] = []
+    found: list[tuple[int, ...] | None] = [None] * _MAX_DESCRIPTORS
     for fd in range(_MAX_DESCRIPTORS):
-        try:
+        with contextlib.suppress(OSError):
             facts = os.fstat(fd)
-        except OSError:
-            found.append(None)
-        else:
-            found.append((facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd)))
+            found[fd] = (facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd))
     return found
 
 
@@ -219,33 +190,22 @@ def _start_threads(model: Any) -> None:
         model.tokenizer(["one", "two"])
 
 
-_LIBRARIES = tuple(
-    f"{os.path.normpath(folder)}/"
-    for folder in (
-        *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")),
-        *sys.path,
-    )
-    if folder
-)
+_PATHS = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
+_LIBRARIES = tuple(f"{os.path.normpath(folder)}/" for folder in (*_PATHS, *sys.path) if folder)
 """The folders of the server's packages."""
 
 
 def _of_a_library(module: object) -> bool:
     """Return True for a module that Python loaded from the folders of the server's packages."""
-    if not isinstance(module, types.ModuleType):
-        return False
-    spec = getattr(module, "__spec__", None)
+    spec = getattr(module, "__spec__", None) if isinstance(module, types.ModuleType) else None
     origin = getattr(spec, "origin", None)
-    if origin in ("built-in", "frozen"):
-        return True
-    return isinstance(origin, str) and origin.startswith(_LIBRARIES)
+    built_in = origin in ("built-in", "frozen")
+    return built_in or (isinstance(origin, str) and origin.startswith(_LIBRARIES))
 
 
 def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
-    """Return the name of an object that only a request can have made; None if it may be a library's.
-
-    If the request `loaded` libraries, their functions and classes are as new as its own.
-    """
+    """Return the name of an object that only a request can have made; None if it may be a library's."""
+    # If the request `loaded` libraries, their functions and classes are as new as its own.
     kind = type(found)
     if kind is types.FunctionType:
         file = found.__code__.co_filename
@@ -262,6 +222,4 @@ def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
     return None
 
 
-_RUNNING = frozenset(
-    {types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType}
-)
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType)

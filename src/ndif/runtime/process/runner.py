@@ -20,11 +20,10 @@ import zstandard
 
 from ndif.runtime.frames import MAX_TEXT, Channel
 from ndif.runtime.generations import BlockError, ClientStream, Generation, PayloadError
-from ndif.runtime.generations.port import CodePolicy
 from ndif.runtime.process import proc_files
-from ndif.runtime.process.driver import DeviceError, Driver
+from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
-from ndif.runtime.process.warmup_request import start_threads, warm_up
+from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 
@@ -45,7 +44,7 @@ _LIMIT_MESSAGES = (
 """Messages of Python, torch and the C library when memory or threads run out."""
 
 
-class LogStream(io.TextIOBase):
+class _LogStream(io.TextIOBase):
     """The standard output of a block: each complete line becomes a log message to its user."""
 
     def __init__(self, channel: Channel) -> None:
@@ -53,7 +52,6 @@ class LogStream(io.TextIOBase):
         self._line = ""
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, text: str) -> int:
@@ -76,7 +74,9 @@ class LogStream(io.TextIOBase):
             self._channel.send({"kind": "log"}, text[start : start + MAX_TEXT])
 
 
-def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], *_: object, **__: object
+) -> None:
     """Print a warning for the user, without the path of the file on this server that raised it."""
     print(f"{category.__name__}: {message}", file=sys.stderr)
 
@@ -93,13 +93,10 @@ class Runner:
         channel: Channel,
         generation: Generation,
         threads: int,
-        driver: Driver | None,
+        driver: Cuda | None,
         isolation: Isolation | None = None,
     ) -> None:
-        """Start this process's threads.
-
-        `driver` is started, and None on CPUs. `isolation` is entered, and None for trusted code.
-        """
+        """Start this process's threads; its driver (None on CPUs) and isolation hold already."""
         self._channel = channel
         self._generation = generation
         self._threads = start_threads(threads)
@@ -109,10 +106,6 @@ class Runner:
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
         self._spilled = False
         """True once a result was written into a file of the host's."""
-
-    def warm_up(self) -> None:
-        """Run a forward pass, for what each process builds in its first one."""
-        warm_up(self._generation.model)
 
     def serve_once(self) -> None:
         """Run one request; the end of the process cleans up after it."""
@@ -124,7 +117,7 @@ class Runner:
     def serve_one_user(self, reset: Reset) -> None:
         """Run one user's requests, and reset the process after each; return when it cannot be reset."""
         self._proc_files = reset.proc_files
-        warnings.showwarning = show_warning
+        warnings.showwarning = _show_warning  # before the reset takes it for a request's
         reset.begin()
         self._report_ready()
         with contextlib.suppress(EOFError, ConnectionError, DeviceError):
@@ -132,13 +125,12 @@ class Runner:
                 header, payload, _ = self._channel.receive()
                 # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
-                spilled, payload = self._spilled, bytearray()
+                payload = bytearray()
                 try:
-                    reset(spilled=spilled, header=header)
+                    reset(header, spilled=self._spilled)
                 except ResetError as error:
-                    self._channel.send(
-                        {"kind": "spent"}, str(error).encode(errors="replace")[:1000]
-                    )
+                    reason = str(error).encode(errors="replace")[:1000]
+                    self._channel.send({"kind": "spent"}, reason)
                     return
                 self._channel.send({"kind": "idle"})
 
@@ -153,10 +145,13 @@ class Runner:
             except (EOFError, ConnectionError, DeviceError):
                 return
             del payload
-            self._reset()
+            # Traces of the request that the next one must not see.
+            self._generation.forget()
+            for parameter in self._generation.model._module.parameters():
+                parameter.grad = None
 
     def _report_ready(self) -> None:
-        warnings.showwarning = show_warning
+        warnings.showwarning = _show_warning
         self._channel.send({"kind": "idle"})
 
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
@@ -165,31 +160,29 @@ class Runner:
         self._channel.send({"kind": "running"})
         self._reset_peak()
         started = time.perf_counter()
-        logs = LogStream(self._channel)
+        logs = _LogStream(self._channel)
 
         def meta() -> dict[str, float | int]:
-            return {
-                "execution_time": round(time.perf_counter() - started, 6),
-                "peak_memory": self._peak_bytes(),
-            }
+            # A model on devices has its peak of memory there.
+            peak = proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
+            elapsed_s = time.perf_counter() - started
+            return {"execution_time": round(elapsed_s, 6), "peak_memory": peak}
 
         try:
             try:
-                content = (
-                    _decompress(payload, header["max_payload"]) if header["compressed"] else payload
-                )
+                if header["compressed"]:
+                    payload = _decompress(payload, header["max_payload"])
+                policy = None if self._isolation is None else self._isolation.policy
+                stream = ClientStream(self._send_to_client, self._receive_from_client)
                 with redirect_stdout(logs), redirect_stderr(logs):
-                    saves = self._generation.run(
-                        content, header["env"], self._client_stream(), self._policy()
-                    )
+                    saves = self._generation.run(payload, header["env"], stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
             finally:
                 logs.finish()
             cost = meta()
-            result = Result(
-                self._generation.export(saves), header["max_result"], header["max_inline"]
-            )
+            values = self._generation.export(saves)
+            result = Result(values, header["max_result"], header["max_inline"])
             self._deliver(result, header, cost)
         except BlockError as error:
             self._fail(error.traceback + self._limit_hint(error.traceback), meta())
@@ -198,10 +191,10 @@ class Runner:
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
+            reason = explain(error, None, "")
             self._fail(
-                "The block ran, but what it saved could not be sent: "
-                + explain(error, None, "")
-                + "\nSave tensors, numbers, text, or lists and dicts of them.",
+                f"The block ran, but what it saved could not be sent: {reason}\n"
+                "Save tensors, numbers, text, or lists and dicts of them.",
                 meta(),
             )
 
@@ -216,13 +209,6 @@ class Runner:
             proc_files.reset_peak()
         elif self._proc_files is not None:
             self._proc_files.reset_peak()
-
-    def _peak_bytes(self) -> int:
-        """Return this request's peak of memory: device memory if the model is on devices."""
-        return proc_files.peak_bytes() if self._driver is None else self._driver.peak_bytes()
-
-    def _policy(self) -> CodePolicy | None:
-        return None if self._isolation is None else self._isolation.policy
 
     def _deliver(self, result: Result, header: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Send a small result in a frame; write a large one into a file that the host provides."""
@@ -247,11 +233,7 @@ class Runner:
         self._channel.send({"kind": "spilled", "meta": meta})
 
     def _fail(self, text: str, meta: Mapping[str, Any]) -> None:
-        """Report an error to the user.
-
-        Raises:
-            DeviceError: if a device's state in this process is lost; the process must end.
-        """
+        """Report an error to the user; raise DeviceError if a device's state in this process is lost."""
         lost: DeviceError | None = None
         try:
             self._synchronize()
@@ -279,25 +261,16 @@ class Runner:
             "(NDIF_RUNNER_MAX_THREADS)."
         )
 
-    def _client_stream(self) -> ClientStream:
-        def receive() -> bytes:
-            self._channel.send({"kind": "await upload"})
-            _, body, _ = self._channel.receive()
-            return bytes(body)
+    def _send_to_client(self, data: bytes) -> None:
+        self._channel.send({"kind": "stream"}, data)
 
-        return ClientStream(
-            send=lambda data: self._channel.send({"kind": "stream"}, data), receive=receive
-        )
-
-    def _reset(self) -> None:
-        """Remove traces of the last request that the next one must not see."""
-        self._generation.forget()
-        for parameter in self._generation.model._module.parameters():
-            parameter.grad = None
+    def _receive_from_client(self) -> bytes:
+        self._channel.send({"kind": "await upload"})
+        _, body, _ = self._channel.receive()
+        return bytes(body)
 
     def _collect_garbage_when_idle(self) -> None:
-        ready, _, _ = select.select([self._channel.socket], [], [], _IDLE_S)
-        if not ready:
+        if not select.select([self._channel.socket], [], [], _IDLE_S)[0]:
             gc.collect()
             if self._driver is not None:
                 self._driver.release_memory()

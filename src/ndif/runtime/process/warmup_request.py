@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ndif.runtime.generations import ClientStream, Generation
-from ndif.runtime.generations.port import CodePolicy
 from ndif.runtime.results import Result
-from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
+
+if TYPE_CHECKING:
+    from ndif.sandbox.protector import Protector
 
 _TOKENS = 16
 _INCOMPLETE_INPUT = (
@@ -35,10 +36,7 @@ _PARALLEL_NUMEL = 1 << 18
 
 
 def warm_up(model: Any) -> None:
-    """Run a few tokens, so that a first forward pass finds its modules, kernels and memory ready.
-
-    In the zygote this work is shared with its runners; in a runner it also starts the thread pool.
-    """
+    """Run a few tokens, so that a first forward pass finds its modules, kernels and memory ready."""
     # A model that needs more inputs than tokens is served all the same.
     with contextlib.suppress(Exception):
         _run_tokens(model)
@@ -47,8 +45,7 @@ def warm_up(model: Any) -> None:
 def warm_up_on_device(model: Any) -> None:
     """Run a few tokens where CUDA has just started, and load the libraries that it loads lazily.
 
-    Raises:
-        Exception: any but those of a model that needs more inputs: then the device lacks something.
+    Errors that a model raises because it needs more inputs are no errors of the device.
     """
     try:
         _run_tokens(model)
@@ -67,10 +64,7 @@ def _run_tokens(model: Any) -> None:
 
 
 def start_threads(count: int) -> int:
-    """Start torch's threads, `count` or one for each CPU of this process, and return their number.
-
-    A zygote keeps one thread, so that a fork loses none; each runner starts a pool of its own.
-    """
+    """Start torch's threads, `count` or one for each CPU of this process, and return their number."""
     count = count or len(os.sched_getaffinity(0))
     torch.set_num_threads(count)
     torch.zeros(_PARALLEL_NUMEL).add_(1)
@@ -88,18 +82,12 @@ class WarmupRequest:
     A model for which no such request can be made or run is warmed up by a forward pass alone.
     """
 
-    def __init__(self, generation: Generation, spec: ModelSpec) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._threads = spec.threads
         self._payload: bytes | None = None
         self._possible = True
 
-    def run_as_runner(self, policy: CodePolicy | None) -> None:
-        """Run the request as a forked runner does: with torch's threads and under its policy."""
-        start_threads(self._threads)
-        self.run(policy)
-
-    def run(self, policy: CodePolicy | None = None) -> None:
+    def run(self, policy: Protector | None = None) -> None:
         """Run the request in this process and clear its caches."""
         warm_up(self._generation.model)
         if not self._possible:

@@ -1,29 +1,35 @@
-"""The weight owner: the process that holds a model's weights on GPUs.
+"""The weight owner: the process that holds a model's weights on GPUs, and the zygote's client of it.
 
 CUDA does not survive a fork. The zygote, which is forked for each runner, never starts CUDA and has the
 model without weights. The weight owner, forked before all runners, loads the weights. Each runner starts
 CUDA for itself and maps them.
+
+An owner ends when the weights move to the CPU's memory, and another one moves them back: CUDA returns its
+own memory on a GPU, and exported memory, only when the process ends.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import os
 import pickle
+import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ndif.runtime.frames import Channel
 from ndif.runtime.generations import Generation, create_generation
-from ndif.runtime.process.driver import Driver, bytes_by_device, owner_shares
-from ndif.runtime.process.loaded_model import describe
+from ndif.runtime.process.cuda import Cuda
+from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
 from ndif.runtime.weights.cached_weights import CachedWeights
@@ -33,6 +39,7 @@ from ndif.runtime.weights.weights import (
     ExportedWeights,
     Placement,
     collect,
+    distinct,
     install,
     place,
     report_progress,
@@ -42,8 +49,26 @@ from ndif.sandbox.confinement.confinement import DriverFiles
 _DEVICE_TIMEOUT_S = 10.0
 """Seconds within which a device must do a little work once the process that kept it busy is gone."""
 
-Load = Callable[[], tuple[dict[str, Any], float]]
-"""Loads the model and returns its description and the seconds that loading took."""
+_RESERVED_FRACTION = 0.1
+"""Fraction of the machine's memory that must stay available beside a cache that is kept unused."""
+
+_OVERHEAD_BYTES = 256 << 20
+"""Bytes that torch takes beside a model of any size: cached blocks, workspaces, a checksum's key."""
+
+
+def owner_shares(max_memory: Mapping[int, int] | None) -> dict[int, int]:
+    """Return the bytes of each device that the weight owner may allocate."""
+    return {device: size + _OVERHEAD_BYTES for device, size in (max_memory or {}).items()}
+
+
+def runner_shares(
+    max_memory: Mapping[int, int] | None, weights: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the bytes of each device that a runner may allocate: those that the mapped weights leave."""
+    return {
+        device: max(0, size - weights.get(device, 0)) + _OVERHEAD_BYTES
+        for device, size in (max_memory or {}).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,77 +84,19 @@ class ModelExport:
     files: DriverFiles
 
 
-def own(channel: Channel, spec: ModelSpec, generation: Generation, driver: Driver) -> None:
-    """Load the model and keep its weights until the zygote ends or moves them to the CPU's memory."""
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Unchanged weights in the CPU's memory, and the export of the owner that put them there."""
 
-    def load() -> tuple[dict[str, Any], float]:
-        started = time.perf_counter()
-        generation.load(spec)
-        load_s = time.perf_counter() - started
-        return describe(generation.model, spec), load_s
-
-    _own(channel, spec, generation, driver, load, None)
-
-
-def own_again(
-    channel: Channel,
-    spec: ModelSpec,
-    generation: Generation,
-    driver: Driver,
-    cached: CachedWeights,
-    fd: int,
-    before: ModelExport,
-    *,
-    keep: bool,
-) -> None:
-    """Load cached weights from the memory behind `fd` onto devices, and keep them as `own` does.
-
-    This is another process than the owner that filled the cache: CUDA returns its own memory on a GPU,
-    and exported memory, only when the process ends.
-
-    `before` is the export of the owner that filled the cache. `keep` keeps the cache, to restore weights
-    from and to save the next copy to it.
-    """
-
-    def load() -> tuple[dict[str, Any], float]:
-        module = generation.model._module
-        install(module, cached.tensors(fd))
-        if not keep:
-            os.close(fd)
-        place(module, spec, driver)
-        return {**before.model, "device": str(module.device)}, before.load_s
-
-    _own(channel, spec, generation, driver, load, (cached, fd) if keep else None)
-
-
-def _own(
-    channel: Channel,
-    spec: ModelSpec,
-    generation: Generation,
-    driver: Driver,
-    load: Load,
-    cached: tuple[CachedWeights, int] | None,
-) -> None:
-    """Start an owner and serve the zygote; report a failure to the zygote and return."""
-    torch.set_num_threads(spec.threads or len(os.sched_getaffinity(0)))
-    report_progress(
-        lambda done, total: channel.send({"kind": "progress", "done": done, "total": total})
-    )
-    try:
-        owner = WeightOwner(channel, spec, generation, driver, load, cached)
-        with contextlib.suppress(EOFError, ConnectionError):
-            owner.serve()
-    except Exception as error:
-        traceback.print_exc()
-        with contextlib.suppress(OSError):
-            channel.send({"kind": "failed"}, sentence(error).encode())
+    weights: CachedWeights
+    fd: int
+    export: ModelExport
 
 
 class WeightOwner:
     """Hold weights on devices, verify that they are unchanged, and restore them.
 
-    Serves the zygote's requests one at a time. Runners map the weights by the handles in `ModelExport` and
-    never communicate with the owner.
+    Runners map the weights by the handles in `ModelExport` and never communicate with the owner.
     """
 
     def __init__(
@@ -137,21 +104,34 @@ class WeightOwner:
         channel: Channel,
         spec: ModelSpec,
         generation: Generation,
-        driver: Driver,
-        load: Load,
-        cached: tuple[CachedWeights, int] | None,
+        driver: Cuda,
+        cache: Cache | None,
+        *,
+        keep_cache: bool,
     ) -> None:
-        """Load the weights, export them and send the export to the zygote.
+        """Load the weights, from the cache if there is one, and send their export to the zygote.
 
-        `cached` is the cache that `load` takes the weights from, and its descriptor.
+        `keep_cache` keeps the cache, to restore weights from and to save the next copy to it.
         """
         self._channel = channel
         self._spec = spec
         self._driver = driver
-        self._cached = cached
+        self._cache = cache
         driver.prepare_owner()
         driver.start("cuda:0", owner_shares(spec.max_memory))
-        model, load_s = load()
+        if cache is None:
+            started = time.perf_counter()
+            generation.load(spec)
+            load_s = time.perf_counter() - started
+            model = generation.describe(spec)
+        else:
+            module = generation.model._module
+            install(module, cache.weights.tensors(cache.fd))
+            place(module, spec, driver)
+            load_s = cache.export.load_s
+            model = {**cache.export.model, "device": str(module.device)}
+        if not keep_cache:
+            self._drop_cache()
         gc.collect()
         driver.release_memory()
         module = generation.model._module
@@ -164,35 +144,31 @@ class WeightOwner:
             driver.check(_DEVICE_TIMEOUT_S)
             if spec.untrusted is not None:
                 self._checksum = WeightChecksum.of(self._tensors)
+        weight_bytes: collections.Counter[int] = collections.Counter()
+        for tensor in distinct(self._tensors)[0]:
+            weight_bytes[tensor.device.index or 0] += tensor.nbytes
         export = ModelExport(
             {**model, "device": driver.node_device(model["device"])},
             load_s,
             Placement.of(module),
             weights,
-            bytes_by_device(self._tensors),
+            weight_bytes,
             driver.files(self._tensors.values(), weights.handles),
         )
         channel.send({"kind": "loaded"}, pickle.dumps(export))
 
     def serve(self) -> None:
-        """Serve the zygote's requests until the weights are in the CPU's memory.
-
-        Raises:
-            DeviceError: if a device does not answer.
-            WeightsError: if changed weights cannot be restored.
-            EOFError: if the zygote has ended.
-        """
+        """Serve the zygote's requests until the weights are in the CPU's memory."""
         while True:
             header, _, _ = self._channel.receive()
-            match header["kind"]:
-                case "verify":
-                    if not header["keep_cache"]:
-                        self._drop_cache()
-                    self._channel.send({"kind": "verified", "restored": self._verify()})
-                case "cache":
-                    self._verify()
-                    self._cache()
-                    return
+            if header["kind"] == "verify":
+                if not header["keep_cache"]:
+                    self._drop_cache()
+                self._channel.send({"kind": "verified", "restored": self._verify()})
+            else:
+                self._verify()
+                self._move_to_cache()
+                return
 
     def _verify(self) -> int:
         """Restore weights that have changed and return their number."""
@@ -213,27 +189,24 @@ class WeightOwner:
 
     def _sources(self) -> list[Source]:
         """Return the sources of unchanged weights, the quickest first."""
-        sources = [from_safetensors(self._folder), self._load_again]
-        if self._cached is None:
-            return sources
-        cached, fd = self._cached
+        cached = [] if self._cache is None else [self._read_cache]
+        return [*cached, from_safetensors(self._folder), self._load_again]
 
-        def from_memory(names: Sequence[str]) -> dict[str, torch.Tensor]:
-            tensors = cached.tensors(fd)
-            return {name: tensors[name] for name in names}
-
-        return [from_memory, *sources]
+    def _read_cache(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        assert self._cache is not None  # noqa: S101 - a source only as long as there is one
+        tensors = self._cache.weights.tensors(self._cache.fd)
+        return {name: tensors[name] for name in names}
 
     def _load_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        report_progress(lambda *_: None)
+        report_progress(None)
         again = create_generation(self._spec.generation)
         again.load(replace(self._spec, device="cpu"))
         tensors = collect(again.model._module)
         return {name: tensors[name] for name in names}
 
-    def _cache(self) -> None:
+    def _move_to_cache(self) -> None:
         """Copy the weights to the CPU's memory, unless the cache that they came from still holds them."""
-        if self._cached is not None and self._checksum is not None:
+        if self._cache is not None:
             self._channel.send({"kind": "cached"})
             return
         cached = CachedWeights.of(self._tensors)
@@ -241,6 +214,141 @@ class WeightOwner:
         self._channel.send({"kind": "cached"}, pickle.dumps(cached), [fd])
 
     def _drop_cache(self) -> None:
-        if self._cached is not None:
-            os.close(self._cached[1])
-            self._cached = None
+        if self._cache is not None:
+            os.close(self._cache.fd)
+            self._cache = None
+
+
+class WeightOwnerClient:
+    """Start weight owners, send them requests, and map their weights in runners.
+
+    Owns the channel to the present owner's process and the cache of the weights in the CPU's memory. The
+    zygote calls it; runners, which are forks of the zygote, map the weights through it.
+    """
+
+    def __init__(
+        self,
+        control: Channel,
+        spec: ModelSpec,
+        generation: Generation,
+        driver: Cuda,
+        run_as_child: Callable[[Callable[[], None]], NoReturn],
+    ) -> None:
+        """Start an owner that loads the model, in a fork that `run_as_child` ends."""
+        self._control = control
+        self._generation = generation
+        self._driver = driver
+        self._run_as_child = run_as_child
+        self._cache: Cache | None = None
+        self.owner: int | None = None
+        """Process id of the owner; None if there is none."""
+        self.exported = self._start_owner(spec)
+
+    @property
+    def channel(self) -> socket.socket:
+        """Return the socket on which the owner's answers arrive."""
+        return self._channel.socket
+
+    def ask_to_verify(self) -> None:
+        """Ask the owner to verify its weights and restore changed ones; `answer` returns the outcome."""
+        if not _can_keep_cache():
+            self._drop_cache()
+        self._channel.send({"kind": "verify", "keep_cache": self._cache is not None})
+
+    def answer(self) -> tuple[dict[str, Any], bytes]:
+        """Return the owner's next answer."""
+        header, body, _ = self._channel.receive()
+        return header, bytes(body)
+
+    def cache(self) -> None:
+        """Move the weights to the CPU's memory and end the owner; no runner may be left."""
+        self._channel.send({"kind": "cache"})
+        header, body, fds = self._channel.receive()
+        if header["kind"] == "failed":
+            raise RuntimeError(body.decode(errors="replace"))
+        if fds:
+            self._drop_cache()
+            cached = pickle.loads(body)  # noqa: S301 - a fork of this process sent it
+            self._cache = Cache(cached, fds[0], self.exported)
+        self._reap()
+        self._channel.socket.close()
+
+    def uncache(self, max_memory: Mapping[int, int] | None) -> None:
+        """Start another owner that moves the cached weights to devices; a failure cannot be undone."""
+        # Trusted requests may change weights for good, and no checksum would show it.
+        keep = self._node_spec.untrusted is not None and _can_keep_cache()
+        spec = replace(self._node_spec, max_memory=max_memory)
+        self.exported = self._start_owner(spec, keep_cache=keep)
+        if not keep:
+            self._drop_cache()
+        self._generation.move(self.exported.placement)
+
+    def leave_to_parent(self) -> None:
+        """Close the owner's channel in a runner, while no other file can have its number."""
+        self._channel.socket.close()
+
+    def start(self) -> None:
+        """Start the driver and map the weights in this process, which is a runner."""
+        shares = runner_shares(self._spec.max_memory, self.exported.weight_bytes)
+        self._driver.start(self.exported.placement.device, shares)
+        install(self._generation.model._module, self.exported.weights.tensors())
+
+    def _drop_cache(self) -> None:
+        if self._cache is not None:
+            os.close(self._cache.fd)
+            self._cache = None
+
+    def _start_owner(self, spec: ModelSpec, *, keep_cache: bool = False) -> ModelExport:
+        """Fork an owner of the weights, and return once it has loaded them."""
+        self._node_spec, self._spec = spec, self._driver.select(spec)
+        connection, owner_end = socket.socketpair()
+        self.owner = os.fork()
+        if self.owner == 0:
+            connection.close()
+            self._run_as_child(lambda: self._own(Channel(owner_end), keep_cache=keep_cache))
+        owner_end.close()
+        # The socket stays open: the owner ends when it is closed.
+        self._channel = Channel(connection)
+        while True:
+            try:
+                header, body, _ = self._channel.receive()
+            except EOFError as error:
+                raise RuntimeError(
+                    f"the process that loads the weights ended ({self._reap()})"
+                ) from error
+            match header["kind"]:
+                case "progress":
+                    self._control.send(header)
+                case "failed":
+                    self._control.send(header, bytes(body))
+                    sys.exit(1)
+                case "loaded":
+                    export: ModelExport = pickle.loads(body)  # noqa: S301 - a fork of this process sent it
+                    return export
+
+    def _own(self, channel: Channel, *, keep_cache: bool) -> None:
+        """Be an owner until the zygote ends or the weights are cached; report a failure to the zygote."""
+        start_threads(self._spec.threads)
+        report_progress(channel)
+        try:
+            model = self._spec, self._generation, self._driver, self._cache
+            owner = WeightOwner(channel, *model, keep_cache=keep_cache)
+            with contextlib.suppress(EOFError, ConnectionError):
+                owner.serve()
+        except Exception as error:
+            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                channel.send({"kind": "failed"}, sentence(error).encode())
+
+    def _reap(self) -> int:
+        """Wait until the owner ends and return its exit code."""
+        assert self.owner is not None  # noqa: S101 - an owner was forked
+        owner, self.owner = self.owner, None
+        return os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1])
+
+
+def _can_keep_cache() -> bool:
+    """Return True if the machine has memory for a cache that only saves a later copy."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    return available > total * _RESERVED_FRACTION

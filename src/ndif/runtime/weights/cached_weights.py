@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ndif.runtime.process.driver import Driver
+from ndif.runtime.process.cuda import Cuda
 from ndif.runtime.weights.transfer import to_memory
+from ndif.runtime.weights.weights import distinct
 
 _ALIGNED = 64
 
@@ -25,17 +26,13 @@ class _Place:
     parameter: bool
     requires_grad: bool
 
-    @property
-    def size(self) -> int:
-        """Return the tensor's bytes."""
-        return self.shape.numel() * self.dtype.itemsize
-
     def view(self, memory: mmap.mmap) -> torch.Tensor:
         """Return the tensor in `memory`, without a copy."""
-        if self.size == 0:
+        count = self.shape.numel()
+        if count == 0:
             return torch.empty(self.shape, dtype=self.dtype)
-        raw = torch.frombuffer(memory, dtype=torch.uint8, count=self.size, offset=self.offset)
-        return raw.view(self.dtype).view(self.shape)
+        flat = torch.frombuffer(memory, dtype=self.dtype, count=count, offset=self.offset)
+        return flat.view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +48,23 @@ class CachedWeights:
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> CachedWeights:
         """Return the layout of a cache for `tensors`."""
-        different = {id(tensor): tensor for tensor in tensors.values()}
-        number = {key: place for place, key in enumerate(different)}
+        different, names = distinct(tensors)
         places: list[_Place] = []
         end = 0
-        for tensor in different.values():
+        for tensor in different:
             parameter = isinstance(tensor, torch.nn.Parameter)
-            place = _Place(end, tensor.shape, tensor.dtype, parameter, tensor.requires_grad)
-            places.append(place)
-            end += -(-place.size // _ALIGNED) * _ALIGNED
-        names = {name: number[id(tensor)] for name, tensor in tensors.items()}
+            places.append(_Place(end, tensor.shape, tensor.dtype, parameter, tensor.requires_grad))
+            end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
         return cls(max(end, 1), names, tuple(places))
 
-    def fill(self, tensors: Mapping[str, torch.Tensor], driver: Driver) -> int:
-        """Copy `tensors` to new memory and return its descriptor.
-
-        Raises:
-            OSError: if the memory cannot be allocated.
-        """
+    def fill(self, tensors: Mapping[str, torch.Tensor], driver: Cuda) -> int:
+        """Copy `tensors` to new memory and return its descriptor."""
         fd = os.memfd_create("cached weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, self.size)
         memory = mmap.mmap(fd, self.size)
-        by_place = {self.names[name]: tensor for name, tensor in tensors.items()}
+        views = [place.view(memory) for place in self.places]
         with torch.no_grad():
-            pairs = ((place.view(memory), by_place[at]) for at, place in enumerate(self.places))
-            to_memory(pairs, driver)
+            to_memory(zip(views, distinct(tensors)[0], strict=True), driver)
         return fd
 
     def tensors(self, fd: int) -> dict[str, torch.Tensor]:

@@ -15,32 +15,28 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 
-_HUB_TIMEOUT_S = 10.0
-
-
-def model_info(spec: ModelSpec, *, sizes: bool = False) -> Any:
-    """Return the repository's `ModelInfo`, with the sizes of its files if `sizes`."""
-    return HfApi().model_info(
-        spec.checkpoint, revision=spec.revision, timeout=_HUB_TIMEOUT_S, files_metadata=sizes
-    )
+HUB_TIMEOUT_S = 10.0
 
 
 def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
     """Explain in a sentence why a model cannot be loaded or measured."""
-    chain = list(_chain(error))
     name = repr(spec.checkpoint)
     at = f" at revision {spec.revision!r}" if spec.revision else ""
+    cause: BaseException | None = error
+    chain = []
+    while cause is not None:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
 
     def is_one_of(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in chain)
@@ -72,12 +68,6 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
     return sentence(error)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 _REPORT_INTERVAL_S = 0.05
 _WEIGHTS = (
     re.compile(r"model(-\d+-of-\d+)?\.safetensors"),
@@ -101,7 +91,7 @@ class NoSpaceError(UserFacingError):
 def main(spec: ModelSpec) -> None:
     """Download the model's files and print its facts, or the reason why it is not available."""
     try:
-        _report(**provide(spec))
+        _report(**_provide(spec))
     except Exception as error:
         traceback.print_exc()
         _report(failed=explain_unavailable(spec, error))
@@ -112,35 +102,36 @@ def _report(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 
-def provide(spec: ModelSpec) -> dict[str, Any]:
+def _provide(spec: ModelSpec) -> dict[str, Any]:
     """Download the model's missing files and return its facts; without a hub the cached files must do."""
     try:
-        found = model_info(spec, sizes=True)
+        found = HfApi().model_info(
+            spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
+        )
     except Exception:
         if not _is_here(spec, "config.json", spec.revision):
             raise
         return {"repo_id": None, "task": spec.task}
-    fetch(spec, found)
-    # nnsight 0.6 and 0.7 know no tasks.
-    task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
-    return {"repo_id": found.id, "task": task}
-
-
-def fetch(spec: ModelSpec, found: Any) -> None:
-    """Download the missing files of the repository `found`.
-
-    Raises:
-        NoSpaceError: if the disk has too little space; before the first byte.
-    """
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
-    _check(sum(sizes[name] for name in names if not _is_here(spec, name, found.sha)))
+    missing = sum(sizes[name] for name in names if not _is_here(spec, name, found.sha))
+    cache = Path(constants.HF_HUB_CACHE).absolute()
+    free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
+    # A disk that fills up during a download stops more than this model.
+    if missing > free:
+        raise NoSpaceError(
+            f"{missing / 1e9:,.1f} GB of it are to be downloaded, and the disk that they would go to has "
+            f"{free / 1e9:,.1f} GB free: free some, or set HF_HOME to a folder on a larger one."
+        )
     folder = snapshot_download(
-        spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=ProgressBar
+        spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=_ProgressBar
     )
     if spec.trust_remote_code:
         for repository in _code_of_others(Path(folder)):
             snapshot_download(repository, allow_patterns="*.py")
+    # nnsight 0.6 and 0.7 know no tasks.
+    task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
+    return {"repo_id": found.id, "task": task}
 
 
 def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
@@ -158,21 +149,10 @@ def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
     return weights + small
 
 
-def _check(missing: int) -> None:
-    cache = Path(constants.HF_HUB_CACHE).absolute()
-    free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
-    # A disk that fills up during a download stops more than this model.
-    if missing > free:
-        raise NoSpaceError(
-            f"{missing / 1e9:,.1f} GB of it are to be downloaded, and the disk that they would go to has "
-            f"{free / 1e9:,.1f} GB free: free some, or set HF_HOME to a folder on a larger one."
-        )
-
-
 def _is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
     try:
         found = try_to_load_from_cache(spec.checkpoint, name, revision=revision)
-    except HFValidationError:  # the path of a missing folder is not the name of a repository
+    except errors.HFValidationError:  # the path of a missing folder is not the name of a repository
         return False
     return isinstance(found, str)
 
@@ -188,7 +168,7 @@ def _code_of_others(folder: Path) -> set[str]:
     return found
 
 
-class ProgressBar(tqdm):  # type: ignore[misc]
+class _ProgressBar(tqdm):  # type: ignore[misc]
     """A progress bar that reports bytes to the host and draws nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ndif.runtime.frames import Channel
-from ndif.runtime.process.mappings import Mapping, mappings, written
+from ndif.runtime.process.proc_files import Mapping, mappings, written
 
 SIZE = 2 << 20
 """Bytes of a huge page. Where a machine's are larger, madvise fails and the pages stay small."""
@@ -30,20 +30,14 @@ _SHARED = "/memfd:weights"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_size_t
-_libc.mmap.argtypes = [
-    ctypes.c_size_t,
-    ctypes.c_size_t,
-    *[ctypes.c_int] * 3,
-    ctypes.c_long,
-]
+_libc.mmap.argtypes = [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 def advise(start: int, end: int, advice: int = _HUGEPAGE) -> bool:
     """Ask for huge pages between two addresses; return True if the kernel provides them."""
     start, end = -(-start // SIZE) * SIZE, end // SIZE * SIZE
-    return end > start and not _libc.madvise(
-        ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice
-    )
+    size = ctypes.c_size_t(max(0, end - start))
+    return end > start and not _libc.madvise(ctypes.c_void_p(start), size, advice)
 
 
 def weights_of(folder: Path) -> list[Mapping]:
@@ -69,7 +63,9 @@ def share(weights: Sequence[Mapping], control: Channel) -> None:
         header, _, fds = control.receive()
         if not fds:
             continue
-        own = _own_pages(mapping)
+        # Pages that this process wrote to: addresses and contents.
+        ranges = iter(written(mapping))
+        own = [(at, ctypes.string_at(at, size)) for at, size in zip(ranges, ranges, strict=True)]
         usable = bool(header["filled"])
         if not usable:
             usable = _fill(mapping, fds[0])
@@ -103,12 +99,6 @@ def _shift(mapping: Mapping) -> int:
     return mapping.start % SIZE
 
 
-def _own_pages(mapping: Mapping) -> list[tuple[int, bytes]]:
-    """Return the pages of the weights that this process wrote to: addresses and contents."""
-    ranges = iter(written(mapping))
-    return [(at, ctypes.string_at(at, size)) for at, size in zip(ranges, ranges, strict=True)]
-
-
 def _fill(mapping: Mapping, fd: int) -> bool:
     """Copy the weights into the memory and seal it; return False if the kernel has no huge pages for it."""
     with Path(mapping.path).open("rb", buffering=0) as file:
@@ -120,9 +110,8 @@ def _fill(mapping: Mapping, fd: int) -> bool:
         huge = advise(mapping.start, mapping.end, COLLAPSE)
         if huge:
             file.seek(mapping.offset)
-            memory = memoryview((ctypes.c_char * mapping.size).from_address(mapping.start)).cast(
-                "B"
-            )
+            raw = (ctypes.c_char * mapping.size).from_address(mapping.start)
+            memory = memoryview(raw).cast("B")
             while memory and (count := file.readinto(memory)):
                 memory = memory[count:]
         _map(mapping, mmap.MAP_PRIVATE, file.fileno(), mapping.offset)
@@ -134,11 +123,7 @@ def _fill(mapping: Mapping, fd: int) -> bool:
 
 
 def _map(mapping: Mapping, flags: int, fd: int, offset: int) -> None:
-    """Replace a mapping by a file.
-
-    Raises:
-        OSError: if the kernel refuses.
-    """
+    """Replace a mapping by a file."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     at = _libc.mmap(mapping.start, mapping.size, access, flags | _MAP_FIXED, fd, offset)
     if at != mapping.start:

@@ -27,9 +27,6 @@ def restore(
     """Write changed weights again, in the memory that other processes have mapped.
 
     Each source is asked for the weights that the ones before it lacked; `find_changed` checks them.
-
-    Raises:
-        WeightsError: if no source restores some of them.
     """
     left = list(changed)
     for source in sources:
@@ -46,10 +43,7 @@ def restore(
 
 
 def from_safetensors(folder: Path) -> Source:
-    """Return a source that reads single tensors of a checkpoint's files.
-
-    Some models merge, convert or rename weights when they are loaded; the source may lack those.
-    """
+    """Return a source that reads a checkpoint's files: it lacks weights that loading merges or converts."""
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
         files = dict(_files(folder))

@@ -12,20 +12,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from ndif.runtime.process.driver import Driver, Event
+from ndif.runtime.process.cuda import Cuda
 
 BUFFER = 64 << 20
 """Bytes of a buffer, so large that the overhead of each copy does not count."""
 
 
 def to_memory(
-    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Driver, buffer: int = BUFFER
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Cuda, buffer: int = BUFFER
 ) -> None:
     """Copy tensors to memory: `pairs` of a contiguous target and its source on a device."""
     slots = [driver.pinned(buffer) for _ in range(2)]
     stored: list[Future[None]] = []
 
-    def store(target: torch.Tensor, staged: torch.Tensor, arrived: Event) -> None:
+    def store(target: torch.Tensor, staged: torch.Tensor, arrived: torch.cuda.Event) -> None:
         arrived.synchronize()
         target.copy_(staged)
 
@@ -41,11 +41,11 @@ def to_memory(
 
 
 def to_devices(
-    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Driver, buffer: int = BUFFER
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], driver: Cuda, buffer: int = BUFFER
 ) -> None:
     """Copy tensors to devices: `pairs` of a contiguous target and its source in memory."""
     slots = [driver.pinned(buffer) for _ in range(2)]
-    transferred: list[Event] = []
+    transferred: list[torch.cuda.Event] = []
     for number, (target, source) in enumerate(_pieces(pairs, buffer)):
         if number >= len(slots):
             transferred[number - len(slots)].synchronize()

@@ -13,15 +13,14 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_f
 from accelerate.utils import get_balanced_memory
 from transformers.utils import logging
 
-from ndif.runtime.process.driver import Driver, Handle
+from ndif.runtime.frames import Channel
+from ndif.runtime.process.cuda import Cuda, Handle
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.transfer import to_devices
 
-Export = Callable[[Iterable[torch.Tensor]], list[Handle]]
-"""Shares tensors with other processes: `Driver.export`."""
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NAMED = 5
+_HOOK_ARGUMENTS = ("execution_device", "io_same_device", "skip_keys")
 
 
 class WeightsError(ValueError):
@@ -53,12 +52,15 @@ def collect(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def check(module: torch.nn.Module, names: Iterable[str]) -> None:
-    """Check that `module` has exactly the tensors `names`.
+def distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, int]]:
+    """Return the different tensors, and the index of each name's; tied names have the same index."""
+    different = {id(tensor): tensor for tensor in tensors.values()}
+    index = {key: number for number, key in enumerate(different)}
+    return list(different.values()), {name: index[id(each)] for name, each in tensors.items()}
 
-    Raises:
-        WeightsError: if not.
-    """
+
+def check(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Raise WeightsError unless `module` has exactly the tensors `names`."""
     differing = sorted(collect(module).keys() ^ set(names))
     if differing:
         raise WeightsError(
@@ -68,11 +70,7 @@ def check(module: torch.nn.Module, names: Iterable[str]) -> None:
 
 
 def install(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put tensors that were collected from one module into another of the same architecture.
-
-    Raises:
-        WeightsError: if the architectures differ.
-    """
+    """Put tensors that were collected from one module into another of the same architecture."""
     check(module, tensors)
     for name, tensor in tensors.items():
         path, _, key = name.rpartition(".")
@@ -90,13 +88,12 @@ class ExportedWeights:
     handles: tuple[Handle, ...]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor], export: Export) -> ExportedWeights:
-        """Share `tensors`; the caller must keep them as long as another process may use them.
-
-        Raises:
-            WeightsError: if one of them cannot be shared.
-        """
-        different = {id(tensor): tensor for tensor in tensors.values()}
+    def of(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        export: Callable[[Iterable[torch.Tensor]], list[Handle]],
+    ) -> ExportedWeights:
+        """Share `tensors`; the caller must keep them as long as another process may use them."""
         for name, tensor in tensors.items():
             if type(tensor) not in _PLAIN:
                 raise WeightsError(
@@ -108,11 +105,8 @@ class ExportedWeights:
                     f"There is no room on the devices for all of the model: {name} was left out. "
                     "Load it in a smaller dtype, or give it more devices."
                 )
-        places = {key: place for place, key in enumerate(different)}
-        return cls(
-            {name: places[id(tensor)] for name, tensor in tensors.items()},
-            tuple(export(different.values())),
-        )
+        different, names = distinct(tensors)
+        return cls(names, tuple(export(different)))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by name, mapped into this process without a copy."""
@@ -135,11 +129,7 @@ class Placement:
     def of(cls, module: Any) -> Placement:
         """Return the placement of `module`."""
         hooks = {
-            name: {
-                "execution_device": hook.execution_device,
-                "io_same_device": hook.io_same_device,
-                "skip_keys": hook.skip_keys,
-            }
+            name: {argument: getattr(hook, argument) for argument in _HOOK_ARGUMENTS}
             for name, part in module.named_modules()
             if (hook := getattr(part, "_hf_hook", None)) is not None
         }
@@ -165,7 +155,6 @@ class Placement:
 
 
 def _unhook(part: Any) -> None:
-    """Remove a hook from below nnsight's wrapper."""
     wrapper = vars(part).pop("forward", None)
     remove_hook_from_module(part)
     vars(part).pop("forward", None)
@@ -179,19 +168,14 @@ class _Hook(AlignDevicesHook):  # type: ignore[misc]
     """Accelerate's hook for a module whose weights are, or will be, on their devices."""
 
     def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Move no weights."""
         return module
 
 
 _ELSEWHERE = ("cpu", "disk")
 
 
-def place(module: Any, spec: ModelSpec, driver: Driver) -> None:
-    """Move a model to the devices that `spec` names; without a device map it stays where it is.
-
-    Raises:
-        WeightsError: if the devices have too little memory for the model.
-    """
+def place(module: Any, spec: ModelSpec, driver: Cuda) -> None:
+    """Move a model to the devices that `spec` names; without a device map it stays where it is."""
     remove_hook_from_module(module, recurse=True)
     vars(module).pop("hf_device_map", None)
     arguments = load_arguments(spec)
@@ -207,17 +191,16 @@ def place(module: Any, spec: ModelSpec, driver: Driver) -> None:
     dispatch_model(module, devices, skip_keys=module._skip_keys_device_placement)
 
 
-def move(module: torch.nn.Module, devices: Mapping[str, Any], driver: Driver) -> None:
+def move(module: torch.nn.Module, devices: Mapping[str, Any], driver: Cuda) -> None:
     """Copy a model's weights to `devices`, a device by submodule; tied weights stay tied."""
-    weights = collect(module)
+    different, places = distinct(collect(module))
     moved: dict[int, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        if id(tensor) not in moved:
-            moved[id(tensor)] = _empty_like(tensor, _device_of(name, devices))
-    sources = {id(tensor): tensor for tensor in weights.values()}
+    for name, place in places.items():
+        if place not in moved:
+            moved[place] = _empty_like(different[place], _device_of(name, devices))
     with torch.no_grad():
-        to_devices(((moved[key], source) for key, source in sources.items()), driver)
-    install(module, {name: moved[id(tensor)] for name, tensor in weights.items()})
+        to_devices(zip(moved.values(), different, strict=True), driver)
+    install(module, {name: moved[place] for name, place in places.items()})
 
 
 def _empty_like(tensor: torch.Tensor, device: Any) -> torch.Tensor:
@@ -236,17 +219,10 @@ def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
 
 
 def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
-    """Return a device map that spreads a model over `max_memory`, bytes by GPU; None for all free memory.
-
-    Raises:
-        WeightsError: if the GPUs have too little memory for the whole model.
-    """
+    """Return a device map that spreads a model over `max_memory`, bytes by GPU, or all that is free."""
     unsplit = list(module._no_split_modules or [])
-    balanced = get_balanced_memory(
-        module,
-        max_memory=None if max_memory is None else dict(max_memory),
-        no_split_module_classes=unsplit,
-    )
+    given = None if max_memory is None else dict(max_memory)
+    balanced = get_balanced_memory(module, given, no_split_module_classes=unsplit)
     gpus = {device: size for device, size in balanced.items() if device not in _ELSEWHERE}
     found: dict[str, Any] = infer_auto_device_map(
         module, max_memory=gpus, no_split_module_classes=unsplit
@@ -266,13 +242,10 @@ _REPORT_INTERVAL_S = 0.05
 class _ProgressBar:
     """A stand-in for a progress bar of tqdm that reports counts and draws nothing."""
 
-    def __init__(self, report: Callable[[int, int], None], args: Any, kwargs: Any) -> None:
-        self._report = report
-        self._items = args[0] if args else kwargs.get("iterable")
-        total = kwargs.get("total")
-        self.total = (
-            len(self._items) if total is None and hasattr(self._items, "__len__") else total
-        )
+    def __init__(self, channel: Channel | None, iterable: Any = None, **options: Any) -> None:
+        self._channel = channel
+        self._items = iterable
+        self.total = options.get("total") or getattr(iterable, "__len__", lambda: None)()
         self.n = 0
         self._reported_at = 0.0
 
@@ -282,12 +255,12 @@ class _ProgressBar:
             self.update()
 
     def update(self, count: int = 1) -> None:
-        """Add to the count; report it at intervals and at the end."""
         self.n += count
         now = time.monotonic()
-        if self.total and (now - self._reported_at > _REPORT_INTERVAL_S or self.n >= self.total):
+        due = now - self._reported_at > _REPORT_INTERVAL_S
+        if self.total and self._channel is not None and (due or self.n >= self.total):
             self._reported_at = now
-            self._report(self.n, int(self.total))
+            self._channel.send({"kind": "progress", "done": self.n, "total": int(self.total)})
 
     def __enter__(self) -> _ProgressBar:
         return self
@@ -295,12 +268,12 @@ class _ProgressBar:
     def __exit__(self, *_: object) -> None: ...
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Return a function that does nothing: the other methods of a bar change only its looks."""
+        # The other methods of a bar change only its looks.
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: None
 
 
-def report_progress(report: Callable[[int, int], None]) -> None:
-    """Call `report(done, total)` in place of every progress bar that transformers would draw."""
-    logging.set_tqdm_hook(lambda _, args, kwargs: _ProgressBar(report, args, kwargs))
+def report_progress(channel: Channel | None) -> None:
+    """Report progress over `channel`, if any, in place of every bar that transformers would draw."""
+    logging.set_tqdm_hook(lambda _, args, kwargs: _ProgressBar(channel, *args[:1], **kwargs))
