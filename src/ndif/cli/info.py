@@ -100,6 +100,7 @@ def _service_rows(services: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, 
 
 def _config(url: str | None, token: str | None, as_json: bool) -> None:
     from ndif.cli.output import add_rows, console, show_json, table, warn_of_unread_variables
+    from ndif.config.reference import as_text
 
     settings, owner = _settings(url, token)
     warn_of_unread_variables()
@@ -112,9 +113,9 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
         (
             (
                 each["name"],
-                _text(each["value"]),
+                as_text(each["value"]) or None,
                 each["source"],
-                _text(each["default"]),
+                as_text(each["default"]) or None,
                 each["meaning"],
             )
             for each in settings
@@ -136,9 +137,3 @@ def _settings(url: str | None, token: str | None) -> tuple[list[dict[str, Any]],
             raise
         return [asdict(each) for each in variables(options())], "a server that is started now"
     return server.get("/admin/config")["settings"], f"the server at {server.url}"
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return None if value is None or value == "" else str(value)
