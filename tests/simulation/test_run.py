@@ -12,13 +12,12 @@ from rich.console import Console
 from ndif.schema.model_key import ModelKey
 from ndif.schema.status import Status
 from ndif.simulation import generate
-from ndif.simulation.cluster_file import read
 from ndif.simulation.journal import Journal
 from ndif.simulation.report import report
 from ndif.simulation.run import WorldError, run
 from ndif.simulation.tables import show
 from ndif.simulation.trace import TraceRequest
-from ndif.simulation.world import World
+from ndif.simulation.world import World, read
 
 ONE_GPU = """
 nodes: [{gpus: 1x10GB, cpu_memory: 100GB}]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ndif.cli.server_client import CommandError
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -84,31 +86,23 @@ def command(
 
 
 def _generate(
-    trace: Path,
-    cluster_file: Path,
-    seed: int,
-    requests: int,
-    models: int,
-    users: int,
-    hours: float,
+    trace: Path, cluster_file: Path, seed: int, requests: int, models: int, users: int, hours: float
 ) -> None:
     from ndif.simulation import generate
-    from ndif.simulation.cluster_file import ClusterFileError, read_file
-    from ndif.simulation.trace import TraceError, write
+    from ndif.simulation.trace import write
+    from ndif.simulation.world import read_file
 
     if trace.exists():
-        raise TraceError([f"{trace} exists already and is not overwritten: choose another name."])
+        raise CommandError(f"{trace} exists already and is not overwritten: choose another name.")
     if not cluster_file.exists():
         try:
             cluster_file.write_text(generate.cluster(generate.names(models), seed))
         except OSError as error:
-            raise ClusterFileError(
-                [f"{cluster_file} cannot be written: {error.strerror}."]
-            ) from error
+            raise CommandError(f"{cluster_file} cannot be written: {error.strerror}.") from error
         click.echo(f"Wrote {cluster_file}: a cluster with {models:,} models.", err=True)
     names = read_file(cluster_file).names
     if not names:
-        raise ClusterFileError([f"{cluster_file} names no models to request."])
+        raise CommandError(f"{cluster_file} names no models to request.")
     write(trace, generate.trace(names, requests, seed, users=users, length_s=hours * 3600))
     click.echo(f"Wrote {trace}: {requests:,} requests in {hours:g} hours.", err=True)
 
@@ -121,11 +115,11 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     from rich.progress import Progress
 
     from ndif.cli.output import console, show_json
-    from ndif.simulation.cluster_file import read_file
     from ndif.simulation.report import report
     from ndif.simulation.run import run
     from ndif.simulation.tables import show
     from ndif.simulation.trace import read_file as read_trace
+    from ndif.simulation.world import read_file
 
     world, requests = read_file(cluster_file), read_trace(trace)
     # The report has what a server would log, such as thousands of refusals.

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from ndif.tasks import end
+
 T = TypeVar("T")
 
 _MOST_NAMED = 5
@@ -39,19 +41,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
     def run_in_executor(self, *_: object) -> NoReturn:
-        """Refuse: a thread takes real time.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refuse: a thread takes real time."""
         raise RuntimeError("There are no threads in virtual time.")
 
     async def subprocess_exec(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a process takes real time.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refuse: a process takes real time."""
         raise RuntimeError("There are no processes in virtual time.")
 
     subprocess_shell = subprocess_exec
@@ -105,17 +99,15 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return loop.run_until_complete(main)
     finally:
         try:
-            loop.run_until_complete(_end())
+            loop.run_until_complete(_end_others())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
 
-async def _end() -> None:
+async def _end_others() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in sorted(left, key=lambda task: task.get_name()):
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await end(sorted(left, key=asyncio.Task.get_name))
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:
