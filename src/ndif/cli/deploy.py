@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ndif.cli.progress import post_with_progress, report
 from ndif.cli.server_client import CommandError, ServerClient, with_server
 
 
@@ -52,8 +53,6 @@ def command(
 
     FOLDER is on the server's machine. The exit code is 1 if a model could not be deployed.
     """
-    from ndif.cli.progress import post_with_progress, report
-
     entries = _entries(server, checkpoints, deployment_file)
     for entry in entries:
         entry.update({"dedicated": True} if dedicated else {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from ndif.cli.output import show_json
+from ndif.cli.server_client import json_option
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(as_json: bool) -> None:
     """Show the sandbox layers that this machine offers; the exit code is 1 if a required one is missing."""
     from dataclasses import asdict
@@ -18,7 +19,7 @@ def command(as_json: bool) -> None:
     found = detect_layers()
     lacking = missing_layers(found)
     if as_json:
-        click.echo(json.dumps({"layers": [asdict(layer) for layer in found], "safe": not lacking}))
+        show_json({"layers": [asdict(layer) for layer in found], "safe": not lacking})
     else:
         from rich.console import Console
         from rich.table import Table

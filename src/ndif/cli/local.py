@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+
+from ndif.cli.output import warn_of_unread_variables
 
 
 @click.group("local")
@@ -46,6 +49,7 @@ def command() -> None:
 )
 @click.option(
     "--results-dir",
+    "results",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of large results until they are fetched; default: a temporary folder.",
 )
@@ -57,48 +61,16 @@ def command() -> None:
 )
 @click.option(
     "--execution-timeout",
+    "execution_timeout_s",
     type=click.FloatRange(min=0, min_open=True),
     help="Maximum run time of a request in seconds; default: NDIF_EXECUTION_TIMEOUT_SECONDS.",
 )
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show the log of the server and the model process."
 )
-def start(
-    checkpoint: str,
-    name: str | None,
-    host: str,
-    port: int | None,
-    dtype: str,
-    device: str | None,
-    revision: str | None,
-    task: str | None,
-    threads: int | None,
-    replicas: int,
-    results_dir: Path | None,
-    share_weights: bool,
-    sandbox: bool,
-    execution_timeout: float | None,
-    verbose: bool,
-) -> None:
+def start(threads: int | None, **options: Any) -> None:
     """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
-    from ndif.cli.output import warn_of_unread_variables
     from ndif.server.local import Local
 
     warn_of_unread_variables()
-    Local(
-        checkpoint=checkpoint,
-        name=name,
-        host=host,
-        port=port,
-        dtype=dtype,
-        device=device,
-        revision=revision,
-        task=task,
-        threads=threads or 0,
-        replicas=replicas,
-        results=results_dir,
-        share_weights=share_weights,
-        sandbox=sandbox,
-        execution_timeout_s=execution_timeout,
-        verbose=verbose,
-    ).run()
+    Local(threads=threads or 0, **options).run()

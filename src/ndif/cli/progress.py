@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import CommandError, ServerClient
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _POLL_S = 0.5
-
-
-class _PendingPost(threading.Thread):
-    """A POST in the background, whose answer comes when the operation is done."""
-
-    def __init__(self, server: ServerClient, path: str, body: Mapping[str, Any]) -> None:
-        # A daemon thread: an interrupted command does not wait for the answer.
-        super().__init__(daemon=True)
-        self._server, self._path, self._body = server, path, body
-        self._answer: Any = None
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        """See `threading.Thread`."""
-        try:
-            self._answer = self._server.post(self._path, self._body, None)
-        except Exception as error:  # raised by `answer`
-            self._error = error
-
-    def answer(self) -> Any:
-        """Return the answer, or raise the error that came instead."""
-        if self._error is not None:
-            raise self._error
-        return self._answer
 
 
 def post_with_progress(
@@ -48,20 +24,27 @@ def post_with_progress(
     Raises:
         CommandError: If the server refuses, with its message.
     """
-    post = _PendingPost(server, path, body)
-    post.start()
+    answer: Future[Any] = Future()
+
+    def post() -> None:
+        try:
+            answer.set_result(server.post(path, body, None))
+        except Exception as error:
+            answer.set_exception(error)
+
+    # A daemon thread: an interrupted command does not wait for the answer.
+    threading.Thread(target=post, daemon=True).start()
     try:
         if not quiet:
-            _show(server, post)
-        post.join()
+            _show(server, answer)
+        return answer.result()
     except KeyboardInterrupt as error:
         raise CommandError(
             "Interrupted; the server continues the operation. `ndif status` shows its progress."
         ) from error
-    return post.answer()
 
 
-def _show(server: ServerClient, post: _PendingPost) -> None:
+def _show(server: ServerClient, answer: Future[Any]) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -76,8 +59,7 @@ def _show(server: ServerClient, post: _PendingPost) -> None:
         disable=not console.is_terminal,
     ) as bars:
         shown: dict[str, TaskID] = {}
-        while post.is_alive():
-            post.join(_POLL_S)
+        while not wait([answer], _POLL_S).done:
             try:
                 _update(bars, shown, server.get("/admin/status"))
             except CommandError:
@@ -110,31 +92,19 @@ def report(answer: Any, as_json: bool, *, state: str) -> None:
     Raises:
         CommandError: If a model could not be deployed.
     """
-    from ndif.cli.output import show_json
-
     models = answer["models"]
-    failed = [model for model in models if model["problem"]]
-    if as_json:
-        show_json(answer)
-    else:
-        for model in models:
-            _report_model(model, state)
+    show_answer(answer, as_json, (line for model in models for line in _outcome(model, state)))
+    failed = [f"{model['repo_id']}: {model['problem']}" for model in models if model["problem"]]
     if failed:
-        raise CommandError("\n".join(f"{model['repo_id']}: {model['problem']}" for model in failed))
+        raise CommandError("\n".join(failed))
 
 
-def _report_model(model: Mapping[str, Any], state: str) -> None:
-    from ndif.cli.output import variant_name
-
+def _outcome(model: Mapping[str, Any], state: str) -> Iterator[str]:
     for each in model["evicted"]:
         replica = f"replica {each['replica_id']}" if each["replica_id"] else "while it was set up"
-        click.echo(f"Evicted: {variant_name(each['model'])} ({replica}).")
+        yield f"Evicted: {variant_name(each['model'])} ({replica})."
     count = len(model["replicas"])
     if count:
-        click.echo(f"{model['repo_id']} {state}: {_replicas(count)}.")
+        yield f"{model['repo_id']} {state}: {count} {'replica' if count == 1 else 'replicas'}."
     elif not model["problem"]:
-        click.echo(f"{model['repo_id']} has no replicas left.")
-
-
-def _replicas(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
+        yield f"{model['repo_id']} has no replicas left."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from ndif.errors import NdifError
+from ndif.launch.run_folder import RunFolders
 
 if TYPE_CHECKING:
     import httpx
@@ -49,25 +50,17 @@ class ServerClient:
     """The routes of one running server."""
 
     def __init__(self, url: str, token: str | None, *, is_local: bool) -> None:
-        self.url = url.rstrip("/")
+        self.url = url
         self.is_local = is_local
         """True for the server of this machine's current session."""
         self._token = token
 
     def get(self, path: str) -> Any:
-        """Return the answer of a route.
-
-        Raises:
-            CommandError: If the server refuses or does not answer.
-        """
+        """Return the answer of a route; raise a CommandError if the server refuses or does not answer."""
         return self._request("GET", path, None, _TIMEOUT_S)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = _TIMEOUT_S) -> Any:
-        """Return the answer of a route to `body`; a timeout of None waits without limit.
-
-        Raises:
-            CommandError: If the server refuses or does not answer.
-        """
+        """Return the answer of a route to `body`, like `get`; a timeout of None waits without limit."""
         return self._request("POST", path, body, timeout_s)
 
     def _request(
@@ -114,22 +107,21 @@ def connect(url: str | None, token: str | None) -> ServerClient:
     Raises:
         NdifError: If there is none.
     """
-    from ndif.launch.run_folder import RunFolders
     from ndif.net import local_url
 
     if token is not None and token.startswith("@"):
         token = _read(Path(token[1:]))
-    run_folders = RunFolders(options().session_root)
-    running = run_folders.running()
-    if running is None or running[1].node_type == "worker":
-        if url is not None:
-            return ServerClient(_with_scheme(url), token, is_local=False)
-        raise no_server(run_folders.root)
-    run_folder, record = running
-    local = local_url(record.host, record.port)
-    if url is not None and _with_scheme(url) not in (local, record.url):
-        return ServerClient(_with_scheme(url), token, is_local=False)
-    return ServerClient(local, token or run_folder.token(), is_local=True)
+    if url is not None:
+        url = (url if "://" in url else f"http://{url}").rstrip("/")
+    running = run_folders().running()
+    if running is not None and running[1].node_type != "worker":
+        run_folder, record = running
+        local = local_url(record.host, record.port)
+        if url in (None, local, record.url):
+            return ServerClient(local, token or run_folder.token(), is_local=True)
+    if url is None:
+        raise no_server()
+    return ServerClient(url, token, is_local=False)
 
 
 def options() -> Settings:
@@ -139,11 +131,16 @@ def options() -> Settings:
     return read()
 
 
-def no_server(root: Path) -> NoServerError:
+def run_folders() -> RunFolders:
+    """Return the run folders of this machine."""
+    return RunFolders(options().session_root)
+
+
+def no_server() -> NoServerError:
     """Return the error for a command that needs a server where none runs."""
     return NoServerError(
-        f"No server is running here (looked in {root}). Start one with `ndif start`, or name one elsewhere "
-        "with --url and --token."
+        f"No server is running here (looked in {run_folders().root}). Start one with `ndif start`, or "
+        "name one elsewhere with --url and --token."
     )
 
 
@@ -154,8 +151,10 @@ def _read(file: Path) -> str:
         raise CommandError(f"The token cannot be read from {file}: {error}.") from error
 
 
-def _with_scheme(url: str) -> str:
-    return (url if "://" in url else f"http://{url}").rstrip("/")
+token_option = click.option(
+    "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def with_server(
@@ -168,17 +167,11 @@ def with_server(
         metavar="URL",
         help="Address of a server elsewhere; default: the server of this machine.",
     )
-    @click.option(
-        "--token",
-        metavar="TOKEN",
-        help="Token of that server, or @FILE to read it from a file.",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @token_option
+    @json_option
     @functools.wraps(function)
     def command(*args: P.args, **kwargs: P.kwargs) -> T:
-        url: Any = kwargs.pop("url")
-        token: Any = kwargs.pop("token")
-        as_json: Any = kwargs.pop("as_json")
-        return function(connect(url, token), as_json, *args, **kwargs)
+        url, token, as_json = (kwargs.pop(name) for name in ("url", "token", "as_json"))
+        return function(connect(url, token), as_json, *args, **kwargs)  # type: ignore[arg-type]
 
     return command

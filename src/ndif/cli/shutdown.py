@@ -7,12 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ndif.cli.server_client import CommandError, ServerClient, options
-
-if TYPE_CHECKING:
-    from ndif.launch.run_folder import RunFolders, RunRecord
+from ndif.cli.server_client import CommandError, ServerClient, run_folders
+from ndif.launch.run_folder import RunRecord
+from ndif.launch.services import STANDALONE
 
 TIMEOUT_S = 30
 _SIGNAL_TIMEOUT_S = 60
@@ -33,9 +32,7 @@ def end(server: ServerClient, timeout_s: float = TIMEOUT_S) -> Literal["asked", 
             )
         return "asked"
 
-    from ndif.launch.run_folder import RunFolders
-
-    running = RunFolders(options().session_root).running()
+    running = run_folders().running()
     if running is None:
         return "asked"
     _, record = running
@@ -48,11 +45,9 @@ def end(server: ServerClient, timeout_s: float = TIMEOUT_S) -> Literal["asked", 
     return "signal"
 
 
-def standalone_services(run_folders: RunFolders) -> list[tuple[str, RunRecord]]:
+def standalone_services() -> list[tuple[str, RunRecord]]:
     """Return the services that run without a server, in the order in which they are stopped."""
-    from ndif.launch.services import STANDALONE
-
-    found = ((name, run_folders.of_service(name).running()) for name in reversed(STANDALONE))
+    found = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
     return [(name, running[1]) for name, running in found if running is not None]
 
 

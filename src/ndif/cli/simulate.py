@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ndif.cli.server_client import CommandError
+from ndif.cli.output import console, show_json
+from ndif.cli.server_client import CommandError, json_option
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -21,7 +23,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="YAML or JSON file of the nodes and models.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option(
     "--top",
     type=click.IntRange(1),
@@ -63,16 +65,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="With --generate: hours that the requests span.",
 )
 def command(
+    generate: bool,
+    as_json: bool,
+    top: int,
     trace: Path,
     cluster_file: Path,
     seed: int,
-    as_json: bool,
-    top: int,
-    generate: bool,
-    requests: int,
-    models: int,
-    users: int,
-    hours: float,
+    **shape: Any,
 ) -> None:
     """Replay the requests of TRACE.jsonl on a simulated cluster.
 
@@ -80,7 +79,7 @@ def command(
     how long replicas take. The same trace, cluster and seed give the same report.
     """
     if generate:
-        _generate(trace, cluster_file, seed, requests, models, users, hours)
+        _generate(trace, cluster_file, seed, **shape)
     else:
         _simulate(trace, cluster_file, seed, as_json, top)
 
@@ -114,7 +113,6 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     from rich.console import Console
     from rich.progress import Progress
 
-    from ndif.cli.output import console, show_json
     from ndif.simulation.report import report
     from ndif.simulation.run import run
     from ndif.simulation.tables import show

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ndif.cli.output import warn_of_unread_variables
 from ndif.launch.services import COMPONENTS, Role
 
 
@@ -63,11 +64,12 @@ def command(
             f"Models and ports belong to a server, and {'--worker' if worker else words[0]} starts none."
         )
 
-    from ndif.cli.output import warn_of_unread_variables
+    from ndif.launch.preflight import ServerOptions
     from ndif.launch.start import Start
 
     warn_of_unread_variables()
-    Start(role, host, port, checkpoints, deployment_file, detach, as_json, verbose).run()
+    server = ServerOptions(host, port, checkpoints, deployment_file, role)
+    Start(server, detach, as_json, verbose).run()
 
 
 def _role(words: tuple[str, ...], worker: bool) -> tuple[Role, tuple[str, ...]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ndif.cli.server_client import connect, no_server, options
+from ndif.cli.output import show_json
+from ndif.cli.server_client import connect, json_option, no_server, run_folders, token_option
+from ndif.cli.shutdown import end, standalone_services, terminate
 
 
 @click.command("stop")
@@ -21,21 +23,12 @@ from ndif.cli.server_client import connect, no_server, options
     metavar="URL",
     help="Address of a server elsewhere; default: what runs on this machine.",
 )
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    help="Token of that server, or @FILE to read it from a file.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@token_option
+@json_option
 def command(url: str | None, token: str | None, as_json: bool, timeout: float) -> None:
     """Stop the server with its model processes, then the services that were started on this machine."""
-    from ndif.cli.output import show_json
-    from ndif.cli.shutdown import end, standalone_services, terminate
-    from ndif.launch.run_folder import RunFolders
-
-    run_folders = RunFolders(options().session_root)
-    running = run_folders.running()
-    alone = standalone_services(run_folders) if url is None else []
+    running = run_folders().running()
+    alone = standalone_services() if url is None else []
     stopped: dict[str, object] = {}
     if running is not None and running[1].node_type == "worker" and url is None:
         terminate(running[1])  # a worker answers no requests
@@ -46,7 +39,7 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
         stopped = {"stopped": server.url, "how": end(server, timeout)}
         text = f"The server at {server.url} has stopped."
     elif not alone:
-        raise no_server(run_folders.root)
+        raise no_server()
     if stopped and not as_json:
         click.echo(text)
     for name, record in alone:

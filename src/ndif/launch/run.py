@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -13,12 +12,14 @@ import uvloop
 from ndif import __version__
 from ndif.config.reference import changed
 from ndif.config.settings import Settings
-from ndif.launch.run_folder import ActiveRunFolder, NodeType, RunRecord
+from ndif.launch.preflight import Prepared, ServerOptions
+from ndif.launch.run_folder import ActiveRunFolder, RunRecord
 from ndif.launch.services import Role
 from ndif.launch.services.plan import addresses
 from ndif.launch.services.service import Service, ServiceError
-from ndif.net import STOP_SIGNALS, StartError
-from ndif.server.process_config import LOG_FORMAT, configure_logging
+from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url, is_loopback
+from ndif.server.embedded import Server
+from ndif.server.process_config import ProcessConfig, configure_logging
 from ndif.server.supervised import Supervisor
 
 _SERVER_START_TIMEOUT_S = 60
@@ -26,48 +27,44 @@ _SERVER_START_TIMEOUT_S = 60
 _logger = logging.getLogger(__name__)
 
 
-class Run(abc.ABC):
+class Run:
     """One process with a run folder of its own, and the services that stop with it.
 
     It owns the order: the run folder is published, services start one after the other, `_serve` serves, and
-    services stop in reverse. Subclasses say what is served.
+    services stop in reverse. This class serves nothing else: its one service was named, or is a node that
+    joins a Ray cluster.
     """
 
     def __init__(
         self,
         options: Settings,
+        role: Role,
         run_folder: ActiveRunFolder,
-        log: Path,
         services: Sequence[Service],
     ) -> None:
         self.options = options
+        self.role = role
         self.run_folder = run_folder
-        self.log = log
         self.services = services
         self.was_ready = False
         """True once the run has served."""
+
+    @property
+    def log(self) -> Path:
+        """Return the file of the run's log."""
+        return self.run_folder.log(self.services[0].name)
 
     @property
     def start_timeout_s(self) -> float:
         """Return the seconds that the start may take."""
         return _SERVER_START_TIMEOUT_S + sum(service.start_timeout_s for service in self.services)
 
-    @abc.abstractmethod
-    def record(self) -> RunRecord:
-        """Return what other commands read about this run."""
-
-    @abc.abstractmethod
     def answers(self) -> bool:
         """Return True if the run serves, as seen from another process."""
+        return all(service.answers(self.run_folder) for service in self.services)
 
-    def close_inherited(self) -> None:  # noqa: B027 - not every run holds descriptors
+    def close_inherited(self) -> None:
         """Close the descriptors that a forked child now owns."""
-
-    @abc.abstractmethod
-    async def _serve(
-        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
-    ) -> None:
-        """Serve until `stopping` is set, and call `on_ready` once it does."""
 
     def serve(
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
@@ -81,15 +78,28 @@ class Run(abc.ABC):
         Raises:
             StartError: If the run does not come up.
         """
-        log = logging.FileHandler(self.log)
-        log.setFormatter(logging.Formatter(LOG_FORMAT))
-        configure_logging([log, *handlers])
-        record = self.record()
+        configure_logging([logging.FileHandler(self.log), *handlers])
+        url, host, port, arguments = self._description()
+        started = {service.name for service in self.services}
+        record = RunRecord.of_this_process(
+            self.run_folder.id,
+            url=url,
+            host=host,
+            port=port,
+            version=__version__,
+            arguments=arguments,
+            settings=changed(self.options),
+            node_type="worker" if self.role == "worker" else "head",
+            services={
+                name: {"address": address, "ours": name in started}
+                for name, address in addresses(self.options).items()
+            },
+        )
         self.run_folder.publish(record)
 
         def ready() -> None:
             self.was_ready = True
-            _logger.info("Serving at %s", record.url)
+            _logger.info("Serving at %s", url)
             on_ready(record)
 
         try:
@@ -127,57 +137,115 @@ class Run(abc.ABC):
             _stop_on_signals(stopping)
             await supervisor.stop()
 
-    def _record(
-        self, url: str, host: str, port: int, arguments: list[str], node_type: NodeType = "head"
-    ) -> RunRecord:
-        ours = {service.name for service in self.services}
-        return RunRecord.of_this_process(
-            self.run_folder.id,
-            url=url,
-            host=host,
-            port=port,
-            version=__version__,
-            arguments=arguments,
-            settings=changed(self.options),
-            node_type=node_type,
-            services={
-                name: {"address": address, "ours": name in ours}
-                for name, address in addresses(self.options).items()
-            },
-        )
+    async def _serve(
+        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
+    ) -> None:
+        """Serve until `stopping` is set, and call `on_ready` once the run serves."""
+        on_ready()
+        await supervisor.wait()
+
+    def _description(self) -> tuple[str, str, int, list[str]]:
+        """Return the URL, host and port for the record, and the arguments that start the same again."""
+        service = self.services[0]
+        argument = "--worker" if self.role == "worker" else self.role
+        return service.address, service.host, service.port, [argument]
 
 
-class ServicesRun(Run):
-    """Services without a server: one that was named, or a further node of a Ray cluster."""
+class ServerRun(Run):
+    """One server: the gateway, the dispatcher and what they need.
+
+    They are in this one process, or, with a broker, in several that this one supervises.
+    """
 
     def __init__(
         self,
         options: Settings,
-        role: Role,
+        server: ServerOptions,
+        prepared: Prepared,
         run_folder: ActiveRunFolder,
-        services: Sequence[Service],
     ) -> None:
-        super().__init__(options, run_folder, run_folder.log(services[0].name), services)
-        self._role = role
-        self._node_type: NodeType = "worker" if role == "worker" else "head"
+        super().__init__(options, server.role, run_folder, prepared.services)
+        self.server = server
+        self._listening = prepared.listening
+        self._port: int = prepared.listening.getsockname()[1]
+        self._deployments = prepared.deployments
+
+    @property
+    def log(self) -> Path:
+        """See `Run.log`."""
+        return self.run_folder.log()
 
     def answers(self) -> bool:
         """See `Run.answers`."""
-        return all(service.answers(self.run_folder) for service in self.services)
+        return answers(self.server.host, self._port)
+
+    def close_inherited(self) -> None:
+        """See `Run.close_inherited`."""
+        self._listening.close()
 
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
     ) -> None:
-        on_ready()
-        await supervisor.wait()
+        if self.options.broker_url:
+            await self._supervise(supervisor, on_ready, stopping)
+        else:
+            await self._serve_alone(on_ready)
 
-    def record(self) -> RunRecord:
-        """See `Run.record`."""
-        service = self.services[0]
-        argument = "--worker" if self._role == "worker" else self._role
-        return self._record(
-            service.address, service.host, service.port, [argument], node_type=self._node_type
+    async def _supervise(
+        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
+    ) -> None:
+        """Serve in gateways and a dispatcher of their own; this process only supervises them."""
+        run_folder = self.run_folder
+        config = ProcessConfig(
+            listening=self._listening.fileno(),
+            results=run_folder.results,
+            secret=run_folder.signing_key(),
+            token=run_folder.token() or "",
+            loopback=is_loopback(self.server.host),
+            deployments=self._deployments,
         )
+        # Removed with the services' data when the run ends, also after a crash.
+        file = run_folder.service_data("processes") / "config.json"
+        config.write(file)
+        processes = config.processes(
+            file, self.options.api_workers, self.log, run_folder.log("dispatcher")
+        )
+        await supervisor.start(processes, self.answers)
+        if not stopping.is_set():
+            on_ready()
+            await supervisor.wait()
+
+    async def _serve_alone(self, on_ready: Callable[[], None]) -> None:
+        http: Http
+        server = Server.many(
+            self.options,
+            self._deployments,
+            self.run_folder.results,
+            secret=self.run_folder.signing_key(),
+            token=self.run_folder.token() or "",
+            loopback=is_loopback(self.server.host),
+            stop=lambda: http.stop(),
+        )
+        http = Http(server.uvicorn_config(self._listening), on_ready, server.farewell)
+        await http.serve(sockets=[self._listening])
+
+    def _description(self) -> tuple[str, str, int, list[str]]:
+        host, file = self.server.host, self.server.deployment_file
+        arguments = [
+            *([self.role] if self.role != "all" else []),
+            *("--host", host, "--port", str(self._port)),
+            *(["--deployment-config", str(file.absolute())] if file else []),
+            *map(_absolute, self.server.checkpoints),
+        ]
+        return f"http://{for_url(host)}:{self._port}", host, self._port, arguments
+
+
+def _absolute(checkpoint: str) -> str:
+    """Return a checkpoint argument that means the same in every working directory."""
+    name, equals, place = checkpoint.partition("=")
+    if not equals or "{" in name:
+        return checkpoint
+    return f"{name}={Path(place).expanduser().resolve()}"
 
 
 def _stop_on_signals(stopping: asyncio.Event) -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from ndif.config.reference import read
-from ndif.config.settings import Settings
 from ndif.launch.detached import detach
 from ndif.launch.preflight import ServerOptions, preflight, preflight_of_services
-from ndif.launch.run import Run, ServicesRun
+from ndif.launch.run import Run, ServerRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
-from ndif.launch.server_run import ServerRun
-from ndif.launch.services import STANDALONE, Role
+from ndif.launch.services import STANDALONE
 from ndif.net import StartError, is_loopback
 
 
@@ -25,11 +22,7 @@ from ndif.net import StartError, is_loopback
 class Start:
     """One invocation of `ndif start`."""
 
-    role: Role
-    host: str
-    port: int | None
-    checkpoints: tuple[str, ...]
-    deployment_file: Path | None
+    server: ServerOptions
     detach: bool
     as_json: bool
     verbose: bool
@@ -41,59 +34,34 @@ class Start:
             NdifError: If the server cannot start. Nothing is left of it then.
         """
         console = Console(stderr=True)
-        options = read()
+        options, role = read(), self.server.role
         run_folders = RunFolders(options.session_root)
-        if self.role in STANDALONE:
-            run_folders = run_folders.of_service(self.role)
+        if role in STANDALONE:
+            run_folders = run_folders.of_service(role)
         if run_folders.running() is not None:
             raise StartError(run_folders.already_running())
-        if self.role in ("all", "api"):
-            self._start_server(options, run_folders, console)
-        else:
-            services = preflight_of_services(options, self.role)
+        if not self.server.is_server:
+            services = preflight_of_services(options, role)
             run_folder = _create(run_folders, console, *(service.name for service in services))
-            self._start(ServicesRun(options, self.role, run_folder, services), console)
-
-    def _start_server(self, options: Settings, run_folders: RunFolders, console: Console) -> None:
-        server = ServerOptions(
-            self.host,
-            self.port or options.api_port,
-            self.checkpoints,
-            self.deployment_file,
-            self.role,
-        )
-        prepared = preflight(options, server)
+            self._start(Run(options, role, run_folder, services), console)
+            return
+        prepared = preflight(options, self.server)
         with prepared.listening:
             run_folder = _create(run_folders, console)
-            self._start(ServerRun(options, server, prepared, run_folder), console)
+            self._start(ServerRun(options, self.server, prepared, run_folder), console)
 
     def _start(self, run: Run, console: Console) -> None:
         if self.detach:
             self._print_detached(detach(run), run)
-        else:
-            self._serve(run, console)
-
-    def _serve(self, run: Run, console: Console) -> None:
+            return
         handler = RichHandler(console=console, show_path=False)
         handler.setLevel(logging.INFO if self.verbose else logging.WARNING)
         handler.setFormatter(logging.Formatter("%(message)s"))
         try:
-            run.serve([handler], lambda record: self._print_ready(record, run, console))
+            run.serve([handler], lambda record: _print_ready(record, run, console))
         finally:
             run.close()
         console.print("Stopped.")
-
-    def _print_ready(self, record: RunRecord, run: Run, console: Console) -> None:
-        if isinstance(run, ServerRun):
-            _print_server(record, run, console)
-        else:
-            subject = "A worker of the cluster" if self.role == "worker" else f"The {self.role} is"
-            console.print(
-                f"{subject} at [bold]{record.url}[/].\nLog: {run.log}",
-                highlight=False,
-                soft_wrap=True,
-            )
-        console.print("Ctrl-C stops it, and so does `ndif stop`.")
 
     def _print_detached(self, record: RunRecord, run: Run) -> None:
         if self.as_json:
@@ -122,6 +90,17 @@ def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunF
     return run_folder
 
 
+def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
+    if isinstance(run, ServerRun):
+        _print_server(record, run, console)
+    else:
+        subject = "A worker of the cluster" if run.role == "worker" else f"The {run.role} is"
+        console.print(
+            f"{subject} at [bold]{record.url}[/].\nLog: {run.log}", highlight=False, soft_wrap=True
+        )
+    console.print("Ctrl-C stops it, and so does `ndif stop`.")
+
+
 def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
     host = run.server.host
     if not is_loopback(host) and run.options.sandbox != "require":
@@ -137,7 +116,7 @@ def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
         "A model is loaded when its first request arrives. To load one before that:\n\n"
         "    ndif deploy openai-community/gpt2\n"
         "    ndif status\n\n"
-        f"Log: {run.run_folder.log()}",
+        f"Log: {run.log}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -13,13 +13,14 @@ from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.host.environment import machine_name
 from ndif.launch.run_folder import RunFolder
-from ndif.launch.services.requirements import disk_space_problem, require_package
 from ndif.launch.services.service import (
     Program,
     Service,
     ServiceError,
     accepts_connections,
+    disk_space_problem,
     is_local,
+    require_package,
 )
 from ndif.net import is_loopback
 
@@ -52,15 +53,12 @@ def ray_head(options: Settings, *, may_start: bool) -> Service | None:
     scheme, host, port = _parts(address)
     if accepts_connections(host, port):
         return None
+    nothing = f"Nothing answers at {address} ({_VARIABLE})."
     if scheme == _CLIENT or not is_local(host):
-        raise ServiceError(
-            f"Nothing answers at {address} ({_VARIABLE}). Start the cluster's head there, or name "
-            "another."
-        )
+        raise ServiceError(f"{nothing} Start the cluster's head there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"Nothing answers at {address} ({_VARIABLE}). `ndif start ray` starts a head there, and so "
-            "does `ndif start`."
+            f"{nothing} `ndif start ray` starts a head there, and so does `ndif start`."
         )
     _check_folder(options)
 
@@ -105,16 +103,8 @@ def ray_worker(options: Settings) -> Service:
 def _service(
     address: str, host: str, port: int, make: Callable[[RunFolder], Awaitable[Program]]
 ) -> Service:
-    return Service(
-        NAME,
-        address,
-        host,
-        port,
-        make,
-        _has_started,
-        start_timeout_s=90,
-        stop_grace_s=_STOP_GRACE_S,
-    )
+    times = {"start_timeout_s": 90, "stop_grace_s": _STOP_GRACE_S}
+    return Service(NAME, address, host, port, make, _has_started, **times)
 
 
 async def _node(
