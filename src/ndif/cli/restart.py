@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ndif.cli import shutdown
+from ndif.cli import stop
 from ndif.cli.main import complete_models
 from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import (
@@ -58,7 +58,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
     # Read while the server lives: this command's own environment may have changed since the start.
     environment = _environment(record.pid)
     arguments = _arguments(server, run_folder, record)
-    shutdown.end(server)
+    stop.end(server)
     done = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
         [
             *(sys.executable, "-m", "ndif", "start", "--detach", *arguments),

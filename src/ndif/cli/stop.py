@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Literal
+
 import click
 
 from ndif.cli.output import show_json
-from ndif.cli.server_client import connect, json_option, no_server, run_folders, token_option
-from ndif.cli.shutdown import end, standalone_services, terminate
+from ndif.cli.server_client import (
+    CommandError,
+    ServerClient,
+    connect,
+    json_option,
+    no_server,
+    run_folders,
+    token_option,
+)
+from ndif.launch.run_folder import RunRecord
+from ndif.launch.services import STANDALONE
+
+_TIMEOUT_S = 30
+_SIGNAL_TIMEOUT_S = 60
+_POLL_S = 0.1
 
 
 @click.command("stop")
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
-    default=30,
+    default=_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
     help="Seconds until a server that has not stopped is signalled.",
@@ -28,10 +48,10 @@ from ndif.cli.shutdown import end, standalone_services, terminate
 def command(url: str | None, token: str | None, as_json: bool, timeout: float) -> None:
     """Stop the server with its model processes, then the services that were started on this machine."""
     running = run_folders().running()
-    alone = standalone_services() if url is None else []
+    alone = _standalone_services() if url is None else []
     stopped: dict[str, object] = {}
     if running is not None and running[1].node_type == "worker" and url is None:
-        terminate(running[1])  # a worker answers no requests
+        _terminate(running[1])  # a worker answers no requests
         stopped = {"stopped": running[1].url, "how": "signal"}
         text = f"The worker of the cluster at {running[1].url} has stopped."
     elif running is not None or url is not None:
@@ -43,8 +63,78 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
     if stopped and not as_json:
         click.echo(text)
     for name, record in alone:
-        terminate(record)
+        _terminate(record)
         if not as_json:
             click.echo(f"The {name} at {record.url} has stopped.")
     if as_json:
         show_json({**stopped, "services": [name for name, _ in alone]})
+
+
+def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
+    """Ask a server to stop and wait until it has; signal the server of this machine if it does not.
+
+    Raises:
+        CommandError: If it does not stop.
+    """
+    if not server.is_local:
+        server.post("/admin/stop", {})
+        if not _within(timeout_s, lambda: not _answers(server)):
+            raise CommandError(
+                f"The server at {server.url} accepted to stop, and still answers after {timeout_s:g} s."
+            )
+        return "asked"
+
+    running = run_folders().running()
+    if running is None:
+        return "asked"
+    _, record = running
+    # A server that does not answer, or whose token cannot be read, still receives a signal.
+    with contextlib.suppress(CommandError):
+        server.post("/admin/stop", {}, timeout_s=_POLL_S * 50)
+        if _within(timeout_s, lambda: not record.is_alive):
+            return "asked"
+    _terminate(record)
+    return "signal"
+
+
+def _standalone_services() -> list[tuple[str, RunRecord]]:
+    """Return the services that run without a server, in the order in which they are stopped."""
+    found = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
+    return [(name, running[1]) for name, running in found if running is not None]
+
+
+def _terminate(record: RunRecord) -> None:
+    """Send SIGTERM to the process of a run, and to no other, and wait until it has ended.
+
+    Raises:
+        CommandError: If it does not end.
+    """
+    try:
+        if record.is_alive:
+            os.kill(record.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise CommandError(f"Process {record.pid} belongs to another user.") from error
+    if not _within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive):
+        raise CommandError(
+            f"Process {record.pid} has not ended {_SIGNAL_TIMEOUT_S} s after SIGTERM. Its log says what it "
+            f"is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."
+        )
+
+
+def _answers(server: ServerClient) -> bool:
+    try:
+        server.get("/ping")
+    except CommandError:
+        return False
+    return True
+
+
+def _within(seconds: float, is_done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
