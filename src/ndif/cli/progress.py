@@ -19,11 +19,7 @@ _POLL_S = 0.5
 def post_with_progress(
     server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool
 ) -> Any:
-    """POST `body`, show the replicas that are loading until the answer comes, and return the answer.
-
-    Raises:
-        CommandError: If the server refuses, with its message.
-    """
+    """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
     answer: Future[Any] = Future()
 
     def post() -> None:
@@ -67,31 +63,23 @@ def _show(server: ServerClient, answer: Future[Any]) -> None:
 
 
 def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
-    loading = dict(_loading(status))
-    for replica_id in [known for known in shown if known not in loading]:
+    loading = {
+        replica["replica_id"]: (model["repo_id"], replica)
+        for model in status["models"]
+        for replica in model["replicas"]
+        if replica["state"] == "DEPLOYING"
+    }
+    for replica_id in shown.keys() - loading.keys():
         bars.remove_task(shown.pop(replica_id))
-    for replica_id, (name, done, total) in loading.items():
+    for replica_id, (name, replica) in loading.items():
         if replica_id not in shown:
             shown[replica_id] = bars.add_task(f"Loading {name}", total=None)
-        bars.update(shown[replica_id], completed=done or 0, total=total)
-
-
-def _loading(status: Any) -> Iterator[tuple[str, tuple[str, int | None, int | None]]]:
-    for model in status["models"]:
-        for replica in model["replicas"]:
-            if replica["state"] == "DEPLOYING":
-                yield (
-                    replica["replica_id"],
-                    (model["repo_id"], replica["done"], replica["total"]),
-                )
+        done = replica["done"] or 0
+        bars.update(shown[replica_id], completed=done, total=replica["total"])
 
 
 def report(answer: Any, as_json: bool, *, state: str) -> None:
-    """Print the outcome of a deployment; `state` describes the replicas that were deployed.
-
-    Raises:
-        CommandError: If a model could not be deployed.
-    """
+    """Print the outcome of a deployment, whose replicas are in `state`; raise the problems of models."""
     models = answer["models"]
     show_answer(answer, as_json, (line for model in models for line in _outcome(model, state)))
     failed = [f"{model['repo_id']}: {model['problem']}" for model in models if model["problem"]]

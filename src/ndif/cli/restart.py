@@ -72,11 +72,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
 
 
 def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -> list[str]:
-    """Return the arguments of the first start with the models deployed now, if the server can name them.
-
-    Raises:
-        CommandError: If no server could be started with these models.
-    """
+    """Return the arguments of the first start with the models deployed now, if the server can name them."""
     from ndif.schema.deployment_file import DeploymentFileError, read_file
 
     try:

@@ -102,15 +102,15 @@ def _content(url: str, answer: httpx.Response) -> Any:
 
 
 def connect(url: str | None, token: str | None) -> ServerClient:
-    """Return the server that the options name, or else that of the current session.
-
-    Raises:
-        NdifError: If there is none.
-    """
+    """Return the server that the options name, or else that of the current session."""
     from ndif.net import local_url
 
     if token is not None and token.startswith("@"):
-        token = _read(Path(token[1:]))
+        file = Path(token[1:])
+        try:
+            token = file.expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"The token cannot be read from {file}: {error}.") from error
     if url is not None:
         url = (url if "://" in url else f"http://{url}").rstrip("/")
     running = run_folders().running()
@@ -142,13 +142,6 @@ def no_server() -> NoServerError:
         f"No server is running here (looked in {run_folders().root}). Start one with `ndif start`, or "
         "name one elsewhere with --url and --token."
     )
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.expanduser().read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"The token cannot be read from {file}: {error}.") from error
 
 
 token_option = click.option(

@@ -65,11 +65,11 @@ def command(
         )
 
     from ndif.launch.preflight import ServerOptions
-    from ndif.launch.start import Start
+    from ndif.launch.start import start
 
     warn_of_unread_variables()
     server = ServerOptions(host, port, checkpoints, deployment_file, role)
-    Start(server, detach, as_json, verbose).run()
+    start(server, detach=detach, as_json=as_json, verbose=verbose)
 
 
 def _role(words: tuple[str, ...], worker: bool) -> tuple[Role, tuple[str, ...]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable
 from typing import Literal
 
 import click
@@ -21,12 +19,12 @@ from ndif.cli.server_client import (
     run_folders,
     token_option,
 )
-from ndif.launch.run_folder import RunRecord
+from ndif.launch.run_folder import RunRecord, within
 from ndif.launch.services import STANDALONE
 
 _TIMEOUT_S = 30
 _SIGNAL_TIMEOUT_S = 60
-_POLL_S = 0.1
+_ASK_TIMEOUT_S = 5.0
 
 
 @click.command("stop")
@@ -71,14 +69,10 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
 
 
 def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
-    """Ask a server to stop and wait until it has; signal the server of this machine if it does not.
-
-    Raises:
-        CommandError: If it does not stop.
-    """
+    """Ask a server to stop and wait until it has; signal the server of this machine if it does not."""
     if not server.is_local:
         server.post("/admin/stop", {})
-        if not _within(timeout_s, lambda: not _answers(server)):
+        if not within(timeout_s, lambda: not _answers(server)):
             raise CommandError(
                 f"The server at {server.url} accepted to stop, and still answers after {timeout_s:g} s."
             )
@@ -90,8 +84,8 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
     _, record = running
     # A server that does not answer, or whose token cannot be read, still receives a signal.
     with contextlib.suppress(CommandError):
-        server.post("/admin/stop", {}, timeout_s=_POLL_S * 50)
-        if _within(timeout_s, lambda: not record.is_alive):
+        server.post("/admin/stop", {}, timeout_s=_ASK_TIMEOUT_S)
+        if within(timeout_s, lambda: not record.is_alive):
             return "asked"
     _terminate(record)
     return "signal"
@@ -104,11 +98,7 @@ def _standalone_services() -> list[tuple[str, RunRecord]]:
 
 
 def _terminate(record: RunRecord) -> None:
-    """Send SIGTERM to the process of a run, and to no other, and wait until it has ended.
-
-    Raises:
-        CommandError: If it does not end.
-    """
+    """Send SIGTERM to the process of a run, and to no other, and wait until it has ended."""
     try:
         if record.is_alive:
             os.kill(record.pid, signal.SIGTERM)
@@ -116,7 +106,7 @@ def _terminate(record: RunRecord) -> None:
         return
     except PermissionError as error:
         raise CommandError(f"Process {record.pid} belongs to another user.") from error
-    if not _within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive):
+    if not within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive):
         raise CommandError(
             f"Process {record.pid} has not ended {_SIGNAL_TIMEOUT_S} s after SIGTERM. Its log says what it "
             f"is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."
@@ -128,13 +118,4 @@ def _answers(server: ServerClient) -> bool:
         server.get("/ping")
     except CommandError:
         return False
-    return True
-
-
-def _within(seconds: float, is_done: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
     return True

@@ -56,11 +56,7 @@ class Variable:
 
 
 def read() -> Settings:
-    """Return the process's settings.
-
-    Raises:
-        VariableError: For the first variable that is not valid.
-    """
+    """Return the process's settings; a VariableError names the first variable that is not valid."""
     try:
         return settings()
     except ValidationError as error:

@@ -29,11 +29,7 @@ _PART = re.compile(r"([\d.]+)\s*([a-zA-Z]+)")
 
 
 def parse_size(value: int | str) -> int:
-    """Return a number of bytes, given as such or as text like "12GiB" or "500 MB".
-
-    Raises:
-        ValueError: With what is allowed.
-    """
+    """Return a number of bytes, given as such or as text like "12GiB" or "500 MB"."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str) and _SIZE.match(value):
@@ -43,11 +39,7 @@ def parse_size(value: int | str) -> int:
 
 
 def parse_duration(value: float | str) -> float:
-    """Return a number of seconds, given as such or as text like "90s", "15m" or "1h 30m".
-
-    Raises:
-        ValueError: With what is allowed.
-    """
+    """Return a number of seconds, given as such or as text like "90s", "15m" or "1h 30m"."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and _DURATION.match(value):
@@ -60,11 +52,7 @@ _MAX_GPUS = 1024
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
-    """Return the bytes of each GPU that text like `2x24GiB,1x80GiB` declares; none for "" or "0".
-
-    Raises:
-        ValueError: If the text is no such declaration, with a sentence for the operator.
-    """
+    """Return the bytes of each GPU that text like `2x24GiB,1x80GiB` declares; none for "" or "0"."""
     if text.strip() in ("", "0"):
         return ()
     gpus: list[int] = []

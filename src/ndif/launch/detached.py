@@ -10,7 +10,7 @@ import sys
 import time
 
 from ndif.launch.run import Run
-from ndif.launch.run_folder import RunRecord, no_start
+from ndif.launch.run_folder import RunRecord, no_start, within
 from ndif.net import StartError
 
 _STOP_TIMEOUT_S = 60
@@ -19,12 +19,8 @@ _POLL_S = 0.1
 _logger = logging.getLogger(__name__)
 
 
-def detach(run: Run) -> RunRecord:
-    """Run in a child process, and return its record once it answers.
-
-    Raises:
-        StartError: If it does not answer, with the end of its log. Nothing is left of it then.
-    """
+def run_detached(run: Run) -> RunRecord:
+    """Run in a child process, and return its record once it answers; a failure leaves nothing."""
     sys.stdout.flush()
     sys.stderr.flush()
     # The child inherits the lock and the port: nothing can take them between the checks and their use.
@@ -72,10 +68,8 @@ def _wait_for(run: Run, child: int) -> RunRecord:
 
 
 def _stop(child: int) -> None:
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(child, signal.SIGTERM)
-        while not os.waitpid(child, os.WNOHANG)[0]:
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-            time.sleep(_POLL_S)
+        if not within(_STOP_TIMEOUT_S, lambda: os.waitpid(child, os.WNOHANG)[0] != 0):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

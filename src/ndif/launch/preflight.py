@@ -44,17 +44,14 @@ class Prepared:
     """Outcome of the checks of a server, with the port that they took."""
 
     listening: socket.socket
+    port: int
     deployments: tuple[DeploymentConfig, ...]
     services: tuple[Service, ...]
     """Services to start, in this order."""
 
 
 def preflight(options: Settings, server: ServerOptions) -> Prepared:
-    """Check that a server can start, and take its port.
-
-    Raises:
-        StartError: With every problem that was found.
-    """
+    """Check that a server can start, and take its port; a StartError names every problem."""
     deployments, problems = _deployments(options, server)
     problems = [
         *_machine_problems(options),
@@ -72,15 +69,11 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     if problems:
         listening.close()
         raise StartError(_numbered(problems))
-    return Prepared(listening, deployments, services)
+    return Prepared(listening, listening.getsockname()[1], deployments, services)
 
 
 def preflight_of_services(options: Settings, role: Role) -> tuple[Service, ...]:
-    """Check that services can start without a server, and return them.
-
-    Raises:
-        StartError: With every problem that was found.
-    """
+    """Check that services can start without a server, and return them; a StartError names every problem."""
     services, problems = plan_services(options, role)
     problems = [*_machine_problems(options, runs_models=role in ("ray", "worker")), *problems]
     if problems:

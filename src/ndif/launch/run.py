@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -27,6 +28,7 @@ _SERVER_START_TIMEOUT_S = 60
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Run:
     """One process with a run folder of its own, and the services that stop with it.
 
@@ -35,19 +37,12 @@ class Run:
     joins a Ray cluster.
     """
 
-    def __init__(
-        self,
-        options: Settings,
-        role: Role,
-        run_folder: ActiveRunFolder,
-        services: Sequence[Service],
-    ) -> None:
-        self.options = options
-        self.role = role
-        self.run_folder = run_folder
-        self.services = services
-        self.was_ready = False
-        """True once the run has served."""
+    options: Settings
+    role: Role
+    run_folder: ActiveRunFolder
+    services: Sequence[Service]
+    was_ready: bool = field(default=False, init=False)
+    """True once the run has served."""
 
     @property
     def log(self) -> Path:
@@ -69,15 +64,7 @@ class Run:
     def serve(
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
     ) -> None:
-        """Serve until told to stop.
-
-        Args:
-            handlers: Handlers that receive the log beside its file.
-            on_ready: Called with the run's record once it serves.
-
-        Raises:
-            StartError: If the run does not come up.
-        """
+        """Serve until told to stop, and call `on_ready` once it does; `handlers` receive the log, too."""
         configure_logging([logging.FileHandler(self.log), *handlers])
         url, host, port, arguments = self._description()
         started = {service.name for service in self.services}
@@ -151,24 +138,15 @@ class Run:
         return service.address, service.host, service.port, [argument]
 
 
+@dataclass(eq=False, kw_only=True)
 class ServerRun(Run):
     """One server: the gateway, the dispatcher and what they need.
 
     They are in this one process, or, with a broker, in several that this one supervises.
     """
 
-    def __init__(
-        self,
-        options: Settings,
-        server: ServerOptions,
-        prepared: Prepared,
-        run_folder: ActiveRunFolder,
-    ) -> None:
-        super().__init__(options, server.role, run_folder, prepared.services)
-        self.server = server
-        self._listening = prepared.listening
-        self._port: int = prepared.listening.getsockname()[1]
-        self._deployments = prepared.deployments
+    server: ServerOptions
+    prepared: Prepared
 
     @property
     def log(self) -> Path:
@@ -177,11 +155,11 @@ class ServerRun(Run):
 
     def answers(self) -> bool:
         """See `Run.answers`."""
-        return answers(self.server.host, self._port)
+        return answers(self.server.host, self.prepared.port)
 
     def close_inherited(self) -> None:
         """See `Run.close_inherited`."""
-        self._listening.close()
+        self.prepared.listening.close()
 
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
@@ -197,12 +175,12 @@ class ServerRun(Run):
         """Serve in gateways and a dispatcher of their own; this process only supervises them."""
         run_folder = self.run_folder
         config = ProcessConfig(
-            listening=self._listening.fileno(),
+            listening=self.prepared.listening.fileno(),
             results=run_folder.results,
             secret=run_folder.signing_key(),
             token=run_folder.token() or "",
             loopback=is_loopback(self.server.host),
-            deployments=self._deployments,
+            deployments=self.prepared.deployments,
         )
         # Removed with the services' data when the run ends, also after a crash.
         file = run_folder.service_data("processes") / "config.json"
@@ -219,25 +197,25 @@ class ServerRun(Run):
         http: Http
         server = Server.many(
             self.options,
-            self._deployments,
+            self.prepared.deployments,
             self.run_folder.results,
             secret=self.run_folder.signing_key(),
             token=self.run_folder.token() or "",
             loopback=is_loopback(self.server.host),
             stop=lambda: http.stop(),
         )
-        http = Http(server.uvicorn_config(self._listening), on_ready, server.farewell)
-        await http.serve(sockets=[self._listening])
+        http = Http(server.uvicorn_config(self.prepared.listening), on_ready, server.farewell)
+        await http.serve(sockets=[self.prepared.listening])
 
     def _description(self) -> tuple[str, str, int, list[str]]:
         host, file = self.server.host, self.server.deployment_file
         arguments = [
             *([self.role] if self.role != "all" else []),
-            *("--host", host, "--port", str(self._port)),
+            *("--host", host, "--port", str(self.prepared.port)),
             *(["--deployment-config", str(file.absolute())] if file else []),
             *map(_absolute, self.server.checkpoints),
         ]
-        return f"http://{for_url(host)}:{self._port}", host, self._port, arguments
+        return f"http://{for_url(host)}:{self.prepared.port}", host, self.prepared.port, arguments
 
 
 def _absolute(checkpoint: str) -> str:

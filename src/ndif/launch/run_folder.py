@@ -23,7 +23,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from shutil import rmtree
@@ -119,14 +119,9 @@ class RunFolder:
         """Return the folder of stored results and responses."""
         return self.folder / "results"
 
-    @property
-    def data(self) -> Path:
-        """Return the folder of the services' data."""
-        return self.folder / "data"
-
     def service_data(self, name: str) -> Path:
         """Make and return the folder of one service's data, which is removed when the run ends."""
-        path = self.data / name
+        path = self.folder / "data" / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
@@ -190,11 +185,7 @@ class RunFolders:
         return RunFolders(self.root / "services" / name)
 
     def create(self, *logs: str) -> ActiveRunFolder:
-        """Create a run folder for this process, with a folder for each of `logs`.
-
-        Raises:
-            RunFolderError: If another process runs here, or the folder cannot be written.
-        """
+        """Create a run folder for this process, with these logs, unless another process runs here."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = self._lock()
@@ -204,20 +195,20 @@ class RunFolders:
                 "the variable NDIF_SESSION_ROOT."
             ) from error
         try:
-            stale = self._retire_stale()
-            folder = self._create(logs or LOG_NAMES[:2])
-            return ActiveRunFolder(folder, self, lock, stale)
+            stale = self.current()  # of a process that is gone: its lock is free
+            if stale is not None:
+                self.retire(stale)
+            return ActiveRunFolder(self._create(logs or LOG_NAMES[:2]), self, lock, stale)
         except BaseException:
             os.close(lock)
             raise
 
     def retire(self, run_folder: RunFolder) -> None:
         """Remove what is valid only during the run: the link `current`, the token and services' data."""
-        current = self.current()
-        if current is not None and current.folder == run_folder.folder:
+        if self.current() in (None, RunFolder(run_folder.folder)):
             (self.root / _CURRENT).unlink(missing_ok=True)
         (run_folder.folder / "token").unlink(missing_ok=True)
-        rmtree(run_folder.data, ignore_errors=True)
+        rmtree(run_folder.folder / "data", ignore_errors=True)
 
     def already_running(self) -> str:
         """Return the message for a second start."""
@@ -238,14 +229,6 @@ class RunFolders:
             time.sleep(_PAUSE_S)
         os.close(lock)
         raise RunFolderError(self.already_running())
-
-    def _retire_stale(self) -> RunFolder | None:
-        """Retire and return the run folder that still calls itself current although its lock is free."""
-        stale = self.current()
-        if stale is not None:
-            self.retire(stale)
-        (self.root / _CURRENT).unlink(missing_ok=True)
-        return stale
 
     def _create(self, logs: Sequence[str]) -> Path:
         name = f"{_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}"
@@ -324,3 +307,13 @@ def no_start(subject: str, log: Path) -> str:
     if not lines:
         return f"{subject} did not come up, and logged nothing."
     return "\n".join([f"{subject} did not come up. The end of its log:", *lines])
+
+
+def within(seconds: float, is_done: Callable[[], bool]) -> bool:
+    """Wait until `is_done`, and return False if it is not after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from ndif.config.reference import read
-from ndif.launch.detached import detach
+from ndif.launch.detached import run_detached
 from ndif.launch.preflight import ServerOptions, preflight, preflight_of_services
 from ndif.launch.run import Run, ServerRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
@@ -18,66 +17,41 @@ from ndif.launch.services import STANDALONE
 from ndif.net import StartError, is_loopback
 
 
-@dataclass(frozen=True)
-class Start:
-    """One invocation of `ndif start`."""
+def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) -> None:
+    """Serve until interrupted; with `detach`, return once another process serves."""
+    console = Console(stderr=True)
+    options = read()
+    run_folders = RunFolders(options.session_root)
+    if server.role in STANDALONE:
+        run_folders = run_folders.of_service(server.role)
+    if run_folders.running() is not None:
+        raise StartError(run_folders.already_running())
+    if not server.is_server:
+        services = preflight_of_services(options, server.role)
+        run_folder = _create(run_folders, console, *(service.name for service in services))
+        _run(Run(options, server.role, run_folder, services), console, detach, as_json, verbose)
+        return
+    prepared = preflight(options, server)
+    with prepared.listening:
+        run_folder = _create(run_folders, console)
+        run = ServerRun(
+            options, server.role, run_folder, prepared.services, server=server, prepared=prepared
+        )
+        _run(run, console, detach, as_json, verbose)
 
-    server: ServerOptions
-    detach: bool
-    as_json: bool
-    verbose: bool
 
-    def run(self) -> None:
-        """Serve until interrupted; with `detach`, return once another process serves.
-
-        Raises:
-            NdifError: If the server cannot start. Nothing is left of it then.
-        """
-        console = Console(stderr=True)
-        options, role = read(), self.server.role
-        run_folders = RunFolders(options.session_root)
-        if role in STANDALONE:
-            run_folders = run_folders.of_service(role)
-        if run_folders.running() is not None:
-            raise StartError(run_folders.already_running())
-        if not self.server.is_server:
-            services = preflight_of_services(options, role)
-            run_folder = _create(run_folders, console, *(service.name for service in services))
-            self._start(Run(options, role, run_folder, services), console)
-            return
-        prepared = preflight(options, self.server)
-        with prepared.listening:
-            run_folder = _create(run_folders, console)
-            self._start(ServerRun(options, self.server, prepared, run_folder), console)
-
-    def _start(self, run: Run, console: Console) -> None:
-        if self.detach:
-            self._print_detached(detach(run), run)
-            return
-        handler = RichHandler(console=console, show_path=False)
-        handler.setLevel(logging.INFO if self.verbose else logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        try:
-            run.serve([handler], lambda record: _print_ready(record, run, console))
-        finally:
-            run.close()
-        console.print("Stopped.")
-
-    def _print_detached(self, record: RunRecord, run: Run) -> None:
-        if self.as_json:
-            answer = {
-                "url": record.url,
-                "pid": record.pid,
-                "session": str(run.run_folder.folder),
-                "log": str(run.log),
-            }
-            print(json.dumps(answer))
-        else:
-            Console().print(
-                f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
-                highlight=False,
-                soft_wrap=True,
-            )
+def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool) -> None:
+    if detach:
+        _print_detached(run_detached(run), run, as_json)
+        return
+    handler = RichHandler(console=console, show_path=False)
+    handler.setLevel(logging.INFO if verbose else logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    try:
+        run.serve([handler], lambda record: _print_ready(record, run, console))
+    finally:
+        run.close()
+    console.print("Stopped.")
 
 
 def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunFolder:
@@ -88,6 +62,18 @@ def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunF
             highlight=False,
         )
     return run_folder
+
+
+def _print_detached(record: RunRecord, run: Run, as_json: bool) -> None:
+    if as_json:
+        session, log = str(run.run_folder.folder), str(run.log)
+        print(json.dumps({"url": record.url, "pid": record.pid, "session": session, "log": log}))
+        return
+    Console().print(
+        f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _print_ready(record: RunRecord, run: Run, console: Console) -> None:

@@ -57,13 +57,7 @@ def run(
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> Journal:
-    """Replay a trace, whose requests are ordered by time, and return the journal.
-
-    The same world, trace and seed make the same journal.
-
-    Raises:
-        WorldError: if the trace names models of unknown size.
-    """
+    """Replay a trace, whose requests are ordered by time; the same arguments make the same journal."""
     names = {request.model.repo_id for request in trace}
     unknown = sorted(name for name in names if world.weights(name) is None)
     if unknown:

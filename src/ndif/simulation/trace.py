@@ -84,11 +84,7 @@ _NEEDED = [name for name, default in _DEFAULTS.items() if default is dataclasses
 
 
 def read_file(path: Path) -> list[TraceRequest]:
-    """Read the requests of a file, ordered by time.
-
-    Raises:
-        TraceError: if it cannot be read.
-    """
+    """Read the requests of a file, ordered by time."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             return read(file, str(path))
@@ -99,11 +95,7 @@ def read_file(path: Path) -> list[TraceRequest]:
 
 
 def read(lines: Iterable[str], source: str) -> list[TraceRequest]:
-    """Read requests from lines of text, ordered by time; errors call the text `source`.
-
-    Raises:
-        TraceError: with the first problems.
-    """
+    """Read requests from lines of text, ordered by time; errors call the text `source`."""
     requests: list[TraceRequest] = []
     problems: list[str] = []
     models: dict[str, ModelKey] = {}
@@ -183,11 +175,7 @@ def _unix_seconds(text: str) -> float:
 
 
 def write(path: Path, requests: Iterable[TraceRequest]) -> None:
-    """Write a file of requests.
-
-    Raises:
-        TraceError: if it cannot be written.
-    """
+    """Write a file of requests."""
     try:
         with path.open("w", encoding="utf-8") as file:
             file.writelines(f"{request.line()}\n" for request in requests)

@@ -29,7 +29,7 @@ class DeadlockError(RuntimeError):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose `time()` starts at 0 and advances only while every task waits.
 
-    `run_until_complete` and `run_forever` raise `DeadlockError` if no task could ever go on.
+    A wait that could never end raises `DeadlockError`.
     """
 
     def __init__(self) -> None:
@@ -89,11 +89,7 @@ class _Clock(selectors.BaseSelector):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in virtual time, and cancel the tasks that it leaves.
-
-    Raises:
-        DeadlockError: if it could never end.
-    """
+    """Run `main` to its end in virtual time, and cancel the tasks that it leaves."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(main)

@@ -201,11 +201,7 @@ class World:
 
 
 def read_file(path: Path) -> World:
-    """Read the cluster that a file describes.
-
-    Raises:
-        ClusterFileError: with every problem of the file.
-    """
+    """Read the cluster that a file describes; a ClusterFileError has every problem."""
     try:
         text = read_text(path, _MOST_MIB)
     except TextFileError as error:
@@ -214,11 +210,7 @@ def read_file(path: Path) -> World:
 
 
 def read(text: str, source: str) -> World:
-    """Read the cluster that YAML or JSON text describes; errors call the text `source`.
-
-    Raises:
-        ClusterFileError: with every problem of the text.
-    """
+    """Read the cluster that YAML or JSON text describes; errors call the text `source`."""
     value = _parsed(text, source)
     if not isinstance(value, Mapping):
         raise ClusterFileError(f"{source} must hold nodes and models, not {quoted(value)}.")

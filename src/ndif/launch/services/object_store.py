@@ -22,11 +22,7 @@ _TIMEOUT_S = 2.0
 
 
 def object_store(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the object store to start; None if one answers already or none is configured.
-
-    Raises:
-        ServiceError: If none answers and this process cannot start one.
-    """
+    """Return the object store to start; None if one answers already or none is configured."""
     url = options.object_store_url
     if not url:
         return None

@@ -19,11 +19,12 @@ _BROKER = name_of("broker_url")
 _STORE = name_of("object_store_url")
 _RAY = name_of("ray_address")
 _WORKERS = name_of("api_workers")
-_EXAMPLES = {
-    "broker": (_BROKER, "redis://127.0.0.1:6379/0"),
-    "object-store": (_STORE, "http://127.0.0.1:9000"),
-    "ray": (_RAY, "127.0.0.1:6380"),
+_ALONE: dict[str, tuple[Callable[..., Service | None], str, str]] = {
+    "broker": (broker, _BROKER, "redis://127.0.0.1:6379/0"),
+    "object-store": (object_store, _STORE, "http://127.0.0.1:9000"),
+    "ray": (ray_head, _RAY, "127.0.0.1:6380"),
 }
+"""For each service that may be started alone its function, its variable and an example of the value."""
 
 
 def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], list[str]]:
@@ -63,13 +64,12 @@ def addresses(options: Settings) -> dict[str, str]:
 
 def _standalone(options: Settings, role: Role) -> Service:
     """Return the one service to start; raise a ServiceError if it is not configured or runs already."""
-    variable, example = _EXAMPLES[role]
+    make, variable, example = _ALONE[role]
     address = addresses(options).get(role)
     if address is None:
         raise ServiceError(
             f"{variable} gives its address: set it, for example {variable}={example}."
         )
-    make = {"broker": broker, "object-store": object_store, "ray": ray_head}[role]
     service = make(options, may_start=True)
     if service is None:
         raise ServiceError(f"Something answers at {address} already ({variable}).")
@@ -82,11 +82,9 @@ def _contradictions(options: Settings, role: Role) -> Iterator[str]:
             f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes share "
             "their state through a broker."
         )
-    if role in ("broker", "object-store"):
-        return
     if role == "worker" and not options.ray_address:
         yield f"A worker joins the cluster that {_RAY} names: set it to HOST:PORT of its head."
-    if role != "worker" and not options.ray_address:
+    elif role in ("broker", "object-store") or not options.ray_address:
         return
     values = {_BROKER: options.broker_url, _STORE: options.object_store_url}
     missing = [variable for variable, value in values.items() if not value]

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from ndif.config.reference import name_of
@@ -39,11 +38,7 @@ _STOP_GRACE_S = 25
 
 
 def ray_head(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the head of a cluster to start; None if one answers already or none is configured.
-
-    Raises:
-        ServiceError: If none answers and this process cannot start one.
-    """
+    """Return the head of a cluster to start; None if one answers already or none is configured."""
     address = options.ray_address
     if not address:
         return None
@@ -72,11 +67,7 @@ def ray_head(options: Settings, *, may_start: bool) -> Service | None:
 
 
 def ray_worker(options: Settings) -> Service:
-    """Return a node that joins the cluster.
-
-    Raises:
-        ServiceError: If there is no cluster to join.
-    """
+    """Return a node that joins the cluster; raise a ServiceError if there is none."""
     require_package("ray", _VARIABLE)
     address = options.ray_address
     if address == "auto" or "://" in address:
@@ -117,6 +108,7 @@ async def _node(
     driver = Driver()
     looked = await inspect_machine(options, driver)
     await driver.close()
+    folder = options.ray_temp_dir.expanduser().absolute()
     resources = {**declaration(looked.node.resources), **extra}
     return Program(
         [
@@ -126,7 +118,7 @@ async def _node(
             *((f"--node-ip-address={ip}",) if ip else ()),
             # Replicas need resources of their own; for each of these CPUs, Ray would start a process.
             *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
-            *("--include-log-monitor=false", f"--temp-dir={_folder(options)}"),
+            *("--include-log-monitor=false", f"--temp-dir={folder}"),
             f"--resources={json.dumps(resources)}",
             *arguments,
         ],
@@ -158,12 +150,8 @@ def _ip(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def _folder(options: Settings) -> Path:
-    return options.ray_temp_dir.expanduser().absolute()
-
-
 def _check_folder(options: Settings) -> None:
-    folder = _folder(options)
+    folder = options.ray_temp_dir.expanduser().absolute()
     problem = disk_space_problem(folder, "Ray's files", _FOLDER)
     if problem is not None:
         raise ServiceError(problem)

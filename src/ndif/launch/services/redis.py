@@ -34,11 +34,7 @@ daemonize no
 
 
 def broker(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the broker to start; None if one answers already or none is configured.
-
-    Raises:
-        ServiceError: If none answers and this process cannot start one, or what answers cannot be used.
-    """
+    """Return the broker to start; None if a suitable one answers already or none is configured."""
     url = options.broker_url
     if not url:
         return None

@@ -39,7 +39,7 @@ _REAPER_S = 10.0
 
 
 class ServiceError(NdifError):
-    """A service cannot be used or started."""
+    """A service cannot be used, or does not answer and cannot be started; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,7 @@ class Service:
     """Seconds between SIGTERM and SIGKILL of the program."""
 
     async def start(self, supervisor: Supervisor, run_folder: RunFolder) -> None:
-        """Start the service and return once it answers.
-
-        Raises:
-            ServiceError: If it does not come up, with the last lines of its log.
-        """
+        """Start the service and return once it answers; a ServiceError has the end of its log."""
         program = await self.program(run_folder)
         log = run_folder.log(self.name)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +117,7 @@ def is_local(host: str) -> bool:
 
 
 def require_program(*names: str, port: int) -> str:
-    """Return the path of the first of these programs that is installed.
-
-    Raises:
-        ServiceError: If none is, with the commands that install it.
-    """
+    """Return the path of the first of these programs that is installed, or raise with what installs it."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
     for name in names:
         if found := shutil.which(name, path=path):
@@ -138,11 +130,7 @@ def require_program(*names: str, port: int) -> str:
 
 
 def require_package(name: str, variable: str) -> None:
-    """Check that a Python package is installed, which `variable` needs.
-
-    Raises:
-        ServiceError: If it is not, with the command that installs it.
-    """
+    """Raise a ServiceError unless the Python package that `variable` needs is installed."""
     if find_spec(name) is None:
         raise ServiceError(
             f"{variable} needs the Python package {name}: run "
