@@ -14,9 +14,9 @@ from ndif.schema.status import Status
 from ndif.simulation import generate
 from ndif.simulation.journal import Journal
 from ndif.simulation.report import report
-from ndif.simulation.run import WorldError, run
+from ndif.simulation.run import run
 from ndif.simulation.tables import show
-from ndif.simulation.trace import TraceRequest
+from ndif.simulation.trace import TraceError, TraceRequest
 from ndif.simulation.world import World, read
 
 ONE_GPU = """
@@ -201,7 +201,7 @@ def test_what_does_not_end_is_left() -> None:
 
 
 def test_models_of_no_known_size_are_told() -> None:
-    with pytest.raises(WorldError, match=r"org/new, org/other\. Name them under models"):
+    with pytest.raises(TraceError, match=r"org/new, org/other\. Name them under models"):
         simulated(ONE_GPU, asks(0, "a"), asks(1, "other"), asks(1, "new"))
     journal = simulated(ONE_GPU + "default_size: 1GB\n", asks(0, "new"))
     assert waits(journal) == [10 + 1.15]

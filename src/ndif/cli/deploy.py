@@ -21,7 +21,7 @@ from ndif.cli.server_client import CommandError, ServerClient, with_server
     help="YAML or JSON file of models and their settings.",
 )
 @click.option(
-    "--sync", is_flag=True, help="Also evict every deployed model that is not named here."
+    "--sync", is_flag=True, help="Also evict every deployed model that this command does not name."
 )
 @click.option("--dedicated", is_flag=True, help="Never evict these models to make room for others.")
 @click.option(
@@ -55,14 +55,12 @@ def command(
     """
     entries = _entries(server, checkpoints, deployment_file)
     for entry in entries:
-        entry.update({"dedicated": True} if dedicated else {})
-        entry.update({"replicas": replicas} if replicas is not None else {})
-    body = {
-        "deployments": entries,
-        "generation": generation,
-        "wait": not no_wait,
-        "sync": sync,
-    }
+        if dedicated:
+            entry["dedicated"] = True
+        if replicas is not None:
+            entry["replicas"] = replicas
+    wait = not no_wait
+    body = {"deployments": entries, "generation": generation, "wait": wait, "sync": sync}
     answer = post_with_progress(server, "/admin/deploy", body, quiet=as_json or no_wait)
     report(answer, as_json, state="is loading" if no_wait else "is ready")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ndif.cli.output import show_json
+from ndif.cli.output import console, show_json
 from ndif.cli.server_client import json_option
 
 
@@ -21,7 +21,6 @@ def command(as_json: bool) -> None:
     if as_json:
         show_json({"layers": [asdict(layer) for layer in found], "safe": not lacking})
     else:
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(title="Sandbox layers of this machine")
@@ -31,9 +30,8 @@ def command(as_json: bool) -> None:
             color = "red" if layer.required else "yellow"
             present = "[green]yes[/]" if layer.present else f"[{color}]no[/]"
             table.add_row(layer.name, present, "yes" if layer.required else "no", layer.detail)
-        console = Console()
-        console.print(table)
-        console.print(
+        console().print(table)
+        console().print(
             "Untrusted code runs confined on this machine."
             if not lacking
             else "Untrusted code is refused on this machine (NDIF_SANDBOX=best-effort runs it anyway)."

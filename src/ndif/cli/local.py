@@ -18,7 +18,9 @@ def command() -> None:
 @command.command("start")
 @click.argument("checkpoint")
 @click.option(
-    "--name", metavar="ORG/NAME", help="Name by which clients ask for a model that is a folder."
+    "--name",
+    metavar="ORG/NAME",
+    help="Name by which clients ask for the model, if CHECKPOINT is a folder.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -36,7 +38,7 @@ def command() -> None:
     "model.",
 )
 @click.option("--revision", help="Branch, tag or commit of the repository.")
-@click.option("--task", help="Task of transformers; default: the one of the architecture.")
+@click.option("--task", help="transformers task; default: the task of the model's architecture.")
 @click.option(
     "--threads", type=click.IntRange(1), help="CPU threads of the model; default: one per core."
 )

@@ -29,7 +29,7 @@ _POLL_S = 0.3
     type=click.IntRange(0),
     default=100,
     show_default=True,
-    help="Number of lines from the end.",
+    help="Number of lines to show from the end of the log.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
 def command(service: str, follow: bool, lines: int, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from ndif.cli.server_client import json_option, options
 from ndif.errors import NdifError
 
 if TYPE_CHECKING:
-    from ndif.host.runtimes import Runtimes
+    from ndif.host.runtimes import Runtime, Runtimes
 
 
 @click.group("runtime")
@@ -42,27 +42,7 @@ def list_runtimes(as_json: bool) -> None:
     from ndif.host.runtimes import SUPPORTED
 
     installed = _runtimes().installed()
-    rows: list[dict[str, Any]] = [
-        {
-            "generation": runtime.generation,
-            "version": runtime.version,
-            "interpreter": str(runtime.interpreter),
-            "path": [str(folder) for folder in runtime.path],
-            "install": None,
-        }
-        for runtime in installed.values()
-    ]
-    rows += [
-        {
-            "generation": generation,
-            "version": None,
-            "interpreter": None,
-            "path": [],
-            "install": f"ndif runtime add {generation}",
-        }
-        for generation in SUPPORTED
-        if generation not in installed
-    ]
+    rows = [_row(name, installed.get(name)) for name in dict.fromkeys([*installed, *SUPPORTED])]
     if as_json:
         show_json(rows)
         return
@@ -80,6 +60,16 @@ def list_runtimes(as_json: bool) -> None:
             where, style = escape(row["path"][0]) if row["path"] else "installed with ndif", ""
         table.add_row(row["generation"], row["version"] or "-", where, style=style)
     Console().print(table)
+
+
+def _row(generation: str, runtime: Runtime | None) -> dict[str, Any]:
+    return {
+        "generation": generation,
+        "version": runtime.version if runtime else None,
+        "interpreter": str(runtime.interpreter) if runtime else None,
+        "path": [str(folder) for folder in runtime.path] if runtime else [],
+        "install": None if runtime else f"ndif runtime add {generation}",
+    }
 
 
 @command.command("add")

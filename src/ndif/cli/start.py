@@ -43,7 +43,7 @@ def command(
     ORG/NAME=FOLDER. Other models are loaded at their first request, or by `ndif deploy`.
 
     \b
-    A first word names what to start:
+    The first argument may name what to start:
       all           the server and its services (the default)
       api           the server alone
       broker        the broker of NDIF_BROKER_URL alone

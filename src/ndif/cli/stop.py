@@ -34,7 +34,7 @@ _ASK_TIMEOUT_S = 5.0
     default=_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds until a server that has not stopped is signalled.",
+    help="Seconds to wait for the server to stop before it receives a signal.",
 )
 @click.option(
     "--url",

@@ -142,7 +142,7 @@ class Run:
 class ServerRun(Run):
     """One server: the gateway, the dispatcher and what they need.
 
-    They are in this one process, or, with a broker, in several that this one supervises.
+    They are in this one process, or, with a broker, in several that this one only supervises.
     """
 
     server: ServerOptions
@@ -164,48 +164,38 @@ class ServerRun(Run):
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
     ) -> None:
-        if self.options.broker_url:
-            await self._supervise(supervisor, on_ready, stopping)
-        else:
-            await self._serve_alone(on_ready)
-
-    async def _supervise(
-        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
-    ) -> None:
-        """Serve in gateways and a dispatcher of their own; this process only supervises them."""
-        run_folder = self.run_folder
+        listening = self.prepared.listening
         config = ProcessConfig(
-            listening=self.prepared.listening.fileno(),
-            results=run_folder.results,
-            secret=run_folder.signing_key(),
-            token=run_folder.token() or "",
+            listening=listening.fileno(),
+            results=self.run_folder.results,
+            secret=self.run_folder.signing_key(),
+            token=self.run_folder.token() or "",
             loopback=is_loopback(self.server.host),
             deployments=self.prepared.deployments,
         )
+        if not self.options.broker_url:
+            http: Http
+            server = Server.many(
+                self.options,
+                config.deployments,
+                config.results,
+                secret=config.secret,
+                token=config.token,
+                loopback=config.loopback,
+                stop=lambda: http.stop(),
+            )
+            http = Http(server.uvicorn_config(listening), on_ready, server.farewell)
+            await http.serve(sockets=[listening])
+            return
         # Removed with the services' data when the run ends, also after a crash.
-        file = run_folder.service_data("processes") / "config.json"
+        file = self.run_folder.service_data("processes") / "config.json"
         config.write(file)
-        processes = config.processes(
-            file, self.options.api_workers, self.log, run_folder.log("dispatcher")
-        )
+        dispatcher_log = self.run_folder.log("dispatcher")
+        processes = config.processes(file, self.options.api_workers, self.log, dispatcher_log)
         await supervisor.start(processes, self.answers)
         if not stopping.is_set():
             on_ready()
             await supervisor.wait()
-
-    async def _serve_alone(self, on_ready: Callable[[], None]) -> None:
-        http: Http
-        server = Server.many(
-            self.options,
-            self.prepared.deployments,
-            self.run_folder.results,
-            secret=self.run_folder.signing_key(),
-            token=self.run_folder.token() or "",
-            loopback=is_loopback(self.server.host),
-            stop=lambda: http.stop(),
-        )
-        http = Http(server.uvicorn_config(self.prepared.listening), on_ready, server.farewell)
-        await http.serve(sockets=[self.prepared.listening])
 
     def _description(self) -> tuple[str, str, int, list[str]]:
         host, file = self.server.host, self.server.deployment_file

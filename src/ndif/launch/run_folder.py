@@ -24,7 +24,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import rmtree
 from typing import IO, Any, Literal
@@ -143,12 +143,9 @@ class RunFolder:
     def record(self) -> RunRecord | None:
         """Return the run's record; None if it cannot be read."""
         try:
-            found = json.loads((self.folder / "config.json").read_text())
-            # The record of an older server lacks the newer fields.
-            return RunRecord(
-                **{each.name: found[each.name] for each in fields(RunRecord) if each.name in found}
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            # The record of an older server lacks the newer fields, which have defaults.
+            return RunRecord(**json.loads((self.folder / "config.json").read_text()))
+        except (OSError, ValueError, TypeError):
             return None
 
 

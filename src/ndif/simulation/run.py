@@ -18,7 +18,6 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import Measured
 from ndif.cluster.models import Models
 from ndif.control.reconciler import Reconciler
-from ndif.errors import NdifError
 from ndif.host.port import ActorError
 from ndif.placement.node import Node
 from ndif.queue.autoscaler import Scaling
@@ -28,7 +27,7 @@ from ndif.schema.request import Request, Wire
 from ndif.simulation import virtual_time
 from ndif.simulation.actor import SimulatedActor
 from ndif.simulation.journal import Journal, JournalBroker
-from ndif.simulation.trace import TraceRequest
+from ndif.simulation.trace import TraceError, TraceRequest
 from ndif.simulation.world import World
 from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder
@@ -47,10 +46,6 @@ Progress = Callable[[int], None]
 """Called now and then with the number of requests sent."""
 
 
-class WorldError(NdifError):
-    """A trace cannot be replayed in a world; the message says why."""
-
-
 def run(
     world: World,
     trace: Sequence[TraceRequest],
@@ -62,7 +57,7 @@ def run(
     unknown = sorted(name for name in names if world.weights(name) is None)
     if unknown:
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-        raise WorldError(
+        raise TraceError(
             f"These models of the trace have no size: "
             f"{', '.join(unknown[:_MOST_NAMED])}{more}. Name them under models in the cluster file, or "
             "add default_size there."

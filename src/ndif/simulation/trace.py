@@ -48,12 +48,9 @@ class TraceRequest:
         return json.dumps({**given, "model": self.model.repo_id}, ensure_ascii=False)
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_generation(value: object) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"\d+\.\d+", value, re.ASCII))
+def _text(pattern: str) -> Callable[[object], bool]:
+    matches = re.compile(pattern, re.ASCII | re.DOTALL).fullmatch
+    return lambda value: isinstance(value, str) and matches(value) is not None
 
 
 def _number(value: object) -> float:
@@ -68,13 +65,13 @@ def _number(value: object) -> float:
 
 
 _SECONDS = (lambda value: _number(value) >= 0, "a number of seconds, at least 0")
-_TEXT = (_is_text, "text that is not empty")
+_TEXT = (_text(".+"), "text that is not empty")
 _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "at": (lambda value: isinstance(value, str) or _number(value) >= 0, _SECONDS[1]),
     "model": _TEXT,
     "user": _TEXT,
     "run_s": _SECONDS,
-    "generation": (_is_generation, 'a generation of nnsight in quotes, like "0.8"'),
+    "generation": (_text(r"\d+\.\d+"), 'a generation of nnsight in quotes, like "0.8"'),
     "weight": (lambda value: _number(value) > 0, "a number above 0"),
     "priority": (lambda value: isinstance(value, bool), "true or false"),
 }
