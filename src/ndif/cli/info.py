@@ -88,9 +88,22 @@ def _session(as_json: bool) -> None:
 
 
 def _config(url: str | None, token: str | None, as_json: bool) -> None:
-    from ndif.config.reference import as_text
+    """Show the settings of the running server, or else of one started now."""
+    from dataclasses import asdict
 
-    settings, owner = _settings(url, token)
+    from ndif.config.reference import as_text, variables
+
+    try:
+        server = connect(url, token)
+    except NoServerError:
+        if url is not None:
+            raise
+        settings, owner = (
+            [asdict(each) for each in variables(options())],
+            "a server that is started now",
+        )
+    else:
+        settings, owner = server.get("/admin/config")["settings"], f"the server at {server.url}"
     warn_of_unread_variables()
     if as_json:
         show_json({"settings": settings})
@@ -107,18 +120,3 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
     )
     headings = ("variable", "value", "source", "default", "meaning")
     console().print(table(f"Configuration of {owner}", headings, rows))
-
-
-def _settings(url: str | None, token: str | None) -> tuple[list[dict[str, Any]], str]:
-    """Return the settings of the running server, or else of one started now, and whose they are."""
-    from dataclasses import asdict
-
-    from ndif.config.reference import variables
-
-    try:
-        server = connect(url, token)
-    except NoServerError:
-        if url is not None:
-            raise
-        return [asdict(each) for each in variables(options())], "a server that is started now"
-    return server.get("/admin/config")["settings"], f"the server at {server.url}"

@@ -22,14 +22,13 @@ def command() -> None:
     metavar="ORG/NAME",
     help="Name by which clients ask for the model, if CHECKPOINT is a folder.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port; default: the first free one from 8289."
 )
 @click.option(
     "--dtype",
     default="auto",
-    show_default=True,
     help="Data type of the weights, e.g. bfloat16; auto: the checkpoint's.",
 )
 @click.option(
@@ -46,7 +45,6 @@ def command() -> None:
     "--replicas",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Replicas of the model that serve in parallel; on CPUs they share its weights.",
 )
 @click.option(

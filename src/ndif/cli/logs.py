@@ -28,7 +28,6 @@ _POLL_S = 0.3
     "--lines",
     type=click.IntRange(0),
     default=100,
-    show_default=True,
     help="Number of lines to show from the end of the log.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")

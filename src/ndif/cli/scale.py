@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ndif.cli.deploy import post_with_progress, report
 from ndif.cli.main import complete_models
-from ndif.cli.progress import post_with_progress, report
 from ndif.cli.server_client import ServerClient, with_server
 
 

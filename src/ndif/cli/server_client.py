@@ -13,8 +13,6 @@ from ndif.errors import NdifError
 from ndif.launch.run_folder import RunFolders
 
 if TYPE_CHECKING:
-    import httpx
-
     from ndif.config.settings import Settings
 
 _TIMEOUT_S = 30
@@ -83,22 +81,20 @@ class ServerClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             why = str(error) or type(error).__name__
             raise NoServerError(f"The server at {self.url} does not answer: {why}.") from error
-        return _content(self.url, answer)
-
-
-def _content(url: str, answer: httpx.Response) -> Any:
-    try:
-        content = answer.json()
-    except ValueError:
-        content = None
-    if answer.is_success and content is not None:
-        return content
-    detail = content.get("detail") if isinstance(content, dict) else None
-    if not isinstance(detail, str):
-        raise NoServerError(f"What answers at {url} is no ndif server (HTTP {answer.status_code}).")
-    if answer.is_server_error:
-        raise CommandError(detail)
-    raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
+        try:
+            content = answer.json()
+        except ValueError:
+            content = None
+        if answer.is_success and content is not None:
+            return content
+        detail = content.get("detail") if isinstance(content, dict) else None
+        if not isinstance(detail, str):
+            raise NoServerError(
+                f"What answers at {self.url} is no ndif server (HTTP {answer.status_code})."
+            )
+        if answer.is_server_error:
+            raise CommandError(detail)
+        raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
 
 
 def connect(url: str | None, token: str | None) -> ServerClient:

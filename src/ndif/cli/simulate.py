@@ -22,14 +22,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     required=True,
     help="YAML or JSON file of the nodes and models.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--seed", type=int, default=0, help="Seed of the random numbers.")
 @json_option
 @click.option(
-    "--top",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Maximum rows of each table; JSON has all.",
+    "--top", type=click.IntRange(1), default=20, help="Maximum rows of each table; JSON has all."
 )
 @click.option(
     "--generate",
@@ -40,28 +36,24 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--requests",
     type=click.IntRange(1, 10_000_000),
     default=100_000,
-    show_default=True,
     help="With --generate: number of requests.",
 )
 @click.option(
     "--models",
     type=click.IntRange(1, 100_000),
     default=300,
-    show_default=True,
     help="With --generate and without a cluster file: number of models.",
 )
 @click.option(
     "--users",
     type=click.IntRange(1, 1_000_000),
     default=500,
-    show_default=True,
     help="With --generate: number of users.",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(0, 24 * 366, min_open=True),
     default=24.0,
-    show_default=True,
     help="With --generate: hours that the requests span.",
 )
 def command(

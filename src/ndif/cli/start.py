@@ -13,7 +13,7 @@ from ndif.launch.services import COMPONENTS, Role
 @click.command("start")
 @click.argument("words", nargs=-1, metavar=f"[{'|'.join(COMPONENTS)}] [CHECKPOINT]...")
 @click.option("--worker", is_flag=True, help="Join the Ray cluster at NDIF_RAY_ADDRESS as a node.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port; default: NDIF_API_PORT, or 8001."
 )

@@ -32,7 +32,6 @@ _ASK_TIMEOUT_S = 5.0
     "--timeout",
     type=click.FloatRange(0),
     default=_TIMEOUT_S,
-    show_default=True,
     metavar="SECONDS",
     help="Seconds to wait for the server to stop before it receives a signal.",
 )

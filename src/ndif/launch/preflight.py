@@ -43,6 +43,7 @@ class ServerOptions:
 class Prepared:
     """Outcome of the checks of a server, with the port that they took."""
 
+    server: ServerOptions
     listening: socket.socket
     port: int
     deployments: tuple[DeploymentConfig, ...]
@@ -69,7 +70,7 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     if problems:
         listening.close()
         raise StartError(_numbered(problems))
-    return Prepared(listening, listening.getsockname()[1], deployments, services)
+    return Prepared(server, listening, listening.getsockname()[1], deployments, services)
 
 
 def preflight_of_services(options: Settings, role: Role) -> tuple[Service, ...]:

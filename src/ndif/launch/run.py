@@ -13,7 +13,7 @@ import uvloop
 from ndif import __version__
 from ndif.config.reference import changed
 from ndif.config.settings import Settings
-from ndif.launch.preflight import Prepared, ServerOptions
+from ndif.launch.preflight import Prepared
 from ndif.launch.run_folder import ActiveRunFolder, RunRecord
 from ndif.launch.services import Role
 from ndif.launch.services.plan import addresses
@@ -145,7 +145,6 @@ class ServerRun(Run):
     They are in this one process, or, with a broker, in several that this one only supervises.
     """
 
-    server: ServerOptions
     prepared: Prepared
 
     @property
@@ -155,7 +154,7 @@ class ServerRun(Run):
 
     def answers(self) -> bool:
         """See `Run.answers`."""
-        return answers(self.server.host, self.prepared.port)
+        return answers(self.prepared.server.host, self.prepared.port)
 
     def close_inherited(self) -> None:
         """See `Run.close_inherited`."""
@@ -170,7 +169,7 @@ class ServerRun(Run):
             results=self.run_folder.results,
             secret=self.run_folder.signing_key(),
             token=self.run_folder.token() or "",
-            loopback=is_loopback(self.server.host),
+            loopback=is_loopback(self.prepared.server.host),
             deployments=self.prepared.deployments,
         )
         if not self.options.broker_url:
@@ -198,14 +197,15 @@ class ServerRun(Run):
             await supervisor.wait()
 
     def _description(self) -> tuple[str, str, int, list[str]]:
-        host, file = self.server.host, self.server.deployment_file
+        server, port = self.prepared.server, self.prepared.port
+        file = server.deployment_file
         arguments = [
             *([self.role] if self.role != "all" else []),
-            *("--host", host, "--port", str(self.prepared.port)),
+            *("--host", server.host, "--port", str(port)),
             *(["--deployment-config", str(file.absolute())] if file else []),
-            *map(_absolute, self.server.checkpoints),
+            *map(_absolute, server.checkpoints),
         ]
-        return f"http://{for_url(host)}:{self.prepared.port}", host, self.prepared.port, arguments
+        return f"http://{for_url(server.host)}:{port}", server.host, port, arguments
 
 
 def _absolute(checkpoint: str) -> str:

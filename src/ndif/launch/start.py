@@ -34,9 +34,7 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
     prepared = preflight(options, server)
     with prepared.listening:
         run_folder = _create(run_folders, console)
-        run = ServerRun(
-            options, server.role, run_folder, prepared.services, server=server, prepared=prepared
-        )
+        run = ServerRun(options, server.role, run_folder, prepared.services, prepared=prepared)
         _run(run, console, detach, as_json, verbose)
 
 
@@ -88,7 +86,7 @@ def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
 
 
 def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
-    host = run.server.host
+    host = run.prepared.server.host
     if not is_loopback(host) and run.options.sandbox != "require":
         console.print(
             f"[bold yellow]Warning:[/] {host} is reachable from other machines, and untrusted code runs "

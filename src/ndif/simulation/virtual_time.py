@@ -7,6 +7,7 @@ output, threads and processes are refused, because they take real time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import selectors
 import time
@@ -90,15 +91,12 @@ class _Clock(selectors.BaseSelector):
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end in virtual time, and cancel the tasks that it leaves."""
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(main)
-    finally:
+    with contextlib.closing(VirtualLoop()) as loop:
         try:
+            return loop.run_until_complete(main)
+        finally:
             loop.run_until_complete(_end_others())
             loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
 
 
 async def _end_others() -> None:
