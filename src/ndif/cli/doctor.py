@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
-from ndif.cli.output import console, show_json
+from ndif.cli.output import console
 from ndif.cli.server_client import json_option
 
 
@@ -19,7 +21,7 @@ def command(as_json: bool) -> None:
     found = detect_layers()
     lacking = missing_layers(found)
     if as_json:
-        show_json({"layers": [asdict(layer) for layer in found], "safe": not lacking})
+        click.echo(json.dumps({"layers": [asdict(layer) for layer in found], "safe": not lacking}))
     else:
         from rich.table import Table
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndif.cli.output import show_answer, show_json
+from ndif.cli.output import show_json
 from ndif.cli.server_client import json_option, options
 from ndif.errors import NdifError
 
@@ -83,12 +84,11 @@ def add(generation: str, as_json: bool) -> None:
         runtime = _runtimes().add(
             generation_of(generation) or generation, lambda line: click.echo(line, err=True)
         )
-    path = [str(folder) for folder in runtime.path]
-    show_answer(
-        {"generation": runtime.generation, "version": runtime.version, "path": path},
-        as_json,
-        [f"nnsight {runtime.version} is installed in {path[0]}"],
-    )
+    row = _row(runtime.generation, runtime)
+    if as_json:
+        click.echo(json.dumps({key: row[key] for key in ("generation", "version", "path")}))
+    else:
+        click.echo(f"nnsight {runtime.version} is installed in {row['path'][0]}")
 
 
 @command.command("remove")
@@ -101,4 +101,6 @@ def remove(generation: str, as_json: bool) -> None:
     generation = generation_of(generation) or generation
     with _errors_as_sentences():
         _runtimes().remove(generation)
-    show_answer({"removed": generation}, as_json, [f"nnsight {generation} is removed"])
+    click.echo(
+        json.dumps({"removed": generation}) if as_json else f"nnsight {generation} is removed"
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
-from ndif.cli.output import show_answer
 from ndif.cli.server_client import json_option
 
 
@@ -14,4 +15,4 @@ def command(as_json: bool) -> None:
     """Print the version."""
     from ndif import __version__
 
-    show_answer({"version": __version__}, as_json, [__version__])
+    click.echo(json.dumps({"version": __version__}) if as_json else __version__)
