@@ -53,15 +53,22 @@ class Prepared:
 
 def preflight(options: Settings, server: ServerOptions) -> Prepared:
     """Check that a server can start, and take its port; a StartError names every problem."""
-    deployments, problems = _deployments(options, server)
+    deployments, unreadable = _deployments(options, server)
+    installed = Runtimes(options.runtimes).installed()
+    services, lacking = plan_services(options, server.role)
     problems = [
         *_machine_problems(options),
         *_account_problems(options),
-        *problems,
-        *_unserved(deployments, Runtimes(options.runtimes).installed()),
+        *unreadable,
+        *(
+            f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
+            f"run `ndif runtime add {generation}`."
+            for config in deployments
+            for generation in config.deployed_for
+            if generation not in installed
+        ),
+        *lacking,
     ]
-    services, lacking = plan_services(options, server.role)
-    problems += lacking
     try:
         port = server.port or options.api_port
         listening = listen(server.host, port, "Choose another with --port, or stop what uses it.")
@@ -140,13 +147,3 @@ def _deployments(
 
 def _of_argument(checkpoint: str) -> Iterator[DeploymentConfig]:
     yield replace(parse_checkpoint(checkpoint), dedicated=True)
-
-
-def _unserved(deployments: Iterable[DeploymentConfig], installed: Iterable[str]) -> Iterator[str]:
-    for config in deployments:
-        for generation in config.deployed_for:
-            if generation not in installed:
-                yield (
-                    f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
-                    f"run `ndif runtime add {generation}`."
-                )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from ndif.config.reference import name_of
@@ -55,15 +56,8 @@ def ray_head(options: Settings, *, may_start: bool) -> Service | None:
         raise ServiceError(
             f"{nothing} `ndif start ray` starts a head there, and so does `ndif start`."
         )
-    _check_folder(options)
-
-    async def make(_: RunFolder) -> Program:
-        from ndif.cluster.ray.cluster import HEAD
-
-        arguments = ("--head", f"--port={port}", "--include-dashboard=false")
-        return await _node(options, _ip(host), HEAD, arguments)
-
-    return _service(address, host, port, make)
+    arguments = (f"--port={port}", "--include-dashboard=false")
+    return _service(options, host, port, _ip(host), ("--head", *arguments), is_head=True)
 
 
 def ray_worker(options: Settings) -> Service:
@@ -81,48 +75,55 @@ def ray_worker(options: Settings) -> Service:
             f"Nothing answers at {address} ({_VARIABLE}). Start the head there (`ndif start`, or "
             "`ndif start ray`), and check that no firewall is in between."
         )
-    _check_folder(options)
-
-    async def make(_: RunFolder) -> Program:
-        # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
-        own = _ip(host) if is_loopback(host) else None
-        return await _node(options, own, {}, (f"--address={_ip(host)}:{port}",))
-
-    return _service(address, host, port, make)
+    # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
+    own = _ip(host) if is_loopback(host) else None
+    return _service(options, host, port, own, (f"--address={_ip(host)}:{port}",), is_head=False)
 
 
 def _service(
-    address: str, host: str, port: int, make: Callable[[RunFolder], Awaitable[Program]]
+    options: Settings,
+    host: str,
+    port: int,
+    ip: str | None,
+    arguments: Sequence[str],
+    *,
+    is_head: bool,
 ) -> Service:
-    times = {"start_timeout_s": 90, "stop_grace_s": _STOP_GRACE_S}
-    return Service(NAME, address, host, port, make, _has_started, **times)
+    folder = _checked_folder(options)
 
+    async def make(_: RunFolder) -> Program:
+        from ndif.cluster.fleet import inspect_machine
+        from ndif.cluster.ray.cluster import HEAD, declaration
+        from ndif.host.gpus import Driver
 
-async def _node(
-    options: Settings, ip: str | None, extra: Mapping[str, int], arguments: Sequence[str]
-) -> Program:
-    from ndif.cluster.fleet import inspect_machine
-    from ndif.cluster.ray.cluster import declaration
-    from ndif.host.gpus import Driver
+        driver = Driver()
+        looked = await inspect_machine(options, driver)
+        await driver.close()
+        resources = {**declaration(looked.node.resources), **(HEAD if is_head else {})}
+        return Program(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                "--disable-usage-stats",
+                f"--node-name={machine_name()}",
+                *((f"--node-ip-address={ip}",) if ip else ()),
+                # Replicas need resources of their own; for each of these CPUs, Ray would start a process.
+                *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
+                *("--include-log-monitor=false", f"--temp-dir={folder}"),
+                f"--resources={json.dumps(resources)}",
+                *arguments,
+            ],
+            {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+        )
 
-    driver = Driver()
-    looked = await inspect_machine(options, driver)
-    await driver.close()
-    folder = options.ray_temp_dir.expanduser().absolute()
-    resources = {**declaration(looked.node.resources), **extra}
-    return Program(
-        [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            "--disable-usage-stats",
-            f"--node-name={machine_name()}",
-            *((f"--node-ip-address={ip}",) if ip else ()),
-            # Replicas need resources of their own; for each of these CPUs, Ray would start a process.
-            *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
-            *("--include-log-monitor=false", f"--temp-dir={folder}"),
-            f"--resources={json.dumps(resources)}",
-            *arguments,
-        ],
-        {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+    return Service(
+        NAME,
+        options.ray_address,
+        host,
+        port,
+        make,
+        _has_started,
+        start_timeout_s=90,
+        stop_grace_s=_STOP_GRACE_S,
     )
 
 
@@ -150,7 +151,7 @@ def _ip(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def _check_folder(options: Settings) -> None:
+def _checked_folder(options: Settings) -> Path:
     folder = options.ray_temp_dir.expanduser().absolute()
     problem = disk_space_problem(folder, "Ray's files", _FOLDER)
     if problem is not None:
@@ -162,3 +163,4 @@ def _check_folder(options: Settings) -> None:
             f"have a path of more than {_MAX_SOCKET_PATH} bytes. Choose another folder with the "
             f"variable {_FOLDER}."
         )
+    return folder
