@@ -7,9 +7,9 @@ import time
 
 from bench.figures import Figure
 from ndif.simulation import generate
-from ndif.simulation.cluster_file import read
 from ndif.simulation.report import report
 from ndif.simulation.run import run
+from ndif.simulation.world import read
 
 _REQUESTS = 100_000
 _MODELS = 300

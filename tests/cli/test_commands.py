@@ -194,7 +194,7 @@ def test_a_server_whose_models_no_file_could_name_is_not_ended_for_a_restart(
         session.id, url=url, host=host, port=int(port), version="1", arguments=[], settings={}
     )
     session.publish(record)
-    monkeypatch.setattr("ndif.cli.shutdown.end", lambda server: pytest.fail("it was ended"))
+    monkeypatch.setattr("ndif.cli.stop.end", lambda server: pytest.fail("it was ended"))
     try:
         ndif("deploy", "org/a")
         ndif("scale", "org/a", "0")  # which this server's export has as no server could read it

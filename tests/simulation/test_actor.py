@@ -17,9 +17,9 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.simulation import virtual_time
 from ndif.simulation.actor import SimulatedActor
-from ndif.simulation.cluster_file import read
 from ndif.simulation.journal import Journal, Usage
 from ndif.simulation.trace import TraceRequest
+from ndif.simulation.world import read
 
 WORLD = read(
     """

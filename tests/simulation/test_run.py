@@ -12,13 +12,12 @@ from rich.console import Console
 from ndif.schema.model_key import ModelKey
 from ndif.schema.status import Status
 from ndif.simulation import generate
-from ndif.simulation.cluster_file import read
 from ndif.simulation.journal import Journal
 from ndif.simulation.report import report
-from ndif.simulation.run import WorldError, run
+from ndif.simulation.run import run
 from ndif.simulation.tables import show
-from ndif.simulation.trace import TraceRequest
-from ndif.simulation.world import World
+from ndif.simulation.trace import TraceError, TraceRequest
+from ndif.simulation.world import World, read
 
 ONE_GPU = """
 nodes: [{gpus: 1x10GB, cpu_memory: 100GB}]
@@ -202,7 +201,7 @@ def test_what_does_not_end_is_left() -> None:
 
 
 def test_models_of_no_known_size_are_told() -> None:
-    with pytest.raises(WorldError, match=r"org/new, org/other\. Name them under models"):
+    with pytest.raises(TraceError, match=r"org/new, org/other\. Name them under models"):
         simulated(ONE_GPU, asks(0, "a"), asks(1, "other"), asks(1, "new"))
     journal = simulated(ONE_GPU + "default_size: 1GB\n", asks(0, "new"))
     assert waits(journal) == [10 + 1.15]

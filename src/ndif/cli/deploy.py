@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import CommandError, ServerClient, with_server
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_POLL_S = 0.5
 
 
 @click.command("deploy")
@@ -20,7 +29,7 @@ from ndif.cli.server_client import CommandError, ServerClient, with_server
     help="YAML or JSON file of models and their settings.",
 )
 @click.option(
-    "--sync", is_flag=True, help="Also evict every deployed model that is not named here."
+    "--sync", is_flag=True, help="Also evict every deployed model that this command does not name."
 )
 @click.option("--dedicated", is_flag=True, help="Never evict these models to make room for others.")
 @click.option(
@@ -52,18 +61,14 @@ def command(
 
     FOLDER is on the server's machine. The exit code is 1 if a model could not be deployed.
     """
-    from ndif.cli.progress import post_with_progress, report
-
     entries = _entries(server, checkpoints, deployment_file)
     for entry in entries:
-        entry.update({"dedicated": True} if dedicated else {})
-        entry.update({"replicas": replicas} if replicas is not None else {})
-    body = {
-        "deployments": entries,
-        "generation": generation,
-        "wait": not no_wait,
-        "sync": sync,
-    }
+        if dedicated:
+            entry["dedicated"] = True
+        if replicas is not None:
+            entry["replicas"] = replicas
+    wait = not no_wait
+    body = {"deployments": entries, "generation": generation, "wait": wait, "sync": sync}
     answer = post_with_progress(server, "/admin/deploy", body, quiet=as_json or no_wait)
     report(answer, as_json, state="is loading" if no_wait else "is ready")
 
@@ -85,3 +90,85 @@ def _entries(
     if not configs:
         raise CommandError(f"{file} names no model.")
     return [to_entry(config) for config in configs]
+
+
+def post_with_progress(
+    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool
+) -> Any:
+    """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
+    answer: Future[Any] = Future()
+
+    def post() -> None:
+        try:
+            answer.set_result(server.post(path, body, None))
+        except Exception as error:
+            answer.set_exception(error)
+
+    # A daemon thread: an interrupted command does not wait for the answer.
+    threading.Thread(target=post, daemon=True).start()
+    try:
+        if not quiet:
+            _show(server, answer)
+        return answer.result()
+    except KeyboardInterrupt as error:
+        raise CommandError(
+            "Interrupted; the server continues the operation. `ndif status` shows its progress."
+        ) from error
+
+
+def _show(server: ServerClient, answer: Future[Any]) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        shown: dict[str, TaskID] = {}
+        while not wait([answer], _POLL_S).done:
+            try:
+                _update(bars, shown, server.get("/admin/status"))
+            except CommandError:
+                return  # the answer to the POST says what is wrong
+
+
+def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
+    loading = {
+        replica["replica_id"]: (model["repo_id"], replica)
+        for model in status["models"]
+        for replica in model["replicas"]
+        if replica["state"] == "DEPLOYING"
+    }
+    for replica_id in shown.keys() - loading.keys():
+        bars.remove_task(shown.pop(replica_id))
+    for replica_id, (name, replica) in loading.items():
+        if replica_id not in shown:
+            shown[replica_id] = bars.add_task(f"Loading {name}", total=None)
+        done = replica["done"] or 0
+        bars.update(shown[replica_id], completed=done, total=replica["total"])
+
+
+def report(answer: Any, as_json: bool, *, state: str) -> None:
+    """Print the outcome of a deployment, whose replicas are in `state`; raise the problems of models."""
+    models = answer["models"]
+    show_answer(answer, as_json, (line for model in models for line in _outcome(model, state)))
+    failed = [f"{model['repo_id']}: {model['problem']}" for model in models if model["problem"]]
+    if failed:
+        raise CommandError("\n".join(failed))
+
+
+def _outcome(model: Mapping[str, Any], state: str) -> Iterator[str]:
+    for each in model["evicted"]:
+        replica = f"replica {each['replica_id']}" if each["replica_id"] else "while it was set up"
+        yield f"Evicted: {variant_name(each['model'])} ({replica})."
+    count = len(model["replicas"])
+    if count:
+        yield f"{model['repo_id']} {state}: {count} {'replica' if count == 1 else 'replicas'}."
+    elif not model["problem"]:
+        yield f"{model['repo_id']} has no replicas left."

@@ -6,9 +6,12 @@ import json
 
 import click
 
+from ndif.cli.output import console
+from ndif.cli.server_client import json_option
+
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(as_json: bool) -> None:
     """Show the sandbox layers that this machine offers; the exit code is 1 if a required one is missing."""
     from dataclasses import asdict
@@ -20,7 +23,6 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"layers": [asdict(layer) for layer in found], "safe": not lacking}))
     else:
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(title="Sandbox layers of this machine")
@@ -30,9 +32,8 @@ def command(as_json: bool) -> None:
             color = "red" if layer.required else "yellow"
             present = "[green]yes[/]" if layer.present else f"[{color}]no[/]"
             table.add_row(layer.name, present, "yes" if layer.required else "no", layer.detail)
-        console = Console()
-        console.print(table)
-        console.print(
+        console().print(table)
+        console().print(
             "Untrusted code runs confined on this machine."
             if not lacking
             else "Untrusted code is refused on this machine (NDIF_SANDBOX=best-effort runs it anyway)."

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from ndif.cli.main import complete_models
+from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import ServerClient, with_server
 
 
@@ -17,15 +21,11 @@ def command(
     server: ServerClient, as_json: bool, model: str, replica: str | None, cold: bool
 ) -> None:
     """Remove MODEL, a repo id or a model key, from its devices."""
-    from ndif.cli.output import show_json, variant_name
-
     answer = server.post("/admin/evict", {"model": model, "replica": replica, "cold": cold}, None)
-    if as_json:
-        show_json(answer)
-        return
-    for each in answer["evicted"]:
-        name, replica_id = variant_name(each["model_key"]), each["replica_id"]
-        outcome = (
-            f"replica {replica_id} is evicted" if replica_id else "its deployment is cancelled"
-        )
-        click.echo(f"{name}: {outcome}.")
+    show_answer(answer, as_json, map(_outcome, answer["evicted"]))
+
+
+def _outcome(evicted: Mapping[str, Any]) -> str:
+    replica_id = evicted["replica_id"]
+    outcome = f"replica {replica_id} is evicted" if replica_id else "its deployment is cancelled"
+    return f"{variant_name(evicted['model_key'])}: {outcome}."

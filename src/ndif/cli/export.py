@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ndif.cli.output import show_json
 from ndif.cli.server_client import ServerClient, with_server
 
 
@@ -11,8 +12,6 @@ from ndif.cli.server_client import ServerClient, with_server
 @with_server
 def command(server: ServerClient, as_json: bool) -> None:
     """Print a deployment file of the models deployed now, as YAML or with --json as JSON."""
-    from ndif.cli.output import show_json
-
     deployments = server.get("/admin/export")["deployments"]
     if as_json:
         show_json(deployments)

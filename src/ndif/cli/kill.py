@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ndif.cli.output import show_answer
 from ndif.cli.server_client import ServerClient, with_server
 
 
@@ -12,10 +13,5 @@ from ndif.cli.server_client import ServerClient, with_server
 @with_server
 def command(server: ServerClient, as_json: bool, request_id: str) -> None:
     """End a waiting or running request; its user gets an error."""
-    from ndif.cli.output import show_json
-
     answer = server.post("/admin/kill", {"request_id": request_id})
-    if as_json:
-        show_json(answer)
-    else:
-        click.echo(f"Request {request_id} is ended.")
+    show_answer(answer, as_json, [f"Request {request_id} is ended."])

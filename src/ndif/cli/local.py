@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+
+from ndif.cli.output import warn_of_unread_variables
 
 
 @click.group("local")
@@ -15,16 +18,17 @@ def command() -> None:
 @command.command("start")
 @click.argument("checkpoint")
 @click.option(
-    "--name", metavar="ORG/NAME", help="Name by which clients ask for a model that is a folder."
+    "--name",
+    metavar="ORG/NAME",
+    help="Name by which clients ask for the model, if CHECKPOINT is a folder.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port; default: the first free one from 8289."
 )
 @click.option(
     "--dtype",
     default="auto",
-    show_default=True,
     help="Data type of the weights, e.g. bfloat16; auto: the checkpoint's.",
 )
 @click.option(
@@ -33,7 +37,7 @@ def command() -> None:
     "model.",
 )
 @click.option("--revision", help="Branch, tag or commit of the repository.")
-@click.option("--task", help="Task of transformers; default: the one of the architecture.")
+@click.option("--task", help="transformers task; default: the task of the model's architecture.")
 @click.option(
     "--threads", type=click.IntRange(1), help="CPU threads of the model; default: one per core."
 )
@@ -41,11 +45,11 @@ def command() -> None:
     "--replicas",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Replicas of the model that serve in parallel; on CPUs they share its weights.",
 )
 @click.option(
     "--results-dir",
+    "results",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of large results until they are fetched; default: a temporary folder.",
 )
@@ -57,48 +61,16 @@ def command() -> None:
 )
 @click.option(
     "--execution-timeout",
+    "execution_timeout_s",
     type=click.FloatRange(min=0, min_open=True),
     help="Maximum run time of a request in seconds; default: NDIF_EXECUTION_TIMEOUT_SECONDS.",
 )
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show the log of the server and the model process."
 )
-def start(
-    checkpoint: str,
-    name: str | None,
-    host: str,
-    port: int | None,
-    dtype: str,
-    device: str | None,
-    revision: str | None,
-    task: str | None,
-    threads: int | None,
-    replicas: int,
-    results_dir: Path | None,
-    share_weights: bool,
-    sandbox: bool,
-    execution_timeout: float | None,
-    verbose: bool,
-) -> None:
+def start(threads: int | None, **options: Any) -> None:
     """Serve CHECKPOINT, a Hugging Face repo id or a folder, to nnsight's remote=True."""
-    from ndif.cli.output import warn_of_unread_variables
     from ndif.server.local import Local
 
     warn_of_unread_variables()
-    Local(
-        checkpoint=checkpoint,
-        name=name,
-        host=host,
-        port=port,
-        dtype=dtype,
-        device=device,
-        revision=revision,
-        task=task,
-        threads=threads or 0,
-        replicas=replicas,
-        results=results_dir,
-        share_weights=share_weights,
-        sandbox=sandbox,
-        execution_timeout_s=execution_timeout,
-        verbose=verbose,
-    ).run()
+    Local(threads=threads or 0, **options).run()

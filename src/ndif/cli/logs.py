@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from typing import TextIO
 
 import click
 
-from ndif.cli.server_client import CommandError, options
+from ndif.cli.server_client import CommandError, run_folders
 from ndif.launch.run_folder import LOG_NAMES
 from ndif.launch.services import STANDALONE
 
@@ -27,21 +28,17 @@ _POLL_S = 0.3
     "--lines",
     type=click.IntRange(0),
     default=100,
-    show_default=True,
-    help="Number of lines from the end.",
+    help="Number of lines to show from the end of the log.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
 def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
     """Show the log of this machine's server, or of its last one."""
-    from ndif.launch.run_folder import RunFolders
-
-    run_folders = RunFolders(options().session_root)
-    run_folder = run_folders.latest()
-    alone = run_folders.of_service(service).latest()
+    run_folder = run_folders().latest()
+    alone = run_folders().of_service(service).latest()
     if alone is not None and (run_folder is None or not run_folder.log(service).exists()):
         run_folder = alone
     if run_folder is None:
-        raise CommandError(f"There was no session yet in {run_folders.root}, so there is no log.")
+        raise CommandError(f"There was no session yet in {run_folders().root}, so there is no log.")
     if service in STANDALONE and not run_folder.log(service).exists():
         raise CommandError(f"{run_folder.id} started no {service}: its log is where that runs.")
     try:
@@ -76,6 +73,4 @@ def _whole_lines(file: TextIO) -> Iterator[str]:
 
 
 def _show(line: str, as_json: bool) -> None:
-    import json
-
     click.echo(json.dumps({"line": line}) if as_json else line)

@@ -64,7 +64,9 @@ class LazyGroup(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 def cli() -> None:
     """Run nnsight traces next to the weights."""
 

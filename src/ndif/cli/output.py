@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndif.config.units import format_duration, format_size
+from ndif.config.units import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,50 +33,52 @@ def show_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def show_answer(answer: Any, as_json: bool, lines: Iterable[str]) -> None:
+    """Print the server's answer to an operation as JSON, or else the lines that tell it to people."""
+    if as_json:
+        show_json(answer)
+        return
+    for line in lines:
+        click.echo(line)
+
+
 def console() -> Console:
     """Return the console for tables, wide enough that a pipe gets unfolded lines."""
     from rich.console import Console
 
     found = Console(highlight=False)
-    return (
-        found
-        if found.is_terminal
-        else Console(highlight=False, width=max(found.width, _PIPE_WIDTH))
-    )
+    if found.is_terminal:
+        return found
+    return Console(highlight=False, width=max(found.width, _PIPE_WIDTH))
 
 
-def table(title: str, *headings: str) -> Table:
-    """Return an empty table whose cells are folded instead of cut."""
+def table(title: str, headings: Sequence[str], rows: Iterable[Iterable[object]]) -> Table:
+    """Return a table of text, which is not markup; cells are folded instead of cut."""
+    from rich.markup import escape
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left")
+    made = Table(title=title, title_justify="left", show_header=any(headings))
     for heading in headings:
         made.add_column(heading, overflow="fold")
-    return made
-
-
-def add_rows(made: Table, rows: Iterable[Iterable[object]]) -> Table:
-    """Fill a table with text from a server, which is not markup."""
-    from rich.markup import escape
-
     for row in rows:
         made.add_row(*(escape("-" if cell is None else str(cell)) for cell in row))
     return made
 
 
-def size(count: float | None) -> str:
-    """Format a number of bytes; "-" for None."""
-    return "-" if count is None else format_size(count)
+def under(head: Sequence[object], rows: Iterable[Iterable[object]]) -> Iterator[tuple[object, ...]]:
+    """Yield each row after the cells of `head`, which are blank from the second row on."""
+    for number, row in enumerate(rows):
+        yield (*(head if number == 0 else [""] * len(head)), *row)
 
 
 def duration(seconds: float | None) -> str:
     """Format a duration in whole seconds; "-" for None."""
-    return "-" if seconds is None else format_duration(max(0, round(seconds)))
+    return format_duration(None if seconds is None else max(0, round(seconds)))
 
 
 def elapsed(moment: float | None) -> str:
     """Format the time that has passed since `moment`, in Unix seconds."""
-    return "-" if moment is None else duration(time.time() - moment)
+    return duration(None if moment is None else time.time() - moment)
 
 
 def name_of(model: dict[str, Any]) -> str:
@@ -104,30 +107,25 @@ def show(
     interval_s: float | None,
 ) -> None:
     """Show what `fetch` returns: once, or every `interval_s` seconds, as JSON then one value a line."""
-    if interval_s is None:
-        if as_json:
-            show_json(fetch())
-        else:
-            console().print(render(fetch()))
-        return
-    try:
-        if as_json:
-            _show_lines(fetch, interval_s)
-        else:
-            _show_live(fetch, render, interval_s)
-    except KeyboardInterrupt:
-        return
+    if interval_s is None and as_json:
+        show_json(fetch())
+    elif interval_s is None:
+        console().print(render(fetch()))
+    else:
+        with contextlib.suppress(KeyboardInterrupt):
+            _repeat(fetch, render, as_json, interval_s)
 
 
-def _show_lines(fetch: Callable[[], Any], interval_s: float) -> None:
-    while True:
+def _repeat(
+    fetch: Callable[[], Any],
+    render: Callable[[Any], RenderableType],
+    as_json: bool,
+    interval_s: float,
+) -> None:
+    while as_json:
         click.echo(json.dumps(fetch()))
         time.sleep(interval_s)
 
-
-def _show_live(
-    fetch: Callable[[], Any], render: Callable[[Any], RenderableType], interval_s: float
-) -> None:
     from rich.live import Live
 
     with Live(render(fetch()), console=console(), auto_refresh=False, screen=False) as live:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndif.cli.output import duration, elapsed, name_of, show, table, under
 from ndif.cli.server_client import ServerClient, with_server
 
 if TYPE_CHECKING:
@@ -20,45 +21,30 @@ if TYPE_CHECKING:
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
     """Show running and waiting requests."""
-    from ndif.cli.output import show
-
     show(lambda: server.get("/admin/queue"), _rendered, as_json=as_json, interval_s=watch)
 
 
 def _rendered(queue: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
-    from ndif.cli.output import add_rows, duration, elapsed, name_of, table
-
-    made = table(
-        "Requests", "model", "nnsight", "request", "user", "position", "for", "starts in", "replica"
-    )
+    rows: list[tuple[object, ...]] = []
     for model in queue["models"]:
-        head = (name_of(model), model["generation"])
         running = [
-            (
-                each["request_id"],
-                each["user"],
-                "running",
-                elapsed(each["since"]),
-                "",
-                each["replica_id"],
-            )
-            for each in model["running"]
+            ("running", elapsed(each["since"]), "", each["replica_id"]) for each in model["running"]
         ]
         waiting = [
-            (
-                each["request_id"],
-                each["user"],
-                each["position"],
-                elapsed(each["received"]),
-                duration(each["expected_start_s"]),
-                "",
-            )
+            (each["position"], elapsed(each["received"]), duration(each["expected_start_s"]), "")
             for each in model["waiting"]
         ]
-        add_rows(
-            made,
-            ((*(head if n == 0 else ("", "")), *row) for n, row in enumerate([*running, *waiting])),
+        requests = [*model["running"], *model["waiting"]]
+        rows += under(
+            (name_of(model), model["generation"]),
+            (
+                (each["request_id"], each["user"], *state)
+                for each, state in zip(requests, [*running, *waiting], strict=True)
+            ),
         )
-    return made if made.row_count else Text("No request is running or waiting.")
+    if not rows:
+        return Text("No request is running or waiting.")
+    of_request = ("request", "user", "position", "for", "starts in", "replica")
+    return table("Requests", ("model", "nnsight", *of_request), rows)

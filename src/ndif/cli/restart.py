@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from ndif.cli import stop
 from ndif.cli.main import complete_models
+from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import (
     CommandError,
     RefusedError,
     ServerClient,
-    options,
+    run_folders,
     with_server,
 )
+from ndif.launch.run_folder import RunFolder, RunRecord
 from ndif.launch.services import COMPONENTS
-
-if TYPE_CHECKING:
-    from ndif.launch.run_folder import RunFolder, RunRecord
 
 
 @click.command("restart")
@@ -34,29 +34,21 @@ def command(server: ServerClient, as_json: bool, model: str | None) -> None:
     start and the models that are deployed now.
     """
     if model is None:
-        _server(server, as_json)
-    else:
-        _model(server, as_json, model)
-
-
-def _model(server: ServerClient, as_json: bool, model: str) -> None:
-    from ndif.cli.output import show_json, variant_name
-
-    answer = server.post("/admin/restart", {"model": model})
-    if as_json:
-        show_json(answer)
+        _restart_server(server, as_json)
         return
-    for replica in answer["restarted"]:
-        click.echo(
-            f"{variant_name(replica['model_key'])}: replica {replica['replica_id']} restarts."
-        )
+    answer = server.post("/admin/restart", {"model": model})
+    show_answer(
+        answer,
+        as_json,
+        (
+            f"{variant_name(each['model_key'])}: replica {each['replica_id']} restarts."
+            for each in answer["restarted"]
+        ),
+    )
 
 
-def _server(server: ServerClient, as_json: bool) -> None:
-    from ndif.cli.shutdown import end
-    from ndif.launch.run_folder import RunFolders
-
-    running = RunFolders(options().session_root).running()
+def _restart_server(server: ServerClient, as_json: bool) -> None:
+    running = run_folders().running()
     if not server.is_local or running is None:
         raise RefusedError(
             "A server can be restarted on its own machine only; from here, `ndif restart MODEL` restarts "
@@ -66,7 +58,7 @@ def _server(server: ServerClient, as_json: bool) -> None:
     # Read while the server lives: this command's own environment may have changed since the start.
     environment = _environment(record.pid)
     arguments = _arguments(server, run_folder, record)
-    end(server)
+    stop.end(server)
     done = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
         [
             *(sys.executable, "-m", "ndif", "start", "--detach", *arguments),
@@ -80,11 +72,7 @@ def _server(server: ServerClient, as_json: bool) -> None:
 
 
 def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -> list[str]:
-    """Return the arguments of the first start with the models deployed now, if the server can name them.
-
-    Raises:
-        CommandError: If no server could be started with these models.
-    """
+    """Return the arguments of the first start with the models deployed now, if the server can name them."""
     from ndif.schema.deployment_file import DeploymentFileError, read_file
 
     try:
@@ -111,8 +99,5 @@ def _environment(pid: int) -> dict[str, str]:
         raise CommandError(
             f"The environment of process {pid} cannot be read: {error.strerror}."
         ) from error
-    pairs = (entry.partition(b"=") for entry in content.split(b"\0") if b"=" in entry)
-    return {
-        name.decode(errors="surrogateescape"): value.decode(errors="surrogateescape")
-        for name, _, value in pairs
-    }
+    pairs = (entry.partition("=") for entry in os.fsdecode(content).split("\0"))
+    return {name: value for name, equals, value in pairs if equals}

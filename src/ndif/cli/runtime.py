@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import click
+
+from ndif.cli.output import show_json
+from ndif.cli.server_client import json_option, options
+from ndif.errors import NdifError
+
+if TYPE_CHECKING:
+    from ndif.host.runtimes import Runtime, Runtimes
 
 
 @click.group("runtime")
@@ -10,43 +22,30 @@ def command() -> None:
     """Install the nnsight generations that clients of this server may use."""
 
 
+def _runtimes() -> Runtimes:
+    from ndif.host.runtimes import Runtimes
+
+    return Runtimes(options().runtimes)
+
+
+@contextlib.contextmanager
+def _errors_as_sentences() -> Iterator[None]:
+    try:
+        yield
+    except (NdifError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_runtimes(as_json: bool) -> None:
     """Show which nnsight generations are installed and which could be."""
-    import json
+    from ndif.host.runtimes import SUPPORTED
 
-    from ndif.config.settings import settings
-    from ndif.host.runtimes import SUPPORTED, Runtimes
-
-    installed = Runtimes(settings().runtimes).installed()
-    missing = {
-        generation: f"ndif runtime add {generation}"
-        for generation in SUPPORTED
-        if generation not in installed
-    }
+    installed = _runtimes().installed()
+    rows = [_row(name, installed.get(name)) for name in dict.fromkeys([*installed, *SUPPORTED])]
     if as_json:
-        rows: list[dict[str, object]] = [
-            {
-                "generation": runtime.generation,
-                "version": runtime.version,
-                "interpreter": str(runtime.interpreter),
-                "path": [str(folder) for folder in runtime.path],
-                "install": None,
-            }
-            for runtime in installed.values()
-        ]
-        rows += [
-            {
-                "generation": generation,
-                "version": None,
-                "interpreter": None,
-                "path": [],
-                "install": install,
-            }
-            for generation, install in missing.items()
-        ]
-        click.echo(json.dumps(rows, indent=2))
+        show_json(rows)
         return
 
     from rich.console import Console
@@ -55,52 +54,53 @@ def list_runtimes(as_json: bool) -> None:
 
     table = Table("generation", "version")
     table.add_column("where", overflow="fold")
-    for runtime in installed.values():
-        where = escape(str(runtime.path[0])) if runtime.path else "installed with ndif"
-        table.add_row(runtime.generation, runtime.version, where)
-    for generation, install in missing.items():
-        table.add_row(generation, "-", f"not installed; to install it: {install}", style="dim")
+    for row in rows:
+        if row["install"]:
+            where, style = f"not installed; to install it: {row['install']}", "dim"
+        else:
+            where, style = escape(row["path"][0]) if row["path"] else "installed with ndif", ""
+        table.add_row(row["generation"], row["version"] or "-", where, style=style)
     Console().print(table)
+
+
+def _row(generation: str, runtime: Runtime | None) -> dict[str, Any]:
+    return {
+        "generation": generation,
+        "version": runtime.version if runtime else None,
+        "interpreter": str(runtime.interpreter) if runtime else None,
+        "path": [str(folder) for folder in runtime.path] if runtime else [],
+        "install": None if runtime else f"ndif runtime add {generation}",
+    }
 
 
 @command.command("add")
 @click.argument("generation")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def add(generation: str, as_json: bool) -> None:
     """Install the nnsight GENERATION, such as 0.7."""
-    import json
+    from ndif.host.runtimes import generation_of
 
-    from ndif.config.settings import settings
-    from ndif.host.runtimes import Runtimes, RuntimesError, generation_of
-
-    try:
-        runtime = Runtimes(settings().runtimes).add(
+    with _errors_as_sentences():
+        runtime = _runtimes().add(
             generation_of(generation) or generation, lambda line: click.echo(line, err=True)
         )
-    except (RuntimesError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    row = _row(runtime.generation, runtime)
     if as_json:
-        installed = {"generation": runtime.generation, "version": runtime.version}
-        click.echo(json.dumps({**installed, "path": [str(folder) for folder in runtime.path]}))
+        click.echo(json.dumps({key: row[key] for key in ("generation", "version", "path")}))
     else:
-        click.echo(f"nnsight {runtime.version} is installed in {runtime.path[0]}")
+        click.echo(f"nnsight {runtime.version} is installed in {row['path'][0]}")
 
 
 @command.command("remove")
 @click.argument("generation")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def remove(generation: str, as_json: bool) -> None:
     """Remove the installed nnsight GENERATION."""
-    import json
-
-    from ndif.config.settings import settings
-    from ndif.host.runtimes import Runtimes, RuntimesError, generation_of
+    from ndif.host.runtimes import generation_of
 
     generation = generation_of(generation) or generation
-    try:
-        Runtimes(settings().runtimes).remove(generation)
-    except (RuntimesError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    with _errors_as_sentences():
+        _runtimes().remove(generation)
     click.echo(
         json.dumps({"removed": generation}) if as_json else f"nnsight {generation} is removed"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ndif.cli.deploy import post_with_progress, report
 from ndif.cli.main import complete_models
 from ndif.cli.server_client import ServerClient, with_server
 
@@ -21,9 +22,6 @@ def command(
     server: ServerClient, as_json: bool, model: str, replicas: int, generation: str | None
 ) -> None:
     """Set the number of REPLICAS of MODEL, a repo id or a model key."""
-    from ndif.cli.progress import post_with_progress, report
-
     body = {"model": model, "replicas": replicas, "generation": generation}
-    report(
-        post_with_progress(server, "/admin/scale", body, quiet=as_json), as_json, state="is to have"
-    )
+    answer = post_with_progress(server, "/admin/scale", body, quiet=as_json)
+    report(answer, as_json, state="is to have")

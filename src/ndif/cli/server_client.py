@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from ndif.errors import NdifError
+from ndif.launch.run_folder import RunFolders
 
 if TYPE_CHECKING:
-    import httpx
-
     from ndif.config.settings import Settings
 
 _TIMEOUT_S = 30
@@ -49,25 +48,17 @@ class ServerClient:
     """The routes of one running server."""
 
     def __init__(self, url: str, token: str | None, *, is_local: bool) -> None:
-        self.url = url.rstrip("/")
+        self.url = url
         self.is_local = is_local
         """True for the server of this machine's current session."""
         self._token = token
 
     def get(self, path: str) -> Any:
-        """Return the answer of a route.
-
-        Raises:
-            CommandError: If the server refuses or does not answer.
-        """
+        """Return the answer of a route; raise a CommandError if the server refuses or does not answer."""
         return self._request("GET", path, None, _TIMEOUT_S)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = _TIMEOUT_S) -> Any:
-        """Return the answer of a route to `body`; a timeout of None waits without limit.
-
-        Raises:
-            CommandError: If the server refuses or does not answer.
-        """
+        """Return the answer of a route to `body`, like `get`; a timeout of None waits without limit."""
         return self._request("POST", path, body, timeout_s)
 
     def _request(
@@ -90,46 +81,43 @@ class ServerClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             why = str(error) or type(error).__name__
             raise NoServerError(f"The server at {self.url} does not answer: {why}.") from error
-        return _content(self.url, answer)
-
-
-def _content(url: str, answer: httpx.Response) -> Any:
-    try:
-        content = answer.json()
-    except ValueError:
-        content = None
-    if answer.is_success and content is not None:
-        return content
-    detail = content.get("detail") if isinstance(content, dict) else None
-    if not isinstance(detail, str):
-        raise NoServerError(f"What answers at {url} is no ndif server (HTTP {answer.status_code}).")
-    if answer.is_server_error:
-        raise CommandError(detail)
-    raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
+        try:
+            content = answer.json()
+        except ValueError:
+            content = None
+        if answer.is_success and content is not None:
+            return content
+        detail = content.get("detail") if isinstance(content, dict) else None
+        if not isinstance(detail, str):
+            raise NoServerError(
+                f"What answers at {self.url} is no ndif server (HTTP {answer.status_code})."
+            )
+        if answer.is_server_error:
+            raise CommandError(detail)
+        raise (NotFoundError if answer.status_code == _NOT_FOUND_HTTP else RefusedError)(detail)
 
 
 def connect(url: str | None, token: str | None) -> ServerClient:
-    """Return the server that the options name, or else that of the current session.
-
-    Raises:
-        NdifError: If there is none.
-    """
-    from ndif.launch.run_folder import RunFolders
+    """Return the server that the options name, or else that of the current session."""
     from ndif.net import local_url
 
     if token is not None and token.startswith("@"):
-        token = _read(Path(token[1:]))
-    run_folders = RunFolders(options().session_root)
-    running = run_folders.running()
-    if running is None or running[1].node_type == "worker":
-        if url is not None:
-            return ServerClient(_with_scheme(url), token, is_local=False)
-        raise no_server(run_folders.root)
-    run_folder, record = running
-    local = local_url(record.host, record.port)
-    if url is not None and _with_scheme(url) not in (local, record.url):
-        return ServerClient(_with_scheme(url), token, is_local=False)
-    return ServerClient(local, token or run_folder.token(), is_local=True)
+        file = Path(token[1:])
+        try:
+            token = file.expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"The token cannot be read from {file}: {error}.") from error
+    if url is not None:
+        url = (url if "://" in url else f"http://{url}").rstrip("/")
+    running = run_folders().running()
+    if running is not None and running[1].node_type != "worker":
+        run_folder, record = running
+        local = local_url(record.host, record.port)
+        if url in (None, local, record.url):
+            return ServerClient(local, token or run_folder.token(), is_local=True)
+    if url is None:
+        raise no_server()
+    return ServerClient(url, token, is_local=False)
 
 
 def options() -> Settings:
@@ -139,23 +127,23 @@ def options() -> Settings:
     return read()
 
 
-def no_server(root: Path) -> NoServerError:
+def run_folders() -> RunFolders:
+    """Return the run folders of this machine."""
+    return RunFolders(options().session_root)
+
+
+def no_server() -> NoServerError:
     """Return the error for a command that needs a server where none runs."""
     return NoServerError(
-        f"No server is running here (looked in {root}). Start one with `ndif start`, or name one elsewhere "
-        "with --url and --token."
+        f"No server is running here (looked in {run_folders().root}). Start one with `ndif start`, or "
+        "name one elsewhere with --url and --token."
     )
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.expanduser().read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"The token cannot be read from {file}: {error}.") from error
-
-
-def _with_scheme(url: str) -> str:
-    return (url if "://" in url else f"http://{url}").rstrip("/")
+token_option = click.option(
+    "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def with_server(
@@ -168,17 +156,11 @@ def with_server(
         metavar="URL",
         help="Address of a server elsewhere; default: the server of this machine.",
     )
-    @click.option(
-        "--token",
-        metavar="TOKEN",
-        help="Token of that server, or @FILE to read it from a file.",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @token_option
+    @json_option
     @functools.wraps(function)
     def command(*args: P.args, **kwargs: P.kwargs) -> T:
-        url: Any = kwargs.pop("url")
-        token: Any = kwargs.pop("token")
-        as_json: Any = kwargs.pop("as_json")
-        return function(connect(url, token), as_json, *args, **kwargs)
+        url, token, as_json = (kwargs.pop(name) for name in ("url", "token", "as_json"))
+        return function(connect(url, token), as_json, *args, **kwargs)  # type: ignore[arg-type]
 
     return command

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+
+from ndif.cli.output import console, show_json
+from ndif.cli.server_client import CommandError, json_option
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -18,14 +22,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     required=True,
     help="YAML or JSON file of the nodes and models.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--seed", type=int, default=0, help="Seed of the random numbers.")
+@json_option
 @click.option(
-    "--top",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Maximum rows of each table; JSON has all.",
+    "--top", type=click.IntRange(1), default=20, help="Maximum rows of each table; JSON has all."
 )
 @click.option(
     "--generate",
@@ -36,41 +36,34 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--requests",
     type=click.IntRange(1, 10_000_000),
     default=100_000,
-    show_default=True,
     help="With --generate: number of requests.",
 )
 @click.option(
     "--models",
     type=click.IntRange(1, 100_000),
     default=300,
-    show_default=True,
     help="With --generate and without a cluster file: number of models.",
 )
 @click.option(
     "--users",
     type=click.IntRange(1, 1_000_000),
     default=500,
-    show_default=True,
     help="With --generate: number of users.",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(0, 24 * 366, min_open=True),
     default=24.0,
-    show_default=True,
     help="With --generate: hours that the requests span.",
 )
 def command(
+    generate: bool,
+    as_json: bool,
+    top: int,
     trace: Path,
     cluster_file: Path,
     seed: int,
-    as_json: bool,
-    top: int,
-    generate: bool,
-    requests: int,
-    models: int,
-    users: int,
-    hours: float,
+    **shape: Any,
 ) -> None:
     """Replay the requests of TRACE.jsonl on a simulated cluster.
 
@@ -78,37 +71,29 @@ def command(
     how long replicas take. The same trace, cluster and seed give the same report.
     """
     if generate:
-        _generate(trace, cluster_file, seed, requests, models, users, hours)
+        _generate(trace, cluster_file, seed, **shape)
     else:
         _simulate(trace, cluster_file, seed, as_json, top)
 
 
 def _generate(
-    trace: Path,
-    cluster_file: Path,
-    seed: int,
-    requests: int,
-    models: int,
-    users: int,
-    hours: float,
+    trace: Path, cluster_file: Path, seed: int, requests: int, models: int, users: int, hours: float
 ) -> None:
     from ndif.simulation import generate
-    from ndif.simulation.cluster_file import ClusterFileError, read_file
-    from ndif.simulation.trace import TraceError, write
+    from ndif.simulation.trace import write
+    from ndif.simulation.world import read_file
 
     if trace.exists():
-        raise TraceError([f"{trace} exists already and is not overwritten: choose another name."])
+        raise CommandError(f"{trace} exists already and is not overwritten: choose another name.")
     if not cluster_file.exists():
         try:
             cluster_file.write_text(generate.cluster(generate.names(models), seed))
         except OSError as error:
-            raise ClusterFileError(
-                [f"{cluster_file} cannot be written: {error.strerror}."]
-            ) from error
+            raise CommandError(f"{cluster_file} cannot be written: {error.strerror}.") from error
         click.echo(f"Wrote {cluster_file}: a cluster with {models:,} models.", err=True)
     names = read_file(cluster_file).names
     if not names:
-        raise ClusterFileError([f"{cluster_file} names no models to request."])
+        raise CommandError(f"{cluster_file} names no models to request.")
     write(trace, generate.trace(names, requests, seed, users=users, length_s=hours * 3600))
     click.echo(f"Wrote {trace}: {requests:,} requests in {hours:g} hours.", err=True)
 
@@ -120,12 +105,11 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     from rich.console import Console
     from rich.progress import Progress
 
-    from ndif.cli.output import console, show_json
-    from ndif.simulation.cluster_file import read_file
     from ndif.simulation.report import report
     from ndif.simulation.run import run
     from ndif.simulation.tables import show
     from ndif.simulation.trace import read_file as read_trace
+    from ndif.simulation.world import read_file
 
     world, requests = read_file(cluster_file), read_trace(trace)
     # The report has what a server would log, such as thousands of refusals.

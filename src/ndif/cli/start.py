@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from ndif.cli.output import warn_of_unread_variables
 from ndif.launch.services import COMPONENTS, Role
 
 
 @click.command("start")
 @click.argument("words", nargs=-1, metavar=f"[{'|'.join(COMPONENTS)}] [CHECKPOINT]...")
 @click.option("--worker", is_flag=True, help="Join the Ray cluster at NDIF_RAY_ADDRESS as a node.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port; default: NDIF_API_PORT, or 8001."
 )
@@ -42,7 +43,7 @@ def command(
     ORG/NAME=FOLDER. Other models are loaded at their first request, or by `ndif deploy`.
 
     \b
-    A first word names what to start:
+    The first argument may name what to start:
       all           the server and its services (the default)
       api           the server alone
       broker        the broker of NDIF_BROKER_URL alone
@@ -63,11 +64,12 @@ def command(
             f"Models and ports belong to a server, and {'--worker' if worker else words[0]} starts none."
         )
 
-    from ndif.cli.output import warn_of_unread_variables
-    from ndif.launch.start import Start
+    from ndif.launch.preflight import ServerOptions
+    from ndif.launch.start import start
 
     warn_of_unread_variables()
-    Start(role, host, port, checkpoints, deployment_file, detach, as_json, verbose).run()
+    server = ServerOptions(host, port, checkpoints, deployment_file, role)
+    start(server, detach=detach, as_json=as_json, verbose=verbose)
 
 
 def _role(words: tuple[str, ...], worker: bool) -> tuple[Role, tuple[str, ...]]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndif.cli.output import elapsed, name_of, show, table, under
 from ndif.cli.server_client import ServerClient, with_server
+from ndif.config.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
     """Show machines, models and replicas."""
-    from ndif.cli.output import show
-
     show(lambda: server.get("/admin/status"), _rendered, as_json=as_json, interval_s=watch)
 
 
@@ -29,33 +29,26 @@ def _rendered(status: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [_nodes(status)]
+    parts: list[RenderableType] = [
+        table("Machines", ("machine", "device", "memory", "free"), _machines(status))
+    ]
     parts.append(_models(status) if status["models"] else Text("No model is deployed."))
     parts += [Text(line, style="yellow") for line in status["problems"]]
     parts += [Text(line) for line in _schedule(status["schedule"])]
     return Group(*parts)
 
 
-def _nodes(status: Mapping[str, Any]) -> RenderableType:
-    from ndif.cli.output import add_rows, size, table
-
-    made = table("Machines", "machine", "device", "memory", "free")
+def _machines(status: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     for node in status["nodes"]:
         gpus = ((_device(n, gpu), gpu) for n, gpu in enumerate(node["gpus"]))
         devices = [*gpus, ("CPU", node["cpu"])]
-        add_rows(
-            made,
+        yield from under(
+            [node["name"]],
             (
-                (
-                    node["name"] if first == 0 else "",
-                    name,
-                    size(memory["bytes"]),
-                    size(memory["free_bytes"]),
-                )
-                for first, (name, memory) in enumerate(devices)
+                (name, format_size(memory["bytes"]), format_size(memory["free_bytes"]))
+                for name, memory in devices
             ),
         )
-    return made
 
 
 def _device(index: int, gpu: Mapping[str, Any]) -> str:
@@ -66,44 +59,33 @@ def _device(index: int, gpu: Mapping[str, Any]) -> str:
 
 
 def _models(status: Mapping[str, Any]) -> RenderableType:
-    from ndif.cli.output import add_rows, name_of, size, table
-
-    made = table(
-        "Models", "model", "nnsight", "state", "waiting", "size", "replica", "state", "for", "where"
-    )
     names = {node["id"]: node["name"] for node in status["nodes"]}
+    rows: list[tuple[object, ...]] = []
     for model in status["models"]:
-        dedicated = ", dedicated" if model["dedicated"] else ""
         head = (
-            name_of(model) + dedicated,
+            name_of(model) + (", dedicated" if model["dedicated"] else ""),
             model["generation"],
             model["processor"],
             model["waiting"],
-            size(model["size_bytes"]),
+            format_size(model["size_bytes"]),
         )
-        rows = [*_replicas(model, names)] or [("none", "", "", "")]
-        add_rows(made, ((*(head if n == 0 else ("",) * 5), *row) for n, row in enumerate(rows)))
-    return made
+        replicas = [_replica(replica, names) for replica in model["replicas"]]
+        rows += under(head, replicas or [("none", "", "", "")])
+    of_model = ("model", "nnsight", "state", "waiting", "size")
+    return table("Models", (*of_model, "replica", "state", "for", "where"), rows)
 
 
-def _replicas(model: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    from ndif.cli.output import elapsed
-
-    for replica in model["replicas"]:
-        state = replica["state"]
-        if replica["total"] and state == "DEPLOYING":
-            state += f" {100 * (replica['done'] or 0) / replica['total']:.0f} %"
-        elif replica["request_id"]:
-            state += f" {replica['request_id']}"
-        gpus = ", ".join(f"GPU {gpu}" for gpu in replica["gpu_mem_bytes_by_id"])
-        node = str(names.get(replica["node_id"], replica["node_id"]))
-        place = "CPU" if replica["on_cpu"] else gpus
-        yield (
-            str(replica["replica_id"]),
-            state,
-            elapsed(replica["deployed"]),
-            f"{place} of {node}" if place else node,
-        )
+def _replica(replica: Mapping[str, Any], names: Mapping[str, str]) -> tuple[object, ...]:
+    state = replica["state"]
+    if replica["total"] and state == "DEPLOYING":
+        state += f" {100 * (replica['done'] or 0) / replica['total']:.0f} %"
+    elif replica["request_id"]:
+        state += f" {replica['request_id']}"
+    gpus = ", ".join(f"GPU {gpu}" for gpu in replica["gpu_mem_bytes_by_id"])
+    node = str(names.get(replica["node_id"], replica["node_id"]))
+    place = "CPU" if replica["on_cpu"] else gpus
+    where = f"{place} of {node}" if place else node
+    return replica["replica_id"], state, elapsed(replica["deployed"]), where
 
 
 def _schedule(schedule: Mapping[str, Any]) -> Iterator[str]:

@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from typing import Literal
+
 import click
 
-from ndif.cli.server_client import connect, no_server, options
+from ndif.cli.output import show_json
+from ndif.cli.server_client import (
+    CommandError,
+    ServerClient,
+    connect,
+    json_option,
+    no_server,
+    run_folders,
+    token_option,
+)
+from ndif.launch.run_folder import RunRecord, within
+from ndif.launch.services import STANDALONE
+
+_TIMEOUT_S = 30
+_SIGNAL_TIMEOUT_S = 60
+_ASK_TIMEOUT_S = 5.0
 
 
 @click.command("stop")
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
-    default=30,
-    show_default=True,
+    default=_TIMEOUT_S,
     metavar="SECONDS",
-    help="Seconds until a server that has not stopped is signalled.",
+    help="Seconds to wait for the server to stop before it receives a signal.",
 )
 @click.option(
     "--url",
     metavar="URL",
     help="Address of a server elsewhere; default: what runs on this machine.",
 )
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    help="Token of that server, or @FILE to read it from a file.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@token_option
+@json_option
 def command(url: str | None, token: str | None, as_json: bool, timeout: float) -> None:
     """Stop the server with its model processes, then the services that were started on this machine."""
-    from ndif.cli.output import show_json
-    from ndif.cli.shutdown import end, standalone_services, terminate
-    from ndif.launch.run_folder import RunFolders
-
-    run_folders = RunFolders(options().session_root)
-    running = run_folders.running()
-    alone = standalone_services(run_folders) if url is None else []
+    running = run_folders().running()
+    alone = _standalone_services() if url is None else []
     stopped: dict[str, object] = {}
     if running is not None and running[1].node_type == "worker" and url is None:
-        terminate(running[1])  # a worker answers no requests
+        _terminate(running[1])  # a worker answers no requests
         stopped = {"stopped": running[1].url, "how": "signal"}
         text = f"The worker of the cluster at {running[1].url} has stopped."
     elif running is not None or url is not None:
@@ -46,12 +56,65 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
         stopped = {"stopped": server.url, "how": end(server, timeout)}
         text = f"The server at {server.url} has stopped."
     elif not alone:
-        raise no_server(run_folders.root)
+        raise no_server()
     if stopped and not as_json:
         click.echo(text)
     for name, record in alone:
-        terminate(record)
+        _terminate(record)
         if not as_json:
             click.echo(f"The {name} at {record.url} has stopped.")
     if as_json:
         show_json({**stopped, "services": [name for name, _ in alone]})
+
+
+def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
+    """Ask a server to stop and wait until it has; signal the server of this machine if it does not."""
+    if not server.is_local:
+        server.post("/admin/stop", {})
+        if not within(timeout_s, lambda: not _answers(server)):
+            raise CommandError(
+                f"The server at {server.url} accepted to stop, and still answers after {timeout_s:g} s."
+            )
+        return "asked"
+
+    running = run_folders().running()
+    if running is None:
+        return "asked"
+    _, record = running
+    # A server that does not answer, or whose token cannot be read, still receives a signal.
+    with contextlib.suppress(CommandError):
+        server.post("/admin/stop", {}, timeout_s=_ASK_TIMEOUT_S)
+        if within(timeout_s, lambda: not record.is_alive):
+            return "asked"
+    _terminate(record)
+    return "signal"
+
+
+def _standalone_services() -> list[tuple[str, RunRecord]]:
+    """Return the services that run without a server, in the order in which they are stopped."""
+    found = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
+    return [(name, running[1]) for name, running in found if running is not None]
+
+
+def _terminate(record: RunRecord) -> None:
+    """Send SIGTERM to the process of a run, and to no other, and wait until it has ended."""
+    try:
+        if record.is_alive:
+            os.kill(record.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise CommandError(f"Process {record.pid} belongs to another user.") from error
+    if not within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive):
+        raise CommandError(
+            f"Process {record.pid} has not ended {_SIGNAL_TIMEOUT_S} s after SIGTERM. Its log says what it "
+            f"is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."
+        )
+
+
+def _answers(server: ServerClient) -> bool:
+    try:
+        server.get("/ping")
+    except CommandError:
+        return False
+    return True

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import click
+
+from ndif.cli.server_client import json_option
 
 
 @click.command("version")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(as_json: bool) -> None:
     """Print the version."""
-    import json
-
     from ndif import __version__
 
     click.echo(json.dumps({"version": __version__}) if as_json else __version__)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from textwrap import wrap
 from typing import Any, Literal
 
-from pydantic import AliasChoices, SecretStr, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ndif.config.settings import Settings, settings
@@ -55,42 +56,39 @@ class Variable:
 
 
 def read() -> Settings:
-    """Return the process's settings.
-
-    Raises:
-        VariableError: For the first variable that is not valid.
-    """
+    """Return the process's settings; a VariableError names the first variable that is not valid."""
     try:
         return settings()
     except ValidationError as error:
         first = problems(error)[0]
         if not first.location:
             raise VariableError(f"Two variables contradict each other: {first.sentence}") from error
+        field = str(first.location[0])
         # An alias is the variable's own name.
-        field = Settings.model_fields.get(first.place)
-        variable = _name(first.place, field) if field is not None else first.place
+        variable = name_of(field) if field in Settings.model_fields else field
         raise VariableError(f"The variable {variable} is not valid: {first.reason}.") from error
 
 
 def unread(environ: Iterable[str]) -> list[str]:
     """Return a sentence for each variable that has this server's prefix and that nothing reads."""
     prefix = str(Settings.model_config["env_prefix"])
-    known = [_name(field, info) for field, info in Settings.model_fields.items()]
+    known = [name_of(field) for field in Settings.model_fields]
     read = {*known, *(f"{prefix}{name}" for name in _CLIENT_VARIABLES)}
+
+    def reason(name: str) -> str:
+        near = get_close_matches(name, known, 1, cutoff=0.75)
+        return _REPLACED.get(name.removeprefix(prefix)) or (
+            f"did you mean {near[0]}?"
+            if near
+            else "`ndif info --config` lists the variables that are."
+        )
+
     # Variables are read in upper or lower case.
     return [
-        f"The variable {name} is not read: "
-        f"{_reason_unread(name.upper().removeprefix(prefix), prefix, known)}"
+        f"The variable {name} is not read: {reason(name.upper())}"
         for name in sorted(environ)
         if name.upper().startswith(prefix) and name.upper() not in read
     ]
-
-
-def _reason_unread(name: str, prefix: str, known: Sequence[str]) -> str:
-    near = get_close_matches(f"{prefix}{name}", known, 1, cutoff=0.75)
-    return _REPLACED.get(name) or (
-        f"did you mean {near[0]}?" if near else "`ndif info --config` lists the variables that are."
-    )
 
 
 def variables(options: Settings) -> list[Variable]:
@@ -99,11 +97,11 @@ def variables(options: Settings) -> list[Variable]:
     defaults = Settings.model_construct().model_dump(mode="json")
     return [
         Variable(
-            name=_name(field, info),
+            name=name_of(field),
             value=_shown(info, values[field]),
             default=_shown(info, defaults[field]),
             source="environment" if field in options.model_fields_set else "default",
-            meaning=info.description or "",
+            meaning=" ".join((info.description or "").split()),
         )
         for field, info in Settings.model_fields.items()
     ]
@@ -111,7 +109,8 @@ def variables(options: Settings) -> list[Variable]:
 
 def name_of(field: str) -> str:
     """Return the name of a setting's variable."""
-    return _name(field, Settings.model_fields[field])
+    prefix = str(Settings.model_config["env_prefix"])
+    return str(Settings.model_fields[field].validation_alias or f"{prefix}{field}".upper())
 
 
 def without_secrets(address: str) -> str:
@@ -130,43 +129,26 @@ def changed(options: Settings) -> dict[str, Any]:
 
 def example() -> str:
     """Return the content of `.env.example`."""
-    return "\n".join([_HEADER, *_entries(Settings.model_construct())])
+    lines = [_HEADER]
+    for variable in variables(Settings.model_construct()):
+        meaning = wrap(
+            variable.meaning, _LINE_WIDTH, break_on_hyphens=False, break_long_words=False
+        )
+        lines += [f"# {line}" for line in meaning]
+        lines.append(f"# {variable.name}={as_text(variable.default)}\n")
+    return "\n".join(lines)
 
 
-def _entries(options: Settings) -> Iterator[str]:
-    for variable in variables(options):
-        for line in _wrapped(variable.meaning):
-            yield f"# {line}"
-        yield f"# {variable.name}={_text(variable.default)}\n"
-
-
-def _wrapped(text: str) -> list[str]:
-    from textwrap import wrap
-
-    return wrap(text, _LINE_WIDTH, break_on_hyphens=False, break_long_words=False)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _name(field: str, info: FieldInfo) -> str:
-    alias = info.validation_alias
-    if isinstance(alias, AliasChoices):
-        alias = next((choice for choice in alias.choices if isinstance(choice, str)), None)
-    prefix = str(Settings.model_config["env_prefix"])
-    return alias if isinstance(alias, str) else f"{prefix}{field}".upper()
+def as_text(value: Any) -> str:
+    """Return a value as the environment has it; "" for None."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
 
 
 def _shown(info: FieldInfo, value: Any) -> Any:
-    if value is not None and value != "" and _is_secret(info):
+    if value and "SecretStr" in repr(info.annotation):
         return _HIDDEN
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return without_secrets(value) if isinstance(value, str) and "://" in value else value
-
-
-def _is_secret(info: FieldInfo) -> bool:
-    return "SecretStr" in repr(info.annotation) or info.annotation is SecretStr

@@ -22,281 +22,151 @@ OLDEST_REDIS = "6.2"
 class Settings(BaseSettings):
     """The server's configuration, read from the environment."""
 
-    model_config = SettingsConfigDict(env_prefix="NDIF_", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="NDIF_", extra="ignore", use_attribute_docstrings=True
+    )
 
-    session_root: Path = Field(
-        default=Path("~/.ndif"), description="Folder of sessions, runtimes, adapters and results."
-    )
-    runtimes_dir: Path | None = Field(
-        default=None,
-        description="Folder of installed nnsight generations. Default: SESSION_ROOT/runtimes.",
-    )
-    max_request_bytes: int = Field(
-        default=1 * GiB,
-        gt=0,
-        description="Maximum size of a request in bytes; a larger one is refused while it is "
-        "received.",
-    )
-    max_queued_bytes: int = Field(
-        default=4 * GiB,
-        gt=0,
-        description="Maximum size of all waiting and running requests together, in bytes; beyond it, "
-        "clients are asked to try again later.",
-    )
-    max_result_bytes: int = Field(
-        default=8 * GiB,
-        gt=0,
-        description="Maximum size of a result in bytes, before compression; a larger one is an ERROR.",
-    )
-    max_inline_result_bytes: int = Field(
-        default=8 * MiB,
-        ge=0,
-        description="Maximum size in bytes of a result that is sent on the client's live channel; a "
-        "larger one is stored and fetched.",
-    )
-    result_ttl_s: float = Field(
-        default=7200, gt=0, description="Seconds that a result and its signed URL stay valid."
-    )
+    session_root: Path = Path("~/.ndif")
+    """Folder of sessions, runtimes, adapters and results."""
+    runtimes_dir: Path | None = None
+    """Folder of installed nnsight generations. Default: runtimes in NDIF_SESSION_ROOT."""
+    max_request_bytes: int = Field(default=1 * GiB, gt=0)
+    """Maximum size of a request in bytes; a larger one is refused while it is received."""
+    max_queued_bytes: int = Field(default=4 * GiB, gt=0)
+    """Maximum size of all waiting and running requests together, in bytes; beyond it, clients are
+    asked to try again later."""
+    max_result_bytes: int = Field(default=8 * GiB, gt=0)
+    """Maximum size of a result in bytes, before compression; a larger one is an ERROR."""
+    max_inline_result_bytes: int = Field(default=8 * MiB, ge=0)
+    """Maximum size in bytes of a result that is sent on the client's live channel; a larger one is
+    stored and fetched."""
+    result_ttl_s: float = Field(default=7200, gt=0)
+    """Seconds that a result and its signed URL stay valid."""
     broker_url: str = Field(
         default="",
         description=f"Redis ({OLDEST_REDIS} or newer) or Valkey, as redis://HOST:PORT, that joins "
         "several processes and machines into one server. Empty: one process, which keeps "
         "requests in memory.",
     )
-    broker_inline_bytes: int = Field(
-        default=1 * MiB,
-        ge=0,
-        description="With NDIF_BROKER_URL: maximum size in bytes of a payload or result that travels "
-        "through the broker; a larger one travels through the object store.",
-    )
+    broker_inline_bytes: int = Field(default=1 * MiB, ge=0)
+    """With NDIF_BROKER_URL: maximum size in bytes of a payload or result that travels through the
+    broker; a larger one travels through the object store."""
     status_cache_freq_s: float = Field(
-        default=120,
-        gt=0,
-        validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S",
-        description="With NDIF_BROKER_URL: seconds that gateways show the last status after the "
-        "leader is gone.",
+        default=120, gt=0, validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S"
     )
-    ray_address: str = Field(
-        default="",
-        description="With NDIF_BROKER_URL: Ray cluster whose nodes run replicas, as HOST:PORT of its "
-        "head, or auto for the cluster of this machine. Empty: replicas run on this "
-        "machine.",
-    )
-    ray_temp_dir: Path = Field(
-        default=Path("/tmp/ray"),  # noqa: S108 - Ray's own default
-        description="Folder for the files and sockets of a Ray node that `ndif start` starts; its "
-        "path must be short.",
-    )
-    api_workers: int = Field(
-        default=1,
-        ge=1,
-        le=256,
-        description="With NDIF_BROKER_URL: number of gateway processes, which share one port.",
-    )
-    object_store_url: str = Field(
-        default="",
-        description="S3 server for results, such as https://s3.example.org. Empty: files of this "
-        "machine.",
-    )
-    object_store_public_url: str = Field(
-        default="",
-        description="Address at which clients reach the S3 server, if it differs.",
-    )
-    object_store_access_key: str = Field(default="", description="Access key of the S3 server.")
-    object_store_secret_key: SecretStr = Field(
-        default=SecretStr(""), description="Secret key of the S3 server."
-    )
-    object_store_bucket: str = Field(
-        default="ndif",
-        min_length=3,
-        description="Bucket for results, created if it does not exist.",
-    )
-    object_store_region: str = Field(default="us-east-1", description="Region of the S3 server.")
-    object_store_verify: bool | FilePath = Field(
-        default=True,
-        description="Verification of the S3 server's certificate: true, false, or a file of "
-        "certificate authorities.",
-    )
-    execution_timeout_seconds: float = Field(
-        default=3600, gt=0, description="Maximum run time of a request, in seconds."
-    )
-    model_start_timeout_s: float = Field(
-        default=1800,
-        gt=0,
-        description="Maximum seconds until a model process is ready; after that it has failed.",
-    )
+    """With NDIF_BROKER_URL: seconds that gateways show the last status after the leader is gone."""
+    ray_address: str = ""
+    """With NDIF_BROKER_URL: Ray cluster whose nodes run replicas, as HOST:PORT of its head, or auto
+    for the cluster of this machine. Empty: replicas run on this machine."""
+    ray_temp_dir: Path = Path("/tmp/ray")  # noqa: S108 - Ray's own default
+    """Folder for the files and sockets of a Ray node that `ndif start` starts; its path must be short."""
+    api_workers: int = Field(default=1, ge=1, le=256)
+    """With NDIF_BROKER_URL: number of gateway processes, which share one port."""
+    object_store_url: str = ""
+    """S3 server for results, such as https://s3.example.org. Empty: files of this machine."""
+    object_store_public_url: str = ""
+    """Address at which clients reach the S3 server, if it differs."""
+    object_store_access_key: str = ""
+    """Access key of the S3 server."""
+    object_store_secret_key: SecretStr = SecretStr("")
+    """Secret key of the S3 server."""
+    object_store_bucket: str = Field(default="ndif", min_length=3)
+    """Bucket for results, created if it does not exist."""
+    object_store_region: str = "us-east-1"
+    """Region of the S3 server."""
+    object_store_verify: bool | FilePath = True
+    """Verification of the S3 server's certificate: true, false, or a file of certificate authorities."""
+    execution_timeout_seconds: float = Field(default=3600, gt=0)
+    """Maximum run time of a request, in seconds."""
+    model_start_timeout_s: float = Field(default=1800, gt=0)
+    """Maximum seconds until a model process is ready; a slower one counts as failed."""
     processor_reply_freq_s: float = Field(
-        default=3,
-        gt=0,
-        validation_alias="COORDINATOR_PROCESSOR_REPLY_FREQ_S",
-        description="Seconds between updates to waiting clients.",
+        default=3, gt=0, validation_alias="COORDINATOR_PROCESSOR_REPLY_FREQ_S"
     )
-    max_attempts: int = Field(
-        default=2,
-        ge=1,
-        description="Maximum number of times that a request is run if its replica is lost.",
-    )
+    """Seconds between updates to waiting clients."""
+    max_attempts: int = Field(default=2, ge=1)
+    """Maximum number of times that a request is run if its replica is lost."""
     socketio_max_http_buffer_size: int = Field(
-        default=100_000_000,
-        validation_alias="SOCKETIO_MAX_HTTP_BUFFER_SIZE",
-        description="Maximum size of a client's Socket.IO message in bytes.",
+        default=100_000_000, validation_alias="SOCKETIO_MAX_HTTP_BUFFER_SIZE"
     )
-    socketio_ping_timeout: int = Field(
-        default=60,
-        validation_alias="SOCKETIO_PING_TIMEOUT",
-        description="Seconds of silence after which a Socket.IO client is considered gone.",
-    )
+    """Maximum size of a client's Socket.IO message in bytes."""
+    socketio_ping_timeout: int = Field(default=60, validation_alias="SOCKETIO_PING_TIMEOUT")
+    """Seconds of silence after which a Socket.IO client is considered gone."""
 
-    api_port: int = Field(
-        default=8001,
-        ge=1,
-        le=65535,
-        description="Port on which `ndif start` listens unless --port is given.",
-    )
-    api_keys: Path | None = Field(
-        default=None,
-        description="YAML file of API keys and what each may do. Empty: anyone who reaches the server "
-        "may use it.",
-    )
-    hotswapping: bool = Field(
-        default=True,
-        description="Without API keys: true if users may have models loaded on demand.",
-    )
-    deployments: str = Field(
-        default="",
-        description="Models to deploy at the start as dedicated: repo ids or model keys, separated by "
-        "|.",
-    )
-    schedule: str = Field(
-        default="",
-        description="iCalendar file or URL that says when which models are dedicated.",
-    )
-    node_gpus: str = Field(
-        default="",
-        description="GPUs to use instead of those that are found, such as 2x24GiB.",
-    )
-    gpu_context_bytes: int = Field(
-        default=512 * MiB,
-        ge=0,
-        description="GPU memory in bytes that each process of a replica needs beside its tensors (a "
-        "CUDA context); reserved for all of them on every GPU of the replica.",
-    )
-    node_cpu_memory: str = Field(
-        default="", description="CPU memory to use instead of what is found, such as 64GiB."
-    )
-    minimum_deployment_time_seconds: float = Field(
-        default=3600,
-        ge=0,
-        description="Seconds that a replica serves before another model may displace it.",
-    )
-    model_cache_percentage: float = Field(
-        default=0.9, gt=0, le=1, description="Maximum part of CPU memory for models, from 0 to 1."
-    )
-    controller_sync_interval_s: float = Field(
-        default=30, gt=0, description="Seconds between checks of the machines and the schedule."
-    )
-    drain_timeout_s: float = Field(
-        default=60,
-        ge=0,
-        description="Seconds that a replica may finish its request before it is evicted; after that "
-        "the request returns to the queue.",
-    )
-    line_patience: int = Field(
-        default=32,
-        ge=1,
-        description="Maximum number of later requests that may overtake the oldest one in a row.",
-    )
-    line_head_start_s: float = Field(
-        default=60,
-        ge=0,
-        description="Seconds of work by which requests of a priority key are ahead of others.",
-    )
-    autoscale_max_replicas: int = Field(
-        default=4,
-        ge=1,
-        description="Maximum number of replicas that autoscaling gives a model with a long queue.",
-    )
-    autoscale_target_wait_s: float = Field(
-        default=30,
-        gt=0,
-        description="Median wait in seconds above which a model gets another replica.",
-    )
-    autoscale_idle_s: float = Field(
-        default=600,
-        gt=0,
-        description="Seconds without need after which an added replica is removed.",
-    )
-    autoscale_cooldown_s: float = Field(
-        default=60, gt=0, description="Minimum seconds between two autoscaling changes of a model."
-    )
-    autoscale_backoff_s: float = Field(
-        default=30,
-        gt=0,
-        description="Initial back-off in seconds after autoscaling finds no room for a replica; "
-        "doubled each time.",
-    )
-    autoscale_longest_backoff_s: float = Field(
-        default=960, gt=0, description="Maximum back-off, in seconds."
-    )
-    sandbox: Literal["require", "best-effort", "off"] = Field(
-        default="require",
-        description="Confinement of untrusted code by the kernel. `require`: refuse to run without "
-        "full confinement; `best-effort`: use what the kernel offers; `off`: none.",
-    )
-    protector: Literal["on", "off"] = Field(
-        default="on",
-        description="Language policy for untrusted code, on top of the kernel's confinement.",
-    )
-    whitelist: Path | None = Field(
-        default=None, description="YAML file of further modules that untrusted code may import."
-    )
-    runner_pool: int = Field(
-        default=2, ge=1, description="Number of runners per model that wait for untrusted requests."
-    )
-    runner_scope: Literal["auto", "request", "user"] = Field(
-        default="auto",
-        description="Lifetime of a runner for untrusted code. `request`: a process for each request; "
-        "`user`: a confined process for consecutive requests of one API key, reset in "
-        "between; `auto`: `user` where the weights are on GPUs, `request` elsewhere.",
-    )
-    runner_idle_s: float = Field(
-        default=60,
-        gt=0,
-        description="Seconds without a request after which a user's runner is stopped.",
-    )
-    runner_max_requests: int = Field(
-        default=100, ge=1, description="Number of requests after which a user's runner is stopped."
-    )
-    runner_memory_bytes: int = Field(
-        default=8 * GiB, gt=0, description="Maximum memory of an untrusted request, in bytes."
-    )
-    runner_max_threads: int = Field(
-        default=256, gt=0, description="Maximum number of threads of an untrusted request."
-    )
-    max_log_bytes: int = Field(
-        default=8 * MiB, gt=0, description="Maximum output that one request may print, in bytes."
-    )
-    max_log_lines_per_s: float = Field(
-        default=1000,
-        gt=0,
-        description="Maximum lines that one request may print per second, averaged over ten seconds.",
-    )
-    max_adapter_bytes: int = Field(
-        default=2 * GiB,
-        gt=0,
-        description="Maximum size in bytes of an adapter that is downloaded for an untrusted request.",
-    )
-    adapter_cache_bytes: int = Field(
-        default=20 * GiB,
-        gt=0,
-        description="Maximum disk space for such adapters, in bytes; the least recently used are "
-        "removed first.",
-    )
-    max_streamed_bytes: int = Field(
-        default=1 * GiB,
-        gt=0,
-        description="Maximum data that one hybrid request may send to its client, in bytes.",
-    )
+    api_port: int = Field(default=8001, ge=1, le=65535)
+    """Port on which `ndif start` listens unless --port is given."""
+    api_keys: Path | None = None
+    """YAML file of API keys and what each may do. Empty: anyone who reaches the server may use it."""
+    hotswapping: bool = True
+    """Without API keys: true if users may have models loaded on demand."""
+    deployments: str = ""
+    """Models to deploy at the start as dedicated: repo ids or model keys, separated by |."""
+    schedule: str = ""
+    """iCalendar file or URL that says when which models are dedicated."""
+    node_gpus: str = ""
+    """GPUs to use instead of those that are found, such as 2x24GiB."""
+    gpu_context_bytes: int = Field(default=512 * MiB, ge=0)
+    """GPU memory in bytes that each process of a replica needs beside its tensors (a CUDA context);
+    reserved for all of them on every GPU of the replica."""
+    node_cpu_memory: str = ""
+    """CPU memory to use instead of what is found, such as 64GiB."""
+    minimum_deployment_time_seconds: float = Field(default=3600, ge=0)
+    """Seconds that a replica serves before another model may displace it."""
+    model_cache_percentage: float = Field(default=0.9, gt=0, le=1)
+    """Maximum fraction of CPU memory that models may use, from 0 to 1."""
+    controller_sync_interval_s: float = Field(default=30, gt=0)
+    """Seconds between checks of the machines and the schedule."""
+    drain_timeout_s: float = Field(default=60, ge=0)
+    """Seconds that a replica may finish its request before it is evicted; after that the request
+    returns to the queue."""
+    line_patience: int = Field(default=32, ge=1)
+    """Maximum number of later requests that may overtake the oldest one in a row."""
+    line_head_start_s: float = Field(default=60, ge=0)
+    """Head start of requests with a priority key, in seconds of work."""
+    autoscale_max_replicas: int = Field(default=4, ge=1)
+    """Maximum number of replicas that autoscaling gives a model with a long queue."""
+    autoscale_target_wait_s: float = Field(default=30, gt=0)
+    """Median wait in seconds above which a model gets another replica."""
+    autoscale_idle_s: float = Field(default=600, gt=0)
+    """Seconds after which a replica that autoscaling added, and that nothing needs, is removed."""
+    autoscale_cooldown_s: float = Field(default=60, gt=0)
+    """Minimum seconds between two autoscaling changes of a model."""
+    autoscale_backoff_s: float = Field(default=30, gt=0)
+    """Initial back-off in seconds after autoscaling finds no room for a replica; doubled each time."""
+    autoscale_longest_backoff_s: float = Field(default=960, gt=0)
+    """Maximum back-off of autoscaling, in seconds."""
+    sandbox: Literal["require", "best-effort", "off"] = "require"
+    """Confinement of untrusted code by the kernel. `require`: refuse to run without full
+    confinement; `best-effort`: use what the kernel offers; `off`: none."""
+    protector: Literal["on", "off"] = "on"
+    """Language policy for untrusted code, on top of the kernel's confinement."""
+    whitelist: Path | None = None
+    """YAML file of further modules that untrusted code may import."""
+    runner_pool: int = Field(default=2, ge=1)
+    """Number of runners per model that wait for untrusted requests."""
+    runner_scope: Literal["auto", "request", "user"] = "auto"
+    """Lifetime of a runner for untrusted code. `request`: a process for each request; `user`: a
+    confined process for consecutive requests of one API key, reset in between; `auto`: `user` where
+    the weights are on GPUs, `request` elsewhere."""
+    runner_idle_s: float = Field(default=60, gt=0)
+    """Seconds without a request after which a user's runner is stopped."""
+    runner_max_requests: int = Field(default=100, ge=1)
+    """Number of requests after which a user's runner is stopped."""
+    runner_memory_bytes: int = Field(default=8 * GiB, gt=0)
+    """Maximum memory of an untrusted request, in bytes."""
+    runner_max_threads: int = Field(default=256, gt=0)
+    """Maximum number of threads of an untrusted request."""
+    max_log_bytes: int = Field(default=8 * MiB, gt=0)
+    """Maximum output that one request may print, in bytes."""
+    max_log_lines_per_s: float = Field(default=1000, gt=0)
+    """Maximum lines that one request may print per second, averaged over ten seconds."""
+    max_adapter_bytes: int = Field(default=2 * GiB, gt=0)
+    """Maximum size in bytes of an adapter that is downloaded for an untrusted request."""
+    adapter_cache_bytes: int = Field(default=20 * GiB, gt=0)
+    """Maximum disk space for downloaded adapters, in bytes; the least recently used are removed
+    first."""
+    max_streamed_bytes: int = Field(default=1 * GiB, gt=0)
+    """Maximum data that one hybrid request may send to its client, in bytes."""
 
     @field_validator("node_gpus")
     @classmethod
@@ -322,16 +192,12 @@ class Settings(BaseSettings):
         return text.rstrip("/")
 
     @model_validator(mode="after")
-    def _keys_of_the_store(self) -> Settings:
+    def _agree(self) -> Settings:
         keys = (self.object_store_access_key, self.object_store_secret_key.get_secret_value())
         if self.object_store_url and not all(keys):
             raise ValueError(
                 "NDIF_OBJECT_STORE_URL needs NDIF_OBJECT_STORE_ACCESS_KEY and NDIF_OBJECT_STORE_SECRET_KEY"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_agree(self) -> Settings:
         if self.autoscale_cooldown_s > self.autoscale_idle_s:
             raise ValueError(
                 "NDIF_AUTOSCALE_COOLDOWN_S must not be more than NDIF_AUTOSCALE_IDLE_S"

@@ -29,11 +29,7 @@ _PART = re.compile(r"([\d.]+)\s*([a-zA-Z]+)")
 
 
 def parse_size(value: int | str) -> int:
-    """Return a number of bytes, given as such or as text like "12GiB" or "500 MB".
-
-    Raises:
-        ValueError: With what is allowed.
-    """
+    """Return a number of bytes, given as such or as text like "12GiB" or "500 MB"."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str) and _SIZE.match(value):
@@ -43,11 +39,7 @@ def parse_size(value: int | str) -> int:
 
 
 def parse_duration(value: float | str) -> float:
-    """Return a number of seconds, given as such or as text like "90s", "15m" or "1h 30m".
-
-    Raises:
-        ValueError: With what is allowed.
-    """
+    """Return a number of seconds, given as such or as text like "90s", "15m" or "1h 30m"."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and _DURATION.match(value):
@@ -55,22 +47,19 @@ def parse_duration(value: float | str) -> float:
     raise ValueError('must be a duration, like "90s", "15m", "1h 30m" or a number of seconds')
 
 
-_GPUS = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.+)", re.ASCII | re.IGNORECASE)
+_GPUS = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
 _MAX_GPUS = 1024
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
-    """Return the bytes of each GPU that text like `2x24GiB,1x80GiB` declares; none for "" or "0".
-
-    Raises:
-        ValueError: If the text is no such declaration, with a sentence for the operator.
-    """
+    """Return the bytes of each GPU that text like `2x24GiB,1x80GiB` declares; none for "" or "0"."""
     if text.strip() in ("", "0"):
         return ()
     gpus: list[int] = []
     for part in text.split(","):
+        number, memory = _GPUS.findall(part.strip())[0]
         try:
-            each, count = _declared(part.strip())
+            each, count = parse_size(memory), int(number or 1)
         except ValueError:
             each = count = 0
         if each < 1 or not 0 < count <= _MAX_GPUS - len(gpus):
@@ -82,19 +71,13 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     return tuple(gpus)
 
 
-def _declared(part: str) -> tuple[int, int]:
-    """Return the bytes of each GPU, and the number of GPUs."""
-    found = _GPUS.fullmatch(part)
-    if found is None:
-        raise ValueError("not a declaration of GPUs")
-    return parse_size(found[2]), int(found[1] or 1)
-
-
 _DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def format_size(count: float) -> str:
-    """Return a number of bytes as people read it, such as "1.5 GB"."""
+def format_size(count: float | None) -> str:
+    """Return a number of bytes as people read it, such as "1.5 GB"; "-" for None."""
+    if count is None:
+        return "-"
     for unit in _DECIMAL_UNITS:
         if abs(count) < 1000 or unit == _DECIMAL_UNITS[-1]:
             break
@@ -102,8 +85,10 @@ def format_size(count: float) -> str:
     return f"{count:,.0f} {unit}" if count >= 100 or unit == "B" else f"{count:,.1f} {unit}"
 
 
-def format_duration(seconds: float) -> str:
-    """Return a number of seconds as people read it, such as "0.4 s" or "1 min 15 s"."""
+def format_duration(seconds: float | None) -> str:
+    """Return a number of seconds as people read it, such as "0.4 s" or "1 min 15 s"; "-" for None."""
+    if seconds is None:
+        return "-"
     if seconds < 59.95:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)

@@ -10,22 +10,17 @@ import sys
 import time
 
 from ndif.launch.run import Run
-from ndif.launch.run_folder import RunRecord
+from ndif.launch.run_folder import RunRecord, no_start, within
 from ndif.net import StartError
 
 _STOP_TIMEOUT_S = 60
 _POLL_S = 0.1
-_LOG_LINES = 15
 
 _logger = logging.getLogger(__name__)
 
 
-def detach(run: Run) -> RunRecord:
-    """Run in a child process, and return its record once it answers.
-
-    Raises:
-        StartError: If it does not answer, with the end of its log. Nothing is left of it then.
-    """
+def run_detached(run: Run) -> RunRecord:
+    """Run in a child process, and return its record once it answers; a failure leaves nothing."""
     sys.stdout.flush()
     sys.stderr.flush()
     # The child inherits the lock and the port: nothing can take them between the checks and their use.
@@ -64,40 +59,17 @@ def _run_in_child(run: Run) -> None:
 
 
 def _wait_for(run: Run, child: int) -> RunRecord:
-    answers = _answers_in_time(run, child)
-    record = run.run_folder.record()
-    if answers and record is not None:
-        return record
-    lines = _last_lines(run)
-    if lines:
-        raise StartError(f"The server did not come up. The end of its log:\n{lines}")
-    raise StartError("The server did not come up, and logged nothing.")
-
-
-def _answers_in_time(run: Run, child: int) -> bool:
     deadline = time.monotonic() + run.start_timeout_s
-    while time.monotonic() < deadline:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return False
-        if run.answers():
-            return True
+    while time.monotonic() < deadline and not os.waitpid(child, os.WNOHANG)[0]:
+        if run.answers() and (record := run.run_folder.record()) is not None:
+            return record
         time.sleep(_POLL_S)
-    return False
-
-
-def _last_lines(run: Run) -> str:
-    try:
-        lines = run.log.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-_LOG_LINES:])
+    raise StartError(no_start("The server", run.log))
 
 
 def _stop(child: int) -> None:
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(child, signal.SIGTERM)
-        while not os.waitpid(child, os.WNOHANG)[0]:
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-            time.sleep(_POLL_S)
+        if not within(_STOP_TIMEOUT_S, lambda: os.waitpid(child, os.WNOHANG)[0] != 0):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

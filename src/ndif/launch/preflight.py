@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ndif.config.reference import name_of
@@ -13,81 +14,79 @@ from ndif.errors import NdifError
 from ndif.host.runtimes import SUPPORTED, Runtimes
 from ndif.launch.services import Role
 from ndif.launch.services.plan import plan_services
-from ndif.launch.services.requirements import disk_space_problem
-from ndif.launch.services.service import Service
+from ndif.launch.services.service import Service, disk_space_problem
 from ndif.net import StartError, listen
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig
-from ndif.schema.deployment_file import DeploymentFileError, from_variable, read_file
+from ndif.schema.deployment_file import from_variable, read_file
 from ndif.schema.deployment_settings import parse_checkpoint
 from ndif.stores.accounts import FileAccounts, KeysError
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of `ndif start` that say what to start."""
+
+    host: str
+    port: int | None
+    checkpoints: tuple[str, ...]
+    deployment_file: Path | None
+    role: Role = "all"
+
+    @property
+    def is_server(self) -> bool:
+        """Return False if only services are started."""
+        return self.role in ("all", "api")
 
 
 @dataclass(frozen=True)
 class Prepared:
     """Outcome of the checks of a server, with the port that they took."""
 
+    server: ServerOptions
     listening: socket.socket
+    port: int
     deployments: tuple[DeploymentConfig, ...]
     services: tuple[Service, ...]
     """Services to start, in this order."""
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """Options of `ndif start` that describe the server."""
-
-    host: str
-    port: int
-    checkpoints: tuple[str, ...]
-    deployment_file: Path | None
-    role: Role = "all"
-
-
 def preflight(options: Settings, server: ServerOptions) -> Prepared:
-    """Check that a server can start, and take its port.
-
-    Raises:
-        StartError: With every problem that was found.
-    """
-    runtimes = Runtimes(options.runtimes).installed()
-    problems = [
-        *_session_root_problems(options),
-        *_host_problems(options),
-        *_account_problems(options),
-    ]
+    """Check that a server can start, and take its port; a StartError names every problem."""
     deployments, unreadable = _deployments(options, server)
-    problems += unreadable
-    problems += _unserved(deployments, runtimes)
-    plan = plan_services(options, server.role)
-    problems += plan.problems
+    installed = Runtimes(options.runtimes).installed()
+    services, lacking = plan_services(options, server.role)
+    problems = [
+        *_machine_problems(options),
+        *_account_problems(options),
+        *unreadable,
+        *(
+            f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
+            f"run `ndif runtime add {generation}`."
+            for config in deployments
+            for generation in config.deployed_for
+            if generation not in installed
+        ),
+        *lacking,
+    ]
     try:
-        listening = listen(
-            server.host, server.port, "Choose another with --port, or stop what uses it."
-        )
+        port = server.port or options.api_port
+        listening = listen(server.host, port, "Choose another with --port, or stop what uses it.")
     except StartError as error:
         raise StartError(_numbered([str(error), *problems])) from error
     if problems:
         listening.close()
         raise StartError(_numbered(problems))
-    return Prepared(listening, deployments, plan.to_start)
+    return Prepared(server, listening, listening.getsockname()[1], deployments, services)
 
 
 def preflight_of_services(options: Settings, role: Role) -> tuple[Service, ...]:
-    """Check that services can start without a server, and return them.
-
-    Raises:
-        StartError: With every problem that was found.
-    """
-    plan = plan_services(options, role)
-    problems = [
-        *_session_root_problems(options),
-        *(_host_problems(options) if role in ("ray", "worker") else ()),
-        *plan.problems,
-    ]
+    """Check that services can start without a server, and return them; a StartError names every problem."""
+    services, problems = plan_services(options, role)
+    problems = [*_machine_problems(options, runs_models=role in ("ray", "worker")), *problems]
     if problems:
         raise StartError(_numbered(problems, "It"))
-    return plan.to_start
+    return services
 
 
 def _numbered(problems: list[str], subject: str = "The server") -> str:
@@ -98,15 +97,14 @@ def _numbered(problems: list[str], subject: str = "The server") -> str:
     )
 
 
-def _session_root_problems(options: Settings) -> Iterator[str]:
+def _machine_problems(options: Settings, *, runs_models: bool = True) -> Iterator[str]:
+    """Check the disk, and what a machine that runs models, and untrusted code next to them, must have."""
     root = options.session_root.expanduser().absolute()
     problem = disk_space_problem(root, "Sessions and results", name_of("session_root"))
     if problem is not None:
         yield problem
-
-
-def _host_problems(options: Settings) -> Iterator[str]:
-    """Check what a machine that runs models, and untrusted code next to them, must have."""
+    if not runs_models:
+        return
     try:
         verify(options.sandbox)
     except ConfinementError as error:
@@ -131,34 +129,21 @@ def _deployments(
     Where a model is named twice, the arguments win over the file, and the file over the variable. Models of
     the variable and the arguments are dedicated; the file says so for each.
     """
+    sources: list[Callable[[], Iterable[DeploymentConfig]]] = [
+        lambda: (replace(c, dedicated=True) for c in from_variable(options.deployments))
+    ]
+    if server.deployment_file is not None:
+        sources.append(partial(read_file, server.deployment_file))
+    sources += [partial(_of_argument, checkpoint) for checkpoint in server.checkpoints]
     found: dict[str, DeploymentConfig] = {}
     problems: list[str] = []
-
-    def add(configs: Iterable[DeploymentConfig]) -> None:
-        found.update((str(config.key).lower(), config) for config in configs)
-
-    try:
-        add(replace(config, dedicated=True) for config in from_variable(options.deployments))
-    except DeploymentFileError as error:
-        problems += error.problems
-    if server.deployment_file is not None:
+    for source in sources:
         try:
-            add(read_file(server.deployment_file))
-        except DeploymentFileError as error:
-            problems += error.problems
-    for checkpoint in server.checkpoints:
-        try:
-            add([replace(parse_checkpoint(checkpoint), dedicated=True)])
+            found.update((str(config.key).lower(), config) for config in source())
         except NdifError as error:
-            problems.append(str(error))
+            problems += str(error).splitlines()
     return tuple(found.values()), problems
 
 
-def _unserved(deployments: Iterable[DeploymentConfig], installed: Iterable[str]) -> Iterator[str]:
-    for config in deployments:
-        for generation in config.deployed_for:
-            if generation not in installed:
-                yield (
-                    f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
-                    f"run `ndif runtime add {generation}`."
-                )
+def _of_argument(checkpoint: str) -> Iterator[DeploymentConfig]:
+    yield replace(parse_checkpoint(checkpoint), dedicated=True)

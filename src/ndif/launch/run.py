@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -13,12 +13,14 @@ import uvloop
 from ndif import __version__
 from ndif.config.reference import changed
 from ndif.config.settings import Settings
-from ndif.launch.run_folder import ActiveRunFolder, NodeType, RunRecord
+from ndif.launch.preflight import Prepared
+from ndif.launch.run_folder import ActiveRunFolder, RunRecord
 from ndif.launch.services import Role
 from ndif.launch.services.plan import addresses
 from ndif.launch.services.service import Service, ServiceError
-from ndif.net import STOP_SIGNALS, StartError
-from ndif.server.process_config import LOG_FORMAT, configure_logging
+from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url, is_loopback
+from ndif.server.embedded import Server
+from ndif.server.process_config import ProcessConfig, configure_logging
 from ndif.server.supervised import Supervisor
 
 _SERVER_START_TIMEOUT_S = 60
@@ -26,70 +28,65 @@ _SERVER_START_TIMEOUT_S = 60
 _logger = logging.getLogger(__name__)
 
 
-class Run(abc.ABC):
+@dataclass(eq=False)
+class Run:
     """One process with a run folder of its own, and the services that stop with it.
 
     It owns the order: the run folder is published, services start one after the other, `_serve` serves, and
-    services stop in reverse. Subclasses say what is served.
+    services stop in reverse. This class serves nothing else: its one service was named, or is a node that
+    joins a Ray cluster.
     """
 
-    def __init__(
-        self,
-        options: Settings,
-        run_folder: ActiveRunFolder,
-        log: Path,
-        services: Sequence[Service],
-    ) -> None:
-        self.options = options
-        self.run_folder = run_folder
-        self.log = log
-        self.services = services
-        self.was_ready = False
-        """True once the run has served."""
+    options: Settings
+    role: Role
+    run_folder: ActiveRunFolder
+    services: Sequence[Service]
+    was_ready: bool = field(default=False, init=False)
+    """True once the run has served."""
+
+    @property
+    def log(self) -> Path:
+        """Return the file of the run's log."""
+        return self.run_folder.log(self.services[0].name)
 
     @property
     def start_timeout_s(self) -> float:
         """Return the seconds that the start may take."""
         return _SERVER_START_TIMEOUT_S + sum(service.start_timeout_s for service in self.services)
 
-    @abc.abstractmethod
-    def record(self) -> RunRecord:
-        """Return what other commands read about this run."""
-
-    @abc.abstractmethod
     def answers(self) -> bool:
         """Return True if the run serves, as seen from another process."""
+        return all(service.answers(self.run_folder) for service in self.services)
 
-    def close_inherited(self) -> None:  # noqa: B027 - not every run holds descriptors
+    def close_inherited(self) -> None:
         """Close the descriptors that a forked child now owns."""
-
-    @abc.abstractmethod
-    async def _serve(
-        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
-    ) -> None:
-        """Serve until `stopping` is set, and call `on_ready` once it does."""
 
     def serve(
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
     ) -> None:
-        """Serve until told to stop.
-
-        Args:
-            handlers: Handlers that receive the log beside its file.
-            on_ready: Called with the run's record once it serves.
-
-        Raises:
-            StartError: If the run does not come up.
-        """
-        log = logging.FileHandler(self.log)
-        log.setFormatter(logging.Formatter(LOG_FORMAT))
-        configure_logging([log, *handlers])
-        record = self.record()
+        """Serve until told to stop, and call `on_ready` once it does; `handlers` receive the log, too."""
+        configure_logging([logging.FileHandler(self.log), *handlers])
+        url, host, port, arguments = self._description()
+        started = {service.name for service in self.services}
+        record = RunRecord.of_this_process(
+            self.run_folder.id,
+            url=url,
+            host=host,
+            port=port,
+            version=__version__,
+            arguments=arguments,
+            settings=changed(self.options),
+            node_type="worker" if self.role == "worker" else "head",
+            services={
+                name: {"address": address, "ours": name in started}
+                for name, address in addresses(self.options).items()
+            },
+        )
         self.run_folder.publish(record)
 
         def ready() -> None:
             self.was_ready = True
-            _logger.info("Serving at %s", record.url)
+            _logger.info("Serving at %s", url)
             on_ready(record)
 
         try:
@@ -127,57 +124,96 @@ class Run(abc.ABC):
             _stop_on_signals(stopping)
             await supervisor.stop()
 
-    def _record(
-        self, url: str, host: str, port: int, arguments: list[str], node_type: NodeType = "head"
-    ) -> RunRecord:
-        ours = {service.name for service in self.services}
-        return RunRecord.of_this_process(
-            self.run_folder.id,
-            url=url,
-            host=host,
-            port=port,
-            version=__version__,
-            arguments=arguments,
-            settings=changed(self.options),
-            node_type=node_type,
-            services={
-                name: {"address": address, "ours": name in ours}
-                for name, address in addresses(self.options).items()
-            },
-        )
-
-
-class ServicesRun(Run):
-    """Services without a server: one that was named, or a further node of a Ray cluster."""
-
-    def __init__(
-        self,
-        options: Settings,
-        role: Role,
-        run_folder: ActiveRunFolder,
-        services: Sequence[Service],
+    async def _serve(
+        self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
     ) -> None:
-        super().__init__(options, run_folder, run_folder.log(services[0].name), services)
-        self._role = role
-        self._node_type: NodeType = "worker" if role == "worker" else "head"
+        """Serve until `stopping` is set, and call `on_ready` once the run serves."""
+        on_ready()
+        await supervisor.wait()
+
+    def _description(self) -> tuple[str, str, int, list[str]]:
+        """Return the URL, host and port for the record, and the arguments that start the same again."""
+        service = self.services[0]
+        argument = "--worker" if self.role == "worker" else self.role
+        return service.address, service.host, service.port, [argument]
+
+
+@dataclass(eq=False, kw_only=True)
+class ServerRun(Run):
+    """One server: the gateway, the dispatcher and what they need.
+
+    They are in this one process, or, with a broker, in several that this one only supervises.
+    """
+
+    prepared: Prepared
+
+    @property
+    def log(self) -> Path:
+        """See `Run.log`."""
+        return self.run_folder.log()
 
     def answers(self) -> bool:
         """See `Run.answers`."""
-        return all(service.answers(self.run_folder) for service in self.services)
+        return answers(self.prepared.server.host, self.prepared.port)
+
+    def close_inherited(self) -> None:
+        """See `Run.close_inherited`."""
+        self.prepared.listening.close()
 
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
     ) -> None:
-        on_ready()
-        await supervisor.wait()
-
-    def record(self) -> RunRecord:
-        """See `Run.record`."""
-        service = self.services[0]
-        argument = "--worker" if self._role == "worker" else self._role
-        return self._record(
-            service.address, service.host, service.port, [argument], node_type=self._node_type
+        listening = self.prepared.listening
+        config = ProcessConfig(
+            listening=listening.fileno(),
+            results=self.run_folder.results,
+            secret=self.run_folder.signing_key(),
+            token=self.run_folder.token() or "",
+            loopback=is_loopback(self.prepared.server.host),
+            deployments=self.prepared.deployments,
         )
+        if not self.options.broker_url:
+            http: Http
+            server = Server(
+                self.options,
+                config.deployments,
+                config.results,
+                secret=config.secret,
+                token=config.token,
+                loopback=config.loopback,
+                stop=lambda: http.stop(),
+            )
+            http = Http(server.uvicorn_config(listening), on_ready, server.farewell)
+            await http.serve(sockets=[listening])
+            return
+        # Removed with the services' data when the run ends, also after a crash.
+        file = self.run_folder.service_data("processes") / "config.json"
+        config.write(file)
+        dispatcher_log = self.run_folder.log("dispatcher")
+        processes = config.processes(file, self.options.api_workers, self.log, dispatcher_log)
+        await supervisor.start(processes, self.answers)
+        if not stopping.is_set():
+            on_ready()
+            await supervisor.wait()
+
+    def _description(self) -> tuple[str, str, int, list[str]]:
+        server, port = self.prepared.server, self.prepared.port
+        file = server.deployment_file
+        arguments = [
+            *([self.role] if self.role != "all" else []),
+            *("--host", server.host, "--port", str(port)),
+            *(["--deployment-config", str(file.absolute())] if file else []),
+            *map(_absolute, server.checkpoints),
+        ]
+        return f"http://{for_url(server.host)}:{port}", server.host, port, arguments
+
+
+def _absolute(checkpoint: str) -> str:
+    """Return a checkpoint argument that means the same in every working directory."""
+    name, equals, place = checkpoint.partition("=")
+    if not equals or "{" in name:
+        return checkpoint
+    return f"{name}={Path(place).expanduser().resolve()}"
 
 
 def _stop_on_signals(stopping: asyncio.Event) -> None:

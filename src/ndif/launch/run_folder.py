@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from ndif.errors import NdifError
 
@@ -41,6 +42,7 @@ _CURRENT = "current"
 _LOCK = ".lock"
 _SIGNING_KEY = ".signing"
 _TOKEN_BYTES = 32
+_LOG_LINES = 15
 _ATTEMPTS, _PAUSE_S = 5, 0.1
 _START_TIME_FIELD = 19
 """Index of the start time in /proc/PID/stat, counted from the process's state."""
@@ -84,33 +86,15 @@ class RunRecord:
     """For each service its `address`, and as `ours` True if it stops with this run."""
 
     @classmethod
-    def of_this_process(
-        cls,
-        session_id: str,
-        *,
-        url: str,
-        host: str,
-        port: int,
-        version: str,
-        arguments: list[str],
-        settings: Mapping[str, Any],
-        node_type: NodeType = "head",
-        services: Mapping[str, dict[str, Any]] | None = None,
-    ) -> RunRecord:
-        """Return the record of a run that this process starts now."""
+    def of_this_process(cls, session_id: str, **fields: Any) -> RunRecord:
+        """Return the record of a run that this process starts now, with the other fields."""
+        pid = os.getpid()
         return cls(
             session_id=session_id,
-            pid=os.getpid(),
-            pid_started=started_at(os.getpid()) or 0,
-            url=url,
-            host=host,
-            port=port,
+            pid=pid,
+            pid_started=started_at(pid) or 0,
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            version=version,
-            arguments=arguments,
-            settings=dict(settings),
-            node_type=node_type,
-            services=dict(services or {}),
+            **fields,
         )
 
     @property
@@ -135,14 +119,9 @@ class RunFolder:
         """Return the folder of stored results and responses."""
         return self.folder / "results"
 
-    @property
-    def data(self) -> Path:
-        """Return the folder of the services' data."""
-        return self.folder / "data"
-
     def service_data(self, name: str) -> Path:
         """Make and return the folder of one service's data, which is removed when the run ends."""
-        path = self.data / name
+        path = self.folder / "data" / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
@@ -164,12 +143,9 @@ class RunFolder:
     def record(self) -> RunRecord | None:
         """Return the run's record; None if it cannot be read."""
         try:
-            found = json.loads((self.folder / "config.json").read_text())
-            # The record of an older server lacks the newer fields.
-            return RunRecord(
-                **{each.name: found[each.name] for each in fields(RunRecord) if each.name in found}
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            # The record of an older server lacks the newer fields, which have defaults.
+            return RunRecord(**json.loads((self.folder / "config.json").read_text()))
+        except (OSError, ValueError, TypeError):
             return None
 
 
@@ -206,11 +182,7 @@ class RunFolders:
         return RunFolders(self.root / "services" / name)
 
     def create(self, *logs: str) -> ActiveRunFolder:
-        """Create a run folder for this process, with a folder for each of `logs`.
-
-        Raises:
-            RunFolderError: If another process runs here, or the folder cannot be written.
-        """
+        """Create a run folder for this process, with these logs, unless another process runs here."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = self._lock()
@@ -220,20 +192,20 @@ class RunFolders:
                 "the variable NDIF_SESSION_ROOT."
             ) from error
         try:
-            stale = self._retire_stale()
-            folder = self._create(logs or LOG_NAMES[:2])
-            return ActiveRunFolder(folder, root=self.root, lock=lock, stale=stale)
+            stale = self.current()  # of a process that is gone: its lock is free
+            if stale is not None:
+                self.retire(stale)
+            return ActiveRunFolder(self._create(logs or LOG_NAMES[:2]), self, lock, stale)
         except BaseException:
             os.close(lock)
             raise
 
     def retire(self, run_folder: RunFolder) -> None:
         """Remove what is valid only during the run: the link `current`, the token and services' data."""
-        current = self.current()
-        if current is not None and current.folder == run_folder.folder:
+        if self.current() in (None, RunFolder(run_folder.folder)):
             (self.root / _CURRENT).unlink(missing_ok=True)
         (run_folder.folder / "token").unlink(missing_ok=True)
-        rmtree(run_folder.data, ignore_errors=True)
+        rmtree(run_folder.folder / "data", ignore_errors=True)
 
     def already_running(self) -> str:
         """Return the message for a second start."""
@@ -243,12 +215,6 @@ class RunFolders:
             f"A server is running already{where}. Stop it with `ndif stop`, or give this one a folder of "
             "its own with the variable NDIF_SESSION_ROOT."
         )
-
-    def return_results(self, run_folder: RunFolder) -> None:
-        """Move the results that a run took over back to the run before, for the next one to take over."""
-        before = [folder for folder in self.root.glob(f"{_PREFIX}*") if folder != run_folder.folder]
-        if before:
-            run_folder.results.rename(RunFolder(max(before)).results)
 
     def _lock(self) -> int:
         lock = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -261,25 +227,17 @@ class RunFolders:
         os.close(lock)
         raise RunFolderError(self.already_running())
 
-    def _retire_stale(self) -> RunFolder | None:
-        """Retire and return the run folder that still calls itself current although its lock is free."""
-        stale = self.current()
-        if stale is not None:
-            self.retire(stale)
-        (self.root / _CURRENT).unlink(missing_ok=True)
-        return stale
-
     def _create(self, logs: Sequence[str]) -> Path:
         name = f"{_PREFIX}{time.strftime('%Y%m%d_%H%M%S')}"
-        for candidate in _numbered(name):
+        for suffix in itertools.chain([""], (f"_{number}" for number in itertools.count(2))):
             with contextlib.suppress(FileExistsError):
-                folder = self.root / candidate
+                folder = self.root / f"{name}{suffix}"
                 folder.mkdir(mode=0o700)
                 break
         for log in logs:
             (folder / "logs" / log).mkdir(parents=True)
         self._take_over_results(RunFolder(folder))
-        with _open_private(folder / "token") as token:
+        with open_private(folder / "token") as token:
             token.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
         return folder
 
@@ -291,18 +249,17 @@ class RunFolders:
             else:
                 results.rename(run_folder.results)
         run_folder.results.mkdir(exist_ok=True)
-        with (
-            contextlib.suppress(FileExistsError),
-            _open_private(run_folder.results / _SIGNING_KEY, new=True) as file,
-        ):
-            file.write(secrets.token_hex(_TOKEN_BYTES))
+        key = run_folder.results / _SIGNING_KEY
+        if not key.exists():
+            with open_private(key) as file:
+                file.write(secrets.token_hex(_TOKEN_BYTES))
 
 
 @dataclass(frozen=True)
 class ActiveRunFolder(RunFolder):
     """The run folder of this process, which holds the lock."""
 
-    root: Path
+    run_folders: RunFolders
     lock: int
     stale: RunFolder | None
     """Run folder of a process that ended without retiring it."""
@@ -310,36 +267,50 @@ class ActiveRunFolder(RunFolder):
     def publish(self, record: RunRecord) -> None:
         """Write the record and make this run folder the current one, so that other commands find it."""
         part = self.folder / ".config.json"
-        with _open_private(part) as file:
+        with open_private(part) as file:
             json.dump(asdict(record), file, indent=2)
         part.replace(self.folder / "config.json")
-        link = self.root / f".{_CURRENT}-{os.getpid()}"
+        link = self.run_folders.root / f".{_CURRENT}-{os.getpid()}"
         link.unlink(missing_ok=True)
         link.symlink_to(self.folder.name)
-        link.replace(self.root / _CURRENT)
+        link.replace(self.run_folders.root / _CURRENT)
 
     def end(self) -> None:
         """Retire the run folder: its record, logs and results stay."""
-        RunFolders(self.root).retire(self)
+        self.run_folders.retire(self)
         os.close(self.lock)
 
     def discard(self) -> None:
         """Remove the run folder and hand its results back, as if the run had never begun."""
-        run_folders = RunFolders(self.root)
-        run_folders.retire(self)
-        run_folders.return_results(self)
+        self.run_folders.retire(self)
+        others = set(self.run_folders.root.glob(f"{_PREFIX}*")) - {self.folder}
+        if others:  # the next run takes the results over from the run before
+            self.results.rename(RunFolder(max(others)).results)
         rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
 
 
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}_{number}"
-        number += 1
+def open_private(path: Path) -> IO[str]:
+    """Return a file to be written that only this user can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
 
-def _open_private(path: Path, *, new: bool = False) -> Any:
-    how = os.O_EXCL if new else os.O_TRUNC
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600), "w")
+def no_start(subject: str, log: Path) -> str:
+    """Return the sentence that `subject` did not come up, with the end of its log."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        lines = []
+    if not lines:
+        return f"{subject} did not come up, and logged nothing."
+    return "\n".join([f"{subject} did not come up. The end of its log:", *lines])
+
+
+def within(seconds: float, is_done: Callable[[], bool]) -> bool:
+    """Wait until `is_done`, and return False if it is not after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True

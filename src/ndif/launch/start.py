@@ -4,112 +4,52 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from ndif.config.reference import read
-from ndif.config.settings import Settings
-from ndif.launch.detached import detach
+from ndif.launch.detached import run_detached
 from ndif.launch.preflight import ServerOptions, preflight, preflight_of_services
-from ndif.launch.run import Run, ServicesRun
+from ndif.launch.run import Run, ServerRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
-from ndif.launch.server_run import ServerRun
-from ndif.launch.services import STANDALONE, Role
+from ndif.launch.services import STANDALONE
 from ndif.net import StartError, is_loopback
 
 
-@dataclass(frozen=True)
-class Start:
-    """One invocation of `ndif start`."""
+def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) -> None:
+    """Serve until interrupted; with `detach`, return once another process serves."""
+    console = Console(stderr=True)
+    options = read()
+    run_folders = RunFolders(options.session_root)
+    if server.role in STANDALONE:
+        run_folders = run_folders.of_service(server.role)
+    if run_folders.running() is not None:
+        raise StartError(run_folders.already_running())
+    if not server.is_server:
+        services = preflight_of_services(options, server.role)
+        run_folder = _create(run_folders, console, *(service.name for service in services))
+        _run(Run(options, server.role, run_folder, services), console, detach, as_json, verbose)
+        return
+    prepared = preflight(options, server)
+    with prepared.listening:
+        run_folder = _create(run_folders, console)
+        run = ServerRun(options, server.role, run_folder, prepared.services, prepared=prepared)
+        _run(run, console, detach, as_json, verbose)
 
-    role: Role
-    host: str
-    port: int | None
-    checkpoints: tuple[str, ...]
-    deployment_file: Path | None
-    detach: bool
-    as_json: bool
-    verbose: bool
 
-    def run(self) -> None:
-        """Serve until interrupted; with `detach`, return once another process serves.
-
-        Raises:
-            NdifError: If the server cannot start. Nothing is left of it then.
-        """
-        console = Console(stderr=True)
-        options = read()
-        run_folders = RunFolders(options.session_root)
-        if self.role in STANDALONE:
-            run_folders = run_folders.of_service(self.role)
-        if run_folders.running() is not None:
-            raise StartError(run_folders.already_running())
-        if self.role in ("all", "api"):
-            self._start_server(options, run_folders, console)
-        else:
-            services = preflight_of_services(options, self.role)
-            run_folder = _create(run_folders, console, *(service.name for service in services))
-            self._start(ServicesRun(options, self.role, run_folder, services), console)
-
-    def _start_server(self, options: Settings, run_folders: RunFolders, console: Console) -> None:
-        server = ServerOptions(
-            self.host,
-            self.port or options.api_port,
-            self.checkpoints,
-            self.deployment_file,
-            self.role,
-        )
-        prepared = preflight(options, server)
-        with prepared.listening:
-            run_folder = _create(run_folders, console)
-            self._start(ServerRun(options, server, prepared, run_folder), console)
-
-    def _start(self, run: Run, console: Console) -> None:
-        if self.detach:
-            self._print_detached(detach(run), run)
-        else:
-            self._serve(run, console)
-
-    def _serve(self, run: Run, console: Console) -> None:
-        handler = RichHandler(console=console, show_path=False)
-        handler.setLevel(logging.INFO if self.verbose else logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        try:
-            run.serve([handler], lambda record: self._print_ready(record, run, console))
-        finally:
-            run.close()
-        console.print("Stopped.")
-
-    def _print_ready(self, record: RunRecord, run: Run, console: Console) -> None:
-        if isinstance(run, ServerRun):
-            _print_server(record, run, console)
-        else:
-            subject = "A worker of the cluster" if self.role == "worker" else f"The {self.role} is"
-            console.print(
-                f"{subject} at [bold]{record.url}[/].\nLog: {run.log}",
-                highlight=False,
-                soft_wrap=True,
-            )
-        console.print("Ctrl-C stops it, and so does `ndif stop`.")
-
-    def _print_detached(self, record: RunRecord, run: Run) -> None:
-        if self.as_json:
-            answer = {
-                "url": record.url,
-                "pid": record.pid,
-                "session": str(run.run_folder.folder),
-                "log": str(run.log),
-            }
-            print(json.dumps(answer))
-        else:
-            Console().print(
-                f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
-                highlight=False,
-                soft_wrap=True,
-            )
+def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool) -> None:
+    if detach:
+        _print_detached(run_detached(run), run, as_json)
+        return
+    handler = RichHandler(console=console, show_path=False)
+    handler.setLevel(logging.INFO if verbose else logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    try:
+        run.serve([handler], lambda record: _print_ready(record, run, console))
+    finally:
+        run.close()
+    console.print("Stopped.")
 
 
 def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunFolder:
@@ -122,8 +62,31 @@ def _create(run_folders: RunFolders, console: Console, *logs: str) -> ActiveRunF
     return run_folder
 
 
+def _print_detached(record: RunRecord, run: Run, as_json: bool) -> None:
+    if as_json:
+        session, log = str(run.run_folder.folder), str(run.log)
+        print(json.dumps({"url": record.url, "pid": record.pid, "session": session, "log": log}))
+        return
+    Console().print(
+        f"Serving at [bold]{record.url}[/] (process {record.pid}).\nLog: {run.log}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
+    if isinstance(run, ServerRun):
+        _print_server(record, run, console)
+    else:
+        subject = "A worker of the cluster" if run.role == "worker" else f"The {run.role} is"
+        console.print(
+            f"{subject} at [bold]{record.url}[/].\nLog: {run.log}", highlight=False, soft_wrap=True
+        )
+    console.print("Ctrl-C stops it, and so does `ndif stop`.")
+
+
 def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
-    host = run.server.host
+    host = run.prepared.server.host
     if not is_loopback(host) and run.options.sandbox != "require":
         console.print(
             f"[bold yellow]Warning:[/] {host} is reachable from other machines, and untrusted code runs "
@@ -137,7 +100,7 @@ def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
         "A model is loaded when its first request arrives. To load one before that:\n\n"
         "    ndif deploy openai-community/gpt2\n"
         "    ndif status\n\n"
-        f"Log: {run.run_folder.log()}",
+        f"Log: {run.log}",
         highlight=False,
         markup=False,
         soft_wrap=True,

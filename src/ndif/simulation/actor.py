@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ndif.host.device_errors import DeviceFailure
@@ -37,10 +36,8 @@ class SimulatedActor:
         )
         self._world = world
         self._journal = journal
-        self._usages = (
-            journal.by_model[Variant.parse(deployment.model_key)],
-            journal.by_node[deployment.node_id],
-        )
+        variant = Variant.parse(deployment.model_key)
+        self._usages = (journal.by_model[variant], journal.by_node[deployment.node_id])
         self._gpus = 0.0
         self._cpu_bytes = 0
         self._is_hot = self._is_warm = False
@@ -55,8 +52,7 @@ class SimulatedActor:
         """Take the time of loading from disk; see `ModelActor.start`."""
         self._hold(self._assigned)
         progress(0, self._bytes)
-        with self._loading():
-            await asyncio.sleep(self._world.speeds.loading_s(self._bytes))
+        await self._load(self._world.speeds.loading_s(self._bytes))
         progress(self._bytes, self._bytes)
         self._is_hot = True
         for usage in self._usages:
@@ -77,8 +73,7 @@ class SimulatedActor:
         self._hold(gpu_mem_bytes_by_id)
         self._is_warm = False
         if not self._on_cpu:
-            with self._loading():
-                await asyncio.sleep(self._world.speeds.returning_s(self._bytes))
+            await self._load(self._world.speeds.returning_s(self._bytes))
         self._is_hot = True
         for usage in self._usages:
             usage.warm_returns += 1
@@ -113,22 +108,19 @@ class SimulatedActor:
 
     def cancel(self, reason: str) -> None:
         """Cancel the request that runs; see `ModelActor.cancel`."""
-        if self._run is not None:
-            _settle(self._run, reason)
+        if self._run is not None and not self._run.done():
+            self._run.set_result(reason)
 
     async def _run_for(self, seconds: float) -> str | None:
         """Be busy for so long; return the reason if the request was cancelled."""
-        loop = asyncio.get_running_loop()
-        run: asyncio.Future[str | None] = loop.create_future()
-        self._run = run
-        timer = loop.call_later(seconds, _settle, run, None)
-        self._busy(self._gpus)
+        run = self._run = asyncio.get_running_loop().create_future()
         gpus = self._gpus
+        self._busy(gpus)
         try:
-            return await run
+            await asyncio.wait({run}, timeout=seconds)
+            return run.result() if run.done() else None
         finally:
             self._busy(-gpus)
-            timer.cancel()
             self._run = None
 
     def _interrupt(self) -> None:
@@ -153,17 +145,11 @@ class SimulatedActor:
             usage.cpu_bytes.change(now, cpu_bytes - self._cpu_bytes)
         self._gpus, self._cpu_bytes = share, cpu_bytes
 
-    @contextlib.contextmanager
-    def _loading(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    async def _load(self, seconds: float) -> None:
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
-            yield
+            await asyncio.sleep(seconds)
         finally:
             for usage in self._usages:
-                usage.loading_s += loop.time() - began
-
-
-def _settle(run: asyncio.Future[str | None], reason: str | None) -> None:
-    if not run.done():
-        run.set_result(reason)
+                usage.loading_s += now() - began

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ndif.schema.deployment_settings import parse_model
-from ndif.schema.model_key import ModelKey
 from ndif.simulation.trace import TraceRequest
 
 DAY_S = 86400.0
@@ -78,8 +77,17 @@ def trace(
         (key,) = rng.choices(keys, cum_weights=popularity)
         count = min(1 + int(rng.expovariate(1 / (_BURST - 1))), requests - len(found))
         user = f"user-{rng.randrange(users)}"
-        begin = _begin(rng, length_s)
-        found += _burst(rng, begin, length_s, key, user, medians_s[key], count)
+        at = _begin(rng, length_s)
+        generation = "0.7" if rng.random() < _EARLIER else "0.8"
+        priority = rng.random() < _PRIORITY
+        for _ in range(count):
+            run_s = min(medians_s[key] * math.exp(rng.gauss(0, _SPREAD)), _LONGEST_RUN_S)
+            # A burst that passes the end goes on at the beginning, as on any other day.
+            begin, run_s = round(at % length_s, 3), round(run_s, 3)
+            found.append(
+                TraceRequest(begin, key, user, run_s, generation=generation, priority=priority)
+            )
+            at += rng.expovariate(1 / _PAUSE_S)
     found.sort(key=lambda request: request.at)
     return found
 
@@ -91,32 +99,3 @@ def _begin(rng: random.Random, length_s: float) -> float:
         rate = 1 + _SWING * math.cos(2 * math.pi * (at - _BUSIEST_S) / DAY_S)
         if rng.uniform(0, 1 + _SWING) < rate:
             return at
-
-
-def _burst(
-    rng: random.Random,
-    begin: float,
-    length_s: float,
-    key: ModelKey,
-    user: str,
-    median_s: float,
-    count: int,
-) -> list[TraceRequest]:
-    generation = "0.7" if rng.random() < _EARLIER else "0.8"
-    priority = rng.random() < _PRIORITY
-    requests, at = [], begin
-    for _ in range(count):
-        run_s = min(median_s * math.exp(rng.gauss(0, _SPREAD)), _LONGEST_RUN_S)
-        requests.append(
-            TraceRequest(
-                # A burst that passes the end goes on at the beginning, as on any other day.
-                at=round(at % length_s, 3),
-                model=key,
-                user=user,
-                run_s=round(run_s, 3),
-                generation=generation,
-                priority=priority,
-            )
-        )
-        at += rng.expovariate(1 / _PAUSE_S)
-    return requests

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ndif.schema.model_key import ModelKey
-from ndif.simulation.journal import HOUR_S, Journal, Outcome, Usage
+from ndif.simulation.journal import HOUR_S, Journal, Meter, Outcome, Usage
 from ndif.simulation.world import World
 
 Row = dict[str, Any]
@@ -23,6 +23,7 @@ _MOST_REASONS = 20
 _PARTICULARS = re.compile(r"'[^']*'|\d[\d.,]*")
 """Names and numbers, which differ between two sentences about the same problem."""
 _LEVELS = (0.5, 0.9, 0.99)
+_ALL = slice(None)
 
 
 def report(world: World, journal: Journal, seed: int) -> Row:
@@ -30,34 +31,35 @@ def report(world: World, journal: Journal, seed: int) -> Row:
     outcomes = journal.outcomes
     gpus = {node.id: len(node.resources.gpu_bytes) for node in world.nodes}
     cpu = {node.id: node.resources.cpu_bytes for node in world.nodes}
-    nodes = [journal.by_node[node.id] for node in world.nodes]
-    span_s = journal.ended_s
+    usages = {node.id: journal.by_node[node.id] for node in world.nodes}
+    nodes = list(usages.values())
+    whole = sum(gpus.values()), sum(cpu.values()), journal.ended_s
     return {
         "trace": {
             "requests": len(outcomes),
             "models": len({outcome.asked.model for outcome in outcomes}),
             "users": len({outcome.asked.user for outcome in outcomes}),
             "last_arrival_s": _round(outcomes[-1].received),
-            "ended_s": _round(span_s),
+            "ended_s": _round(journal.ended_s),
             "seed": seed,
         },
         "overall": {
             **_of_requests(outcomes),
             **_of_replicas(nodes),
-            **_use(nodes, sum(gpus.values()), sum(cpu.values()), span_s),
+            **_use(nodes, *whole),
         },
         "errors": _errors(outcomes),
-        "models": _models(journal, sum(gpus.values()), span_s),
+        "models": _models(journal, whole[0] * journal.ended_s),
         "nodes": [
             {
                 "node": node.name,
                 "gpus": gpus[node.id],
-                **_of_replicas([journal.by_node[node.id]]),
-                **_use([journal.by_node[node.id]], gpus[node.id], cpu[node.id], span_s),
+                **_of_replicas([usages[node.id]]),
+                **_use([usages[node.id]], gpus[node.id], cpu[node.id], journal.ended_s),
             }
             for node in world.nodes
         ],
-        "hours": _hours(outcomes, nodes, sum(gpus.values()), sum(cpu.values()), span_s),
+        "hours": _hours(outcomes, nodes, *whole),
     }
 
 
@@ -76,35 +78,43 @@ def _of_requests(outcomes: Sequence[Outcome]) -> Row:
     }
 
 
-def _of_replicas(usages: Iterable[Usage]) -> Row:
+def _of_replicas(usages: Sequence[Usage]) -> Row:
     """Return loads and evictions."""
-    usages = list(usages)
-
-    def total(of: Callable[[Usage], float]) -> float:
-        return sum(map(of, usages))
-
     return {
-        "cold_loads": total(lambda usage: usage.cold_loads),
-        "warm_returns": total(lambda usage: usage.warm_returns),
-        "loading_s": _round(total(lambda usage: usage.loading_s)),
-        "evicted_to_warm": total(lambda usage: usage.evicted_warm),
-        "evicted_to_cold": total(lambda usage: usage.evicted_cold),
-        "dropped_from_warm": total(lambda usage: usage.dropped),
-        "interrupted": total(lambda usage: usage.interrupted),
+        "cold_loads": sum(usage.cold_loads for usage in usages),
+        "warm_returns": sum(usage.warm_returns for usage in usages),
+        "loading_s": _round(sum(usage.loading_s for usage in usages)),
+        "evicted_to_warm": sum(usage.evicted_warm for usage in usages),
+        "evicted_to_cold": sum(usage.evicted_cold for usage in usages),
+        "dropped_from_warm": sum(usage.dropped for usage in usages),
+        "interrupted": sum(usage.interrupted for usage in usages),
     }
 
 
-def _use(usages: Iterable[Usage], gpus: int, cpu_bytes: int, span_s: float) -> Row:
-    """Return the fractions of GPUs busy and held, and of CPU memory held."""
-    usages = list(usages)
+def _use(
+    usages: Sequence[Usage], gpus: int, cpu_bytes: int, length_s: float, hours: slice = _ALL
+) -> Row:
+    """Return the fractions of GPUs busy and held, and of CPU memory held, in these hours."""
     return {
-        "gpu_utilisation": _part(sum(sum(u.gpus_busy.hours) for u in usages), gpus * span_s),
-        "gpus_held": _part(sum(sum(u.gpus_held.hours) for u in usages), gpus * span_s),
-        "cpu_memory_held": _part(sum(sum(u.cpu_bytes.hours) for u in usages), cpu_bytes * span_s),
+        **_use_of_gpus(usages, gpus * length_s, hours),
+        "cpu_memory_held": _part(
+            _total([u.cpu_bytes for u in usages], hours), cpu_bytes * length_s
+        ),
     }
 
 
-def _models(journal: Journal, gpus: int, span_s: float) -> list[Row]:
+def _use_of_gpus(usages: Sequence[Usage], gpu_s: float, hours: slice = _ALL) -> Row:
+    return {
+        "gpu_utilisation": _part(_total([u.gpus_busy for u in usages], hours), gpu_s),
+        "gpus_held": _part(_total([u.gpus_held for u in usages], hours), gpu_s),
+    }
+
+
+def _total(meters: Iterable[Meter], hours: slice = _ALL) -> float:
+    return sum(sum(meter.hours[hours]) for meter in meters)
+
+
+def _models(journal: Journal, gpu_s: float) -> list[Row]:
     """Return a row for each model in each runtime, the most requested first."""
     outcomes: defaultdict[_Name, list[Outcome]] = defaultdict(list)
     usages: defaultdict[_Name, list[Usage]] = defaultdict(list)
@@ -114,16 +124,15 @@ def _models(journal: Journal, gpus: int, span_s: float) -> list[Row]:
         usages[_name(variant.model, variant.generation)].append(usage)
     rows = []
     for name in sorted({*outcomes, *usages}, key=lambda name: (-len(outcomes[name]), name)):
-        busy_s = sum(sum(usage.gpus_busy.hours) for usage in usages[name])
-        held_s = sum(sum(usage.gpus_held.hours) for usage in usages[name])
+        busy_s = _total(usage.gpus_busy for usage in usages[name])
+        held_s = _total(usage.gpus_held for usage in usages[name])
         rows.append(
             {
                 "model": name[0],
                 "generation": name[1],
                 **_of_requests(outcomes[name]),
                 **_of_replicas(usages[name]),
-                "gpu_utilisation": _part(busy_s, gpus * span_s),
-                "gpus_held": _part(held_s, gpus * span_s),
+                **_use_of_gpus(usages[name], gpu_s),
                 "busy_while_held": _part(busy_s, held_s),
             }
         )
@@ -156,19 +165,13 @@ def _hours(
     rows = []
     for hour in range(max(int(-(-span_s // HOUR_S)), 1)):
         length_s = min(HOUR_S, span_s - hour * HOUR_S)
-
-        def part(of: Callable[[Usage], list[float]], most: float, hour: int = hour) -> float | None:
-            return _part(sum(hours[hour] for hours in map(of, nodes) if hour < len(hours)), most)
-
         waits = [o.dispatched - o.received for o in came[hour] if o.dispatched is not None]
         rows.append(
             {
                 "hour": hour,
                 "requests": len(came[hour]),
                 "wait_s": _quantiles(waits),
-                "gpu_utilisation": part(lambda u: u.gpus_busy.hours, gpus * length_s),
-                "gpus_held": part(lambda u: u.gpus_held.hours, gpus * length_s),
-                "cpu_memory_held": part(lambda u: u.cpu_bytes.hours, cpu_bytes * length_s),
+                **_use(nodes, gpus, cpu_bytes, length_s, slice(hour, hour + 1)),
             }
         )
     return rows

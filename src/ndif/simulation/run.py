@@ -8,7 +8,7 @@ import gc
 import random
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,11 +17,9 @@ from packaging.version import Version
 from ndif.cluster.controller import Controller
 from ndif.cluster.models import Models
 from ndif.control.reconciler import Reconciler
-from ndif.errors import NdifError
 from ndif.host.evaluation import Measured
 from ndif.host.port import ActorError
 from ndif.placement.node import Node
-from ndif.placement.replica import PlacedReplica
 from ndif.queue.autoscaler import Scaling
 from ndif.queue.dispatcher import Dispatcher
 from ndif.schema.deployment import DeploymentConfig
@@ -29,7 +27,7 @@ from ndif.schema.request import Request, Wire
 from ndif.simulation import virtual_time
 from ndif.simulation.actor import SimulatedActor
 from ndif.simulation.journal import Journal, JournalBroker
-from ndif.simulation.trace import TraceRequest
+from ndif.simulation.trace import TraceError, TraceRequest
 from ndif.simulation.world import World
 from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder
@@ -48,28 +46,18 @@ Progress = Callable[[int], None]
 """Called now and then with the number of requests sent."""
 
 
-class WorldError(NdifError):
-    """A trace cannot be replayed in a world; the message says why."""
-
-
 def run(
     world: World,
     trace: Sequence[TraceRequest],
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> Journal:
-    """Replay a trace, whose requests are ordered by time, and return the journal.
-
-    The same world, trace and seed make the same journal.
-
-    Raises:
-        WorldError: if the trace names models of unknown size.
-    """
+    """Replay a trace, whose requests are ordered by time; the same arguments make the same journal."""
     names = {request.model.repo_id for request in trace}
     unknown = sorted(name for name in names if world.weights(name) is None)
     if unknown:
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-        raise WorldError(
+        raise TraceError(
             f"These models of the trace have no size: "
             f"{', '.join(unknown[:_MOST_NAMED])}{more}. Name them under models in the cluster file, or "
             "add default_size there."
@@ -78,53 +66,47 @@ def run(
     gc.collect()
     gc.freeze()
     try:
-        return virtual_time.run(_Simulation(world, trace, seed).run(progress))
+        return virtual_time.run(_Simulation(world, trace, seed, progress).run())
     finally:
         gc.unfreeze()
 
 
+@dataclass(frozen=True)
 class _Simulation:
     """A server without a gateway, and its clients."""
 
-    def __init__(self, world: World, trace: Sequence[TraceRequest], seed: int) -> None:
-        self._world = world
-        self._trace = trace
-        self._seed = seed
-        self._origin = trace[0].at
+    world: World
+    trace: Sequence[TraceRequest]
+    seed: int
+    progress: Progress
 
-    async def run(self, progress: Progress) -> Journal:
+    async def run(self) -> Journal:
         """Replay the trace to its end."""
-        journal = Journal(self._trace)
+        journal = Journal(self.trace)
         with tempfile.TemporaryDirectory(prefix="ndif-simulation-") as unused:
-            await self._serve(journal, FileStore(Path(unused), _NEVER_S), progress)
+            await self._serve(journal, FileStore(Path(unused), _NEVER_S))
         journal.close(asyncio.get_running_loop().time())
         return journal
 
     def _now(self) -> float:
-        return self._origin + asyncio.get_running_loop().time()
+        return self.trace[0].at + asyncio.get_running_loop().time()
 
-    async def _serve(self, journal: Journal, objects: FileStore, progress: Progress) -> None:
-        world = self._world
+    async def _serve(self, journal: Journal, objects: FileStore) -> None:
+        world = self.world
         broker = JournalBroker(journal)
-
-        def make_actor(
-            config: DeploymentConfig, generation: str, place: PlacedReplica
-        ) -> SimulatedActor:
-            return SimulatedActor(config, place, world, journal)
-
         controller = Controller(
             Models(world.models),
-            make_actor,
+            lambda config, _, place: SimulatedActor(config, place, world, journal),
             self._evaluate,
             self._discover,
             rules=world.rules,
             drain_s=world.drain_s,
             now=self._now,
-            rng=random.Random(self._seed),  # noqa: S311 - ties, not secrets
+            rng=random.Random(self.seed),  # noqa: S311 - ties, not secrets
         )
         queue_policy = replace(world.queue_policy, update_interval_s=_NEVER_S)
         dispatcher = Dispatcher(controller, broker, Responder(broker, objects), queue_policy)
-        generations = sorted({r.generation for r in self._trace}, key=Version, reverse=True)
+        generations = sorted({r.generation for r in self.trace}, key=Version, reverse=True)
         reconciler = Reconciler(
             controller,
             dispatcher,
@@ -138,22 +120,21 @@ class _Simulation:
         dispatcher.start()
         keeping = asyncio.create_task(reconciler.run(), name="reconciler")
         try:
-            await self._send(broker, journal, progress)
+            await self._send(broker, journal)
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(journal.all_ended.wait(), _PATIENCE_S)
         finally:
             keeping.cancel()
 
-    async def _send(self, broker: JournalBroker, journal: Journal, progress: Progress) -> None:
+    async def _send(self, broker: JournalBroker, journal: Journal) -> None:
         """Send every request at its time."""
         loop = asyncio.get_running_loop()
-        for number, asked in enumerate(self._trace):
-            left_s = asked.at - self._origin - loop.time()
-            if left_s > 0:
+        for number, asked in enumerate(self.trace):
+            if (left_s := asked.at - self._now()) > 0:
                 await asyncio.sleep(left_s)
             journal.outcomes[number].received = loop.time()
             if number % _EVERY == 0:
-                progress(number)
+                self.progress(number)
             await broker.submit(
                 Request(
                     model=asked.model,
@@ -171,13 +152,13 @@ class _Simulation:
                     received=asked.at,
                 )
             )
-        progress(len(self._trace))
+        self.progress(len(self.trace))
 
     async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
-        size_bytes = self._world.replica_bytes(config)
+        size_bytes = self.world.replica_bytes(config)
         if size_bytes is None:
             raise ActorError("its size is not known")
         return Measured(size_bytes)
 
     async def _discover(self) -> tuple[Node, ...]:
-        return self._world.nodes
+        return self.world.nodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -19,67 +19,57 @@ def show(report: Mapping[str, Any], console: Console, most: int) -> None:
     trace, overall = report["trace"], report["overall"]
     console.print(
         f"[bold]{trace['requests']:,}[/] requests of {trace['users']:,} users for {trace['models']:,} "
-        f"models in {_span(trace['last_arrival_s'])}; ended after {_span(trace['ended_s'])}."
+        f"models in {format_duration(trace['last_arrival_s'])}; ended after "
+        f"{format_duration(trace['ended_s'])}."
     )
     console.print(
         f"{overall['completed']:,} completed, {overall['refused']:,} refused, {overall['failed']:,} "
         f"failed, {overall['unfinished']:,} unfinished; {overall['on_cpu']:,} ran without GPUs. "
         f"{overall['interrupted']:,} times a request lost its replica and waited for another."
     )
-    models = report["models"]
-    _print(_rows(models[:most], "model", _left("models", models, most)), console)
-    nodes = report["nodes"]
-    _print(_rows(nodes[:most], "node", _left("nodes", nodes, most)), console)
-    _print(_altogether(report), console)
+    tables = [
+        _rows(report["models"], "model", most),
+        _rows(report["nodes"], "node", most),
+        _altogether(report),
+    ]
     if report["errors"]:
-        table = Table("requests", title="Refused and failed", title_justify="left")
-        table.add_column("for example", overflow="fold")
+        errors = Table("requests", title="Refused and failed", title_justify="left")
+        errors.add_column("for example", overflow="fold")
         for error in report["errors"]:
-            table.add_row(f"{error['requests']:,}", escape(error["for_example"]))
-        _print(table, console)
+            errors.add_row(f"{error['requests']:,}", escape(error["for_example"]))
+        tables.append(errors)
+    for table in tables:
+        console.print()
+        console.print(table)
 
 
-def _print(table: Table, console: Console) -> None:
-    console.print()
-    console.print(table)
-
-
-def _left(what: str, rows: list[Any], most: int) -> str:
-    return f"The {most} {what} that were asked for most, of {len(rows)}" if len(rows) > most else ""
-
-
-def _rows(rows: list[Mapping[str, Any]], what: str, title: str) -> Table:
+def _rows(rows: Sequence[Mapping[str, Any]], what: str, most: int) -> Table:
     """Return a table of models, with their requests, or of nodes, with their GPUs."""
-    has_requests = what == "model"
-    table = Table(title=title or None, title_justify="left")
+    are_models = what == "model"
+    title = f"The {most} {what}s that were asked for most, of {len(rows)}"
+    table = Table(title=title if len(rows) > most else None, title_justify="left")
     table.add_column(what, overflow="fold", min_width=12)
-    headings = ["requests", "errors", "p50", "p90", "p99", "most"] if has_requests else ["gpus"]
+    headings = ["requests", "errors", "p50", "p90", "p99", "most"] if are_models else ["gpus"]
     for heading in (*headings, "cold", "warm", "evicted", "busy", "held"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [f"{row['gpus']}"] if not has_requests else _requests(row)
-        name = escape(row[what])
-        if has_requests:
-            name += f" [dim]{row['generation']}[/]"
-        table.add_row(name, *cells, *_replicas(row))
+    for row in rows[:most]:
+        table.add_row(
+            escape(row[what]) + (f" [dim]{row['generation']}[/]" if are_models else ""),
+            *(_requests(row) if are_models else [f"{row['gpus']}"]),
+            f"{row['cold_loads']:,}",
+            f"{row['warm_returns']:,}",
+            f"{row['evicted_to_warm'] + row['evicted_to_cold']:,}",
+            _percent(row["gpu_utilisation"]),
+            _percent(row["gpus_held"]),
+        )
     return table
 
 
 def _requests(row: Mapping[str, Any]) -> list[str]:
     errors = row["refused"] + row["failed"] + row["unfinished"]
     waits = row["wait_s"] or {}
-    levels = (_span(waits.get(level)) for level in ("p50", "p90", "p99", "max"))
+    levels = (format_duration(waits.get(level)) for level in ("p50", "p90", "p99", "max"))
     return [f"{row['requests']:,}", f"{errors:,}" if errors else "-", *levels]
-
-
-def _replicas(row: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{row['cold_loads']:,}",
-        f"{row['warm_returns']:,}",
-        f"{row['evicted_to_warm'] + row['evicted_to_cold']:,}",
-        _percent(row["gpu_utilisation"]),
-        _percent(row["gpus_held"]),
-    ]
 
 
 def _altogether(report: Mapping[str, Any]) -> Table:
@@ -90,7 +80,9 @@ def _altogether(report: Mapping[str, Any]) -> Table:
     for name, label in (("wait_s", "waits"), ("run_s", "run times")):
         found = overall[name]
         if found:
-            text = ", ".join(f"{level} {_span(seconds)}" for level, seconds in found.items())
+            text = ", ".join(
+                f"{level} {format_duration(seconds)}" for level, seconds in found.items()
+            )
             table.add_row(label, text)
     table.add_row(
         "loads", f"{overall['cold_loads']:,} cold, {overall['warm_returns']:,} warm returns"
@@ -122,7 +114,3 @@ def _bars(values: list[float]) -> str:
 
 def _percent(part: float | None) -> str:
     return "-" if part is None else f"{part:.1%}"
-
-
-def _span(seconds: float | None) -> str:
-    return "-" if seconds is None else format_duration(seconds)

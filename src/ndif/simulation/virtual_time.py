@@ -7,11 +7,14 @@ output, threads and processes are refused, because they take real time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import selectors
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
+
+from ndif.tasks import end
 
 T = TypeVar("T")
 
@@ -27,7 +30,7 @@ class DeadlockError(RuntimeError):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose `time()` starts at 0 and advances only while every task waits.
 
-    `run_until_complete` and `run_forever` raise `DeadlockError` if no task could ever go on.
+    A wait that could never end raises `DeadlockError`.
     """
 
     def __init__(self) -> None:
@@ -39,19 +42,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
     def run_in_executor(self, *_: object) -> NoReturn:
-        """Refuse: a thread takes real time.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refuse: a thread takes real time."""
         raise RuntimeError("There are no threads in virtual time.")
 
     async def subprocess_exec(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a process takes real time.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refuse: a process takes real time."""
         raise RuntimeError("There are no processes in virtual time.")
 
     subprocess_shell = subprocess_exec
@@ -95,27 +90,18 @@ class _Clock(selectors.BaseSelector):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in virtual time, and cancel the tasks that it leaves.
-
-    Raises:
-        DeadlockError: if it could never end.
-    """
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(main)
-    finally:
+    """Run `main` to its end in virtual time, and cancel the tasks that it leaves."""
+    with contextlib.closing(VirtualLoop()) as loop:
         try:
-            loop.run_until_complete(_end())
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            return loop.run_until_complete(main)
         finally:
-            loop.close()
+            loop.run_until_complete(_end_others())
+            loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-async def _end() -> None:
+async def _end_others() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in sorted(left, key=lambda task: task.get_name()):
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await end(sorted(left, key=asyncio.Task.get_name))
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:

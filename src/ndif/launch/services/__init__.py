@@ -9,9 +9,5 @@ Role = Literal[Component, "worker"]
 """Task of one process of `ndif start`; a worker is a further node of a Ray cluster."""
 
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-STANDALONE: tuple[Literal["broker"], Literal["object-store"], Literal["ray"]] = (
-    "broker",
-    "object-store",
-    "ray",
-)
+STANDALONE: tuple[Component, ...] = ("broker", "object-store", "ray")
 """Services that also run without a server, in the order in which they are started."""

@@ -7,8 +7,13 @@ from urllib.parse import urlsplit
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.launch.run_folder import RunFolder
-from ndif.launch.services.requirements import require_package, require_program
-from ndif.launch.services.service import Program, Service, ServiceError
+from ndif.launch.services.service import (
+    Program,
+    Service,
+    ServiceError,
+    require_package,
+    require_program,
+)
 from ndif.net import for_url, is_loopback
 
 NAME = "object-store"
@@ -17,11 +22,7 @@ _TIMEOUT_S = 2.0
 
 
 def object_store(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the object store to start; None if one answers already or none is configured.
-
-    Raises:
-        ServiceError: If none answers and this process cannot start one.
-    """
+    """Return the object store to start; None if one answers already or none is configured."""
     url = options.object_store_url
     if not url:
         return None
@@ -30,14 +31,12 @@ def object_store(options: Settings, *, may_start: bool) -> Service | None:
         return None
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    nothing = f"Nothing answers at {url} ({_VARIABLE})."
     if parts.scheme != "http" or not is_loopback(host):
-        raise ServiceError(
-            f"Nothing answers at {url} ({_VARIABLE}). Start the S3 server there, or name another."
-        )
+        raise ServiceError(f"{nothing} Start the S3 server there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"Nothing answers at {url} ({_VARIABLE}). `ndif start object-store` starts a MinIO there, and "
-            "so does `ndif start`."
+            f"{nothing} `ndif start object-store` starts a MinIO there, and so does `ndif start`."
         )
     binary = require_program("minio", port=port)
     listens = f"{for_url('127.0.0.1' if host == 'localhost' else host)}:{port}"
@@ -54,9 +53,7 @@ def object_store(options: Settings, *, may_start: bool) -> Service | None:
             },
         )
 
-    return Service(
-        NAME, url, host, port, make, lambda _: _answers(url), start_timeout_s=60, stop_grace_s=20
-    )
+    return Service(NAME, url, host, port, make, lambda _: _answers(url))
 
 
 def _answers(url: str) -> bool:

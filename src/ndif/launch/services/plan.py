@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,49 +19,37 @@ _BROKER = name_of("broker_url")
 _STORE = name_of("object_store_url")
 _RAY = name_of("ray_address")
 _WORKERS = name_of("api_workers")
-_EXAMPLES = {
-    "broker": (_BROKER, "redis://127.0.0.1:6379/0"),
-    "object-store": (_STORE, "http://127.0.0.1:9000"),
-    "ray": (_RAY, "127.0.0.1:6380"),
+_ALONE: dict[str, tuple[Callable[..., Service | None], str, str]] = {
+    "broker": (broker, _BROKER, "redis://127.0.0.1:6379/0"),
+    "object-store": (object_store, _STORE, "http://127.0.0.1:9000"),
+    "ray": (ray_head, _RAY, "127.0.0.1:6380"),
 }
+"""For each service that may be started alone its function, its variable and an example of the value."""
 
 
-@dataclass(frozen=True)
-class ServicePlan:
-    """Services that a start needs."""
-
-    to_start: tuple[Service, ...]
-    """Services that this process starts, in this order."""
-    problems: tuple[str, ...]
-    """Reasons why the services cannot be used or started."""
-
-
-def plan_services(options: Settings, role: Role) -> ServicePlan:
-    """Check every service that `role` needs, and decide which of them to start."""
-    problems = list(_contradictions(options, role))
-    found: list[Service] = []
+def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], list[str]]:
+    """Return the services that `role` needs and that this process starts, in order, and all problems."""
     may_start = role == "all"
-
-    def find(check: Callable[[], Service | None]) -> None:
+    checks: list[Callable[[], Service | None]] = []
+    if role in ("all", "api", "worker"):
+        checks += [
+            lambda: broker(options, may_start=may_start),
+            lambda: object_store(options, may_start=may_start),
+        ]
+    if role in ("all", "api"):
+        checks.append(lambda: ray_head(options, may_start=may_start))
+    elif role != "worker":
+        checks.append(lambda: _standalone(options, role))
+    elif options.ray_address:
+        checks.append(lambda: ray_worker(options))
+    problems = list(_contradictions(options, role))
+    found = []
+    for check in checks:
         try:
-            service = check()
+            found.append(check())
         except ServiceError as error:
             problems.append(str(error))
-        else:
-            if service is not None:
-                found.append(service)
-
-    if role in ("all", "api", "worker"):
-        find(lambda: broker(options, may_start=may_start))
-        find(lambda: object_store(options, may_start=may_start))
-    if role in ("all", "api"):
-        find(lambda: ray_head(options, may_start=may_start))
-    elif role == "worker":
-        if options.ray_address:
-            find(lambda: ray_worker(options))
-    else:
-        find(lambda: _standalone(options, role))
-    return ServicePlan(tuple(found), tuple(problems))
+    return tuple(service for service in found if service is not None), problems
 
 
 def addresses(options: Settings) -> dict[str, str]:
@@ -77,13 +64,12 @@ def addresses(options: Settings) -> dict[str, str]:
 
 def _standalone(options: Settings, role: Role) -> Service:
     """Return the one service to start; raise a ServiceError if it is not configured or runs already."""
-    variable, example = _EXAMPLES[role]
+    make, variable, example = _ALONE[role]
     address = addresses(options).get(role)
     if address is None:
         raise ServiceError(
             f"{variable} gives its address: set it, for example {variable}={example}."
         )
-    make = {"broker": broker, "object-store": object_store, "ray": ray_head}[role]
     service = make(options, may_start=True)
     if service is None:
         raise ServiceError(f"Something answers at {address} already ({variable}).")
@@ -96,20 +82,12 @@ def _contradictions(options: Settings, role: Role) -> Iterator[str]:
             f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes share "
             "their state through a broker."
         )
-    if role in ("broker", "object-store"):
-        return
     if role == "worker" and not options.ray_address:
         yield f"A worker joins the cluster that {_RAY} names: set it to HOST:PORT of its head."
-    if role != "worker" and not options.ray_address:
+    elif role in ("broker", "object-store") or not options.ray_address:
         return
-    missing = [
-        variable
-        for variable, value in (
-            (_BROKER, options.broker_url),
-            (_STORE, options.object_store_url),
-        )
-        if not value
-    ]
+    values = {_BROKER: options.broker_url, _STORE: options.object_store_url}
+    missing = [variable for variable, value in values.items() if not value]
     if missing:
         yield (
             f"Replicas on a Ray cluster need {' and '.join(missing)}: they receive requests and deliver "

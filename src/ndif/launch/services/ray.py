@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,13 +13,14 @@ from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.host.environment import machine_name
 from ndif.launch.run_folder import RunFolder
-from ndif.launch.services.requirements import disk_space_problem, require_package
 from ndif.launch.services.service import (
     Program,
     Service,
     ServiceError,
     accepts_connections,
+    disk_space_problem,
     is_local,
+    require_package,
 )
 from ndif.net import is_loopback
 
@@ -38,11 +39,7 @@ _STOP_GRACE_S = 25
 
 
 def ray_head(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the head of a cluster to start; None if one answers already or none is configured.
-
-    Raises:
-        ServiceError: If none answers and this process cannot start one.
-    """
+    """Return the head of a cluster to start; None if one answers already or none is configured."""
     address = options.ray_address
     if not address:
         return None
@@ -52,33 +49,19 @@ def ray_head(options: Settings, *, may_start: bool) -> Service | None:
     scheme, host, port = _parts(address)
     if accepts_connections(host, port):
         return None
+    nothing = f"Nothing answers at {address} ({_VARIABLE})."
     if scheme == _CLIENT or not is_local(host):
-        raise ServiceError(
-            f"Nothing answers at {address} ({_VARIABLE}). Start the cluster's head there, or name "
-            "another."
-        )
+        raise ServiceError(f"{nothing} Start the cluster's head there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"Nothing answers at {address} ({_VARIABLE}). `ndif start ray` starts a head there, and so "
-            "does `ndif start`."
+            f"{nothing} `ndif start ray` starts a head there, and so does `ndif start`."
         )
-    _check_folder(options)
-
-    async def make(_: RunFolder) -> Program:
-        from ndif.cluster.ray.cluster import HEAD
-
-        arguments = ("--head", f"--port={port}", "--include-dashboard=false")
-        return await _node(options, _ip(host), HEAD, arguments)
-
-    return _service(address, host, port, make)
+    arguments = (f"--port={port}", "--include-dashboard=false")
+    return _service(options, host, port, _ip(host), ("--head", *arguments), is_head=True)
 
 
 def ray_worker(options: Settings) -> Service:
-    """Return a node that joins the cluster.
-
-    Raises:
-        ServiceError: If there is no cluster to join.
-    """
+    """Return a node that joins the cluster; raise a ServiceError if there is none."""
     require_package("ray", _VARIABLE)
     address = options.ray_address
     if address == "auto" or "://" in address:
@@ -92,55 +75,55 @@ def ray_worker(options: Settings) -> Service:
             f"Nothing answers at {address} ({_VARIABLE}). Start the head there (`ndif start`, or "
             "`ndif start ray`), and check that no firewall is in between."
         )
-    _check_folder(options)
-
-    async def make(_: RunFolder) -> Program:
-        # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
-        own = _ip(host) if is_loopback(host) else None
-        return await _node(options, own, {}, (f"--address={_ip(host)}:{port}",))
-
-    return _service(address, host, port, make)
+    # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
+    own = _ip(host) if is_loopback(host) else None
+    return _service(options, host, port, own, (f"--address={_ip(host)}:{port}",), is_head=False)
 
 
 def _service(
-    address: str, host: str, port: int, make: Callable[[RunFolder], Awaitable[Program]]
+    options: Settings,
+    host: str,
+    port: int,
+    ip: str | None,
+    arguments: Sequence[str],
+    *,
+    is_head: bool,
 ) -> Service:
+    folder = _checked_folder(options)
+
+    async def make(_: RunFolder) -> Program:
+        from ndif.cluster.fleet import inspect_machine
+        from ndif.cluster.ray.cluster import HEAD, declaration
+        from ndif.host.gpus import Driver
+
+        driver = Driver()
+        looked = await inspect_machine(options, driver)
+        await driver.close()
+        resources = {**declaration(looked.node.resources), **(HEAD if is_head else {})}
+        return Program(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                "--disable-usage-stats",
+                f"--node-name={machine_name()}",
+                *((f"--node-ip-address={ip}",) if ip else ()),
+                # Replicas need resources of their own; for each of these CPUs, Ray would start a process.
+                *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
+                *("--include-log-monitor=false", f"--temp-dir={folder}"),
+                f"--resources={json.dumps(resources)}",
+                *arguments,
+            ],
+            {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+        )
+
     return Service(
         NAME,
-        address,
+        options.ray_address,
         host,
         port,
         make,
         _has_started,
         start_timeout_s=90,
         stop_grace_s=_STOP_GRACE_S,
-    )
-
-
-async def _node(
-    options: Settings, ip: str | None, extra: Mapping[str, int], arguments: Sequence[str]
-) -> Program:
-    from ndif.cluster.fleet import inspect_machine
-    from ndif.cluster.ray.cluster import declaration
-    from ndif.host.gpus import Driver
-
-    driver = Driver()
-    looked = await inspect_machine(options, driver)
-    await driver.close()
-    resources = {**declaration(looked.node.resources), **extra}
-    return Program(
-        [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            "--disable-usage-stats",
-            f"--node-name={machine_name()}",
-            *((f"--node-ip-address={ip}",) if ip else ()),
-            # Replicas need resources of their own; for each of these CPUs, Ray would start a process.
-            *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
-            *("--include-log-monitor=false", f"--temp-dir={_folder(options)}"),
-            f"--resources={json.dumps(resources)}",
-            *arguments,
-        ],
-        {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
     )
 
 
@@ -168,12 +151,8 @@ def _ip(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def _folder(options: Settings) -> Path:
-    return options.ray_temp_dir.expanduser().absolute()
-
-
-def _check_folder(options: Settings) -> None:
-    folder = _folder(options)
+def _checked_folder(options: Settings) -> Path:
+    folder = options.ray_temp_dir.expanduser().absolute()
     problem = disk_space_problem(folder, "Ray's files", _FOLDER)
     if problem is not None:
         raise ServiceError(problem)
@@ -184,3 +163,4 @@ def _check_folder(options: Settings) -> None:
             f"have a path of more than {_MAX_SOCKET_PATH} bytes. Choose another folder with the "
             f"variable {_FOLDER}."
         )
+    return folder

@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.05
 _ORPHAN_GRACE_S = 3.0
 """Seconds that processes which the program left behind have after SIGTERM, and again after SIGKILL."""
@@ -31,11 +32,6 @@ def main() -> int:
     parent_pipe, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     # Descendants whose parent ends become children of this process, which can then find and stop them.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signals, signal_writer = os.pipe()
-    os.set_blocking(signal_writer, False)
-    signal.set_wakeup_fd(signal_writer)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
     try:
         program = subprocess.Popen(  # noqa: S603 - an operator's own program
             command,
@@ -46,59 +42,57 @@ def main() -> int:
     except OSError as error:
         print(f"{command[0]} cannot be run: {error.strerror}", file=sys.stderr)
         return 127
-    while program.poll() is None:
-        readable, _, _ = select.select([parent_pipe, signals], [], [])
-        if parent_pipe in readable or _is_stop_signal(signals):
-            _stop(program, grace_s)
-        else:
-            _reap(program.pid)
+
+    def stop(*_: object) -> None:
+        _kill(program.pid, signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, grace_s)
+
+    signal.signal(signal.SIGALRM, lambda *_: _kill(program.pid, signal.SIGKILL))
+    for number in _STOP_SIGNALS:
+        signal.signal(number, stop)
+    threading.Thread(target=_stop_with_owner, args=(parent_pipe,), daemon=True).start()
+    ended = 0
+    while ended != program.pid:  # other children are processes that the program left behind
+        ended, status = os.waitpid(-1, 0)
+    program.returncode = os.waitstatus_to_exitcode(status)
+    for number in (signal.SIGALRM, *_STOP_SIGNALS):
+        signal.signal(number, signal.SIG_IGN)
     _stop_orphans()
     return program.returncode
 
 
-def _is_stop_signal(signals: int) -> bool:
-    return any(number != signal.SIGCHLD for number in os.read(signals, 1024))
-
-
-def _stop(program: subprocess.Popen[bytes], grace_s: float) -> None:
-    program.terminate()
-    try:
-        program.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        program.kill()
-        program.wait()
+def _stop_with_owner(parent_pipe: int) -> None:
+    os.read(parent_pipe, 1)  # returns when the owner closes its end, or ends
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _stop_orphans() -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _ORPHAN_GRACE_S
         signalled: set[int] = set()
-        while orphans := _children():
-            for pid in set(orphans) - signalled:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            signalled.update(orphans)
-            if time.monotonic() > deadline:
-                break
+        while time.monotonic() < deadline:
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            for pid in _children() - signalled:
+                _kill(pid, number)
+                signalled.add(pid)
             time.sleep(_POLL_S)
-            _reap()
 
 
-def _reap(program: int = 0) -> None:
-    """Collect the status of ended children, except the program, whose status `subprocess` collects."""
-    for pid in _children():
-        if pid != program:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
-def _children() -> list[int]:
-    own = str(os.getpid())
-    found = []
+def _children() -> set[int]:
+    own, found = str(os.getpid()), set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if entry.read_text().rpartition(")")[2].split()[1] == own:
-                found.append(int(entry.parent.name))
+                found.add(int(entry.parent.name))
     return found
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from urllib.parse import unquote, urlsplit
 
 from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import OLDEST_REDIS, Settings
-from ndif.launch.run_folder import RunFolder
-from ndif.launch.services.requirements import require_package, require_program
-from ndif.launch.services.service import Program, Service, ServiceError, accepts_connections
+from ndif.launch.run_folder import RunFolder, open_private
+from ndif.launch.services.service import (
+    Program,
+    Service,
+    ServiceError,
+    accepts_connections,
+    require_package,
+    require_program,
+)
 from ndif.net import is_loopback
 
 NAME = "broker"
@@ -28,11 +33,7 @@ daemonize no
 
 
 def broker(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the broker to start; None if one answers already or none is configured.
-
-    Raises:
-        ServiceError: If none answers and this process cannot start one, or what answers cannot be used.
-    """
+    """Return the broker to start; None if a suitable one answers already or none is configured."""
     url = options.broker_url
     if not url:
         return None
@@ -43,14 +44,12 @@ def broker(options: Settings, *, may_start: bool) -> Service | None:
     if parts.scheme == "unix" or accepts_connections(host, port):
         _check(url, shown)
         return None
+    nothing = f"Nothing answers at {shown} ({_VARIABLE})."
     if parts.scheme != "redis" or not is_loopback(host):
-        raise ServiceError(
-            f"Nothing answers at {shown} ({_VARIABLE}). Start Redis there, or name another."
-        )
+        raise ServiceError(f"{nothing} Start Redis there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"Nothing answers at {shown} ({_VARIABLE}). `ndif start broker` starts one there, and so does "
-            "`ndif start`."
+            f"{nothing} `ndif start broker` starts one there, and so does `ndif start`."
         )
     binary = require_program("redis-server", "valkey-server", port=port)
     if parts.username:
@@ -64,21 +63,11 @@ def broker(options: Settings, *, may_start: bool) -> Service | None:
         text = _CONFIGURATION.format(host=_ip(host), port=port, folder=data)
         if parts.password:
             text += f'requirepass "{_quoted(unquote(parts.password))}"\n'
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as written:
+        with open_private(file) as written:
             written.write(text)
         return Program([binary, str(file)])
 
-    return Service(
-        NAME,
-        shown,
-        host,
-        port,
-        make,
-        lambda _: _answers(url),
-        start_timeout_s=60,
-        stop_grace_s=20,
-    )
+    return Service(NAME, shown, host, port, make, lambda _: _answers(url))
 
 
 def _check(url: str, shown: str) -> None:

@@ -1,27 +1,45 @@
-"""A service that this machine runs: where it is, and how its program is started and stopped."""
+"""A service that this machine runs: what it requires, and how its program is started and stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 
 from ndif.errors import NdifError
-from ndif.launch.run_folder import RunFolder
+from ndif.launch.run_folder import RunFolder, no_start
 from ndif.net import is_loopback
 from ndif.server.supervised import ProcessSpec, Supervisor
 
 _CONNECT_TIMEOUT_S = 1.0
+_INSTALL = {
+    "redis-server": (
+        "`apt-get install redis-server` (Debian, Ubuntu)",
+        "`conda install -c conda-forge redis-server`",
+        "`docker run -d -p 127.0.0.1:{port}:6379 redis:7 --appendonly yes`",
+    ),
+    "minio": (
+        "`curl -o /usr/local/bin/minio https://dl.min.io/server/minio/release/linux-amd64/minio && "
+        "chmod +x /usr/local/bin/minio` (Debian and Ubuntu have no package)",
+        "`conda install -c conda-forge minio-server`",
+        "`docker run -d -p 127.0.0.1:{port}:9000 -e MINIO_ROOT_USER=$NDIF_OBJECT_STORE_ACCESS_KEY "
+        "-e MINIO_ROOT_PASSWORD=$NDIF_OBJECT_STORE_SECRET_KEY minio/minio server /data`",
+    ),
+}
+_MIN_FREE = 0.05
+"""Part of a disk that must be free."""
 _REAPER_S = 10.0
 """Seconds that the reaper has, beside the program's own, to stop the program's children."""
-_LOG_LINES = 15
 
 
 class ServiceError(NdifError):
-    """A service cannot be used or started."""
+    """A service cannot be used, or does not answer and cannot be started; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +65,21 @@ class Service:
     """Writes the program's configuration into the run folder and returns the program."""
     answers: Callable[[RunFolder], bool]
     """Returns True once the service can be used."""
-    start_timeout_s: float
-    stop_grace_s: float
+    start_timeout_s: float = 60
+    stop_grace_s: float = 20
     """Seconds between SIGTERM and SIGKILL of the program."""
 
     async def start(self, supervisor: Supervisor, run_folder: RunFolder) -> None:
-        """Start the service and return once it answers.
-
-        Raises:
-            ServiceError: If it does not come up, with the last lines of its log.
-        """
+        """Start the service and return once it answers; a ServiceError has the end of its log."""
         program = await self.program(run_folder)
         log = run_folder.log(self.name)
         log.parent.mkdir(parents=True, exist_ok=True)
 
-        def command(parent_pipe: int) -> Sequence[str]:
-            reaper = (sys.executable, "-m", "ndif.launch.services.reaper", str(parent_pipe))
-            return [*reaper, str(self.stop_grace_s), *program.command]
-
+        reaper = (sys.executable, "-m", "ndif.launch.services.reaper")
+        grace_s = str(self.stop_grace_s)
         process = ProcessSpec(
             self.name,
-            command,
+            lambda parent_pipe: [*reaper, str(parent_pipe), grace_s, *program.command],
             log,
             must_start=True,
             stop_timeout_s=self.stop_grace_s + _REAPER_S,
@@ -78,18 +90,7 @@ class Service:
                 [process], lambda: self.answers(run_folder), self.start_timeout_s
             )
         except (RuntimeError, asyncio.TimeoutError) as error:
-            raise ServiceError(self._failure(run_folder)) from error
-
-    def _failure(self, run_folder: RunFolder) -> str:
-        try:
-            text = run_folder.log(self.name).read_text(errors="replace")
-        except OSError:
-            text = ""
-        sentence = f"The {self.name} at {self.address} did not come up"
-        lines = text.splitlines()[-_LOG_LINES:]
-        return "\n".join(
-            [f"{sentence}. The end of its log:", *lines] if lines else [f"{sentence}."]
-        )
+            raise ServiceError(no_start(f"The {self.name} at {self.address}", log)) from error
 
 
 def accepts_connections(host: str, port: int) -> bool:
@@ -113,3 +114,44 @@ def is_local(host: str) -> bool:
     except OSError:
         return False
     return bool(found)
+
+
+def require_program(*names: str, port: int) -> str:
+    """Return the path of the first of these programs that is installed, or raise with what installs it."""
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+    for name in names:
+        if found := shutil.which(name, path=path):
+            return found
+    debian, conda, container = (command.format(port=port) for command in _INSTALL[names[0]])
+    raise ServiceError(
+        f"{' or '.join(names)} is not installed. Install it with {debian} or {conda}, or run it in a "
+        f"container: {container}."
+    )
+
+
+def require_package(name: str, variable: str) -> None:
+    """Raise a ServiceError unless the Python package that `variable` needs is installed."""
+    if find_spec(name) is None:
+        raise ServiceError(
+            f"{variable} needs the Python package {name}: run "
+            f"`{sys.executable} -m pip install 'ndif[server]'`."
+        )
+
+
+def disk_space_problem(folder: Path, content: str, variable: str) -> str | None:
+    """Return why `content` cannot be kept in `folder`, which need not exist; None if it can.
+
+    `variable` is the setting that names the folder.
+    """
+    another = f"another folder with the variable {variable}."
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{content} cannot be kept in {folder}: {nearest} is not writable. Choose {another}"
+    disk = shutil.disk_usage(nearest)
+    if disk.free < disk.total * _MIN_FREE:
+        return (
+            f"The disk of {folder} has {disk.free / 1e9:,.1f} GB free, less than {_MIN_FREE:.0%} of its "
+            f"size: {content[0].lower()}{content[1:]} would soon fill it. Free some space, or "
+            f"choose {another}"
+        )
+    return None

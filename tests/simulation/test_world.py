@@ -13,8 +13,8 @@ from ndif.placement.resources import Resources
 from ndif.queue.autoscaler import Bounds
 from ndif.queue.processor import QueuePolicy
 from ndif.simulation import generate
-from ndif.simulation.cluster_file import ClusterFileError, read, read_file
 from ndif.simulation.trace import read as read_trace
+from ndif.simulation.world import ClusterFileError, read, read_file
 
 GIB = 1024**3
 SMALL = "nodes: [{gpus: 2x24GiB, cpu_memory: 64GiB}]\n"
