@@ -265,10 +265,7 @@ def test_a_node_is_never_changed() -> None:
 
 def test_the_quick_look_follows_the_rules_it_is_asked_by() -> None:
     node = a_node("1x30GiB")
-    assert node.capacity_index(DEFAULT_RULES).room(False) == 30 * GiB
+    assert node.room(False, DEFAULT_RULES) == 30 * GiB
     shared = with_hot(node, "a", 5, [0], share=True)
-    assert shared.capacity_index(DEFAULT_RULES).room(False) == 10 * GiB
-    assert shared.capacity_index(PlacementRules(gpu_fraction_factor=2)).room(False) == 15 * GiB
-    assert shared.capacity_index(DEFAULT_RULES) is not shared.capacity_index(
-        PlacementRules(gpu_fraction_factor=2)
-    )
+    assert shared.room(False, DEFAULT_RULES) == 10 * GiB
+    assert shared.room(False, PlacementRules(gpu_fraction_factor=2)) == 15 * GiB

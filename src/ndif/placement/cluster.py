@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from ndif.placement.demand import DEFAULT_RULES, Demand, PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.refusal import PlacementRefusal, refuse
 from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
-from ndif.placement.search import RandomSource, Search, TieEnumerator, choose
+from ndif.placement.search import Search, TieEnumerator, choose
 
 _MAX_EVALUATIONS = 4096
 """Nodes that a decision searches again, in total, if not every replica has a place at first."""
@@ -89,7 +90,7 @@ class Cluster:
         self,
         demand: Sequence[Demand],
         now: float,
-        rng: RandomSource,
+        rng: Random,
         rules: PlacementRules = DEFAULT_RULES,
     ) -> Decision:
         """Place every demanded replica that does not exist, as many as there is room for.
@@ -117,7 +118,7 @@ class Cluster:
                     break
         return best
 
-    def _deploy(self, searches: Iterable[Search], rng: RandomSource) -> Decision:
+    def _deploy(self, searches: Iterable[Search], rng: Random) -> Decision:
         """Return the decision with ties decided by `rng`."""
         deploying = _Deploying(dict(self.nodes))
         for search in searches:
@@ -129,7 +130,7 @@ class Cluster:
             tuple(deploying.evictions),
         )
 
-    def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: RandomSource) -> bool:
+    def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: Random) -> bool:
         """Return True if a refused model would have a place without the others of the request."""
         if all(placement.level is CandidateLevel.DEPLOYED for placement in decision.placed):
             return False
@@ -265,7 +266,7 @@ class _Deploying:
         self._blocked_by: dict[str, int] = {}
         """CPU bytes of each node that its returning replicas give back once they have left."""
 
-    def deploy(self, search: Search, rng: RandomSource) -> None:
+    def deploy(self, search: Search, rng: Random) -> None:
         """Place the replicas of one model that do not exist."""
         demand = search.demand
         there = _hot(self.nodes, demand.model_key)
@@ -290,18 +291,16 @@ class _Deploying:
             for position, replica in enumerate(ordered)
         ]
 
-    def _place(self, search: Search, rng: RandomSource) -> bool:
+    def _place(self, search: Search, rng: Random) -> bool:
         """Place one replica; return False if there is no room."""
         choice = choose(self.nodes, search, rng)
         if choice is None:
             return False
-        node, candidate = choice.node, choice.candidate
-        held = self._blocked_by.get(node.id, 0)
-        after = node.with_deployed(
-            search.demand, choice.replica_id, candidate, search.now, search.together, held
-        )
-        replica = after.hot[search.demand.model_key][choice.replica_id]
-        cached = node.warm.get(search.demand.model_key, {}).get(choice.replica_id)
+        node, replica_id, candidate = choice
+        demand, held = search.demand, self._blocked_by.get(node.id, 0)
+        after = node.with_deployed(demand, replica_id, candidate, search.now, search.together, held)
+        replica = after.hot[demand.model_key][replica_id]
+        cached = node.warm.get(demand.model_key, {}).get(replica_id)
         if cached is not None and not cached.on_cpu:
             self._blocked_by[node.id] = held + cached.size_bytes
         self.nodes[node.id] = after

@@ -8,10 +8,16 @@ out not to be needed stay, the last of the order first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence, Set
+from typing import Protocol
 
-from ndif.placement.ledger import CpuLedger, Ledger
+from ndif.placement.demand import PlacementRules
 from ndif.placement.replica import PlacedReplica
+from ndif.placement.resources import Resources
+
+EvictionSteps = list[tuple[float, int]]
+"""Moments, from -inf on, and the largest model that fits without the evictable replicas HOT up to then."""
 
 
 def is_evictable(replica: PlacedReplica, evictable_until: float, together: Set[str]) -> bool:
@@ -62,3 +68,79 @@ def make_room(
 ) -> list[PlacedReplica] | None:
     """Return the WARM replicas to delete so that another can become WARM; None if they do not suffice."""
     return fewest_evictions(smallest_first(cached), CpuLedger(free_bytes), size_bytes)
+
+
+def eviction_steps(hot: Iterable[PlacedReplica], ledger: Ledger) -> EvictionSteps:
+    """Return how the eviction of HOT replicas, the oldest first, makes room."""
+    steps = [(-math.inf, ledger.room)]
+    for replica in sorted(hot, key=lambda replica: replica.deployed):
+        ledger.release(replica)
+        steps.append((replica.deployed, ledger.room))
+    return steps
+
+
+class Ledger(Protocol):
+    """Memory from which replicas are released, and claimed again."""
+
+    @property
+    def room(self) -> int:
+        """Return the largest model that fits, in bytes."""
+        ...
+
+    def release(self, replica: PlacedReplica) -> None:
+        """Free the memory of a replica."""
+        ...
+
+    def claim(self, replica: PlacedReplica) -> None:
+        """Take the memory of a released replica again."""
+        ...
+
+
+class GpuLedger:
+    """GPU memory of a node. A model fits exactly where `packing.assign` finds a place for it."""
+
+    def __init__(self, resources: Resources, rules: PlacementRules) -> None:
+        self._resources = resources
+        self._rules = rules
+        self._free = list(resources.free_gpu_bytes)
+
+    @property
+    def room(self) -> int:
+        """See `Ledger.room`."""
+        resources = self._resources
+        empty = share = 0
+        for index, (total, free) in enumerate(zip(resources.gpu_bytes, self._free, strict=True)):
+            if index in resources.withdrawn:
+                continue
+            if free == total:
+                empty += resources.model_bytes(index)
+            elif free:
+                held = self._rules.largest_share(total, free) - resources.context_bytes
+                share = max(share, held)
+        # `PlacementRules` ensures that an empty GPU holds a larger model unshared than shared.
+        return max(empty, share)
+
+    def release(self, replica: PlacedReplica) -> None:
+        """See `Ledger.release`."""
+        for index, held in replica.gpu_mem_bytes_by_id.items():
+            self._free[index] += held
+
+    def claim(self, replica: PlacedReplica) -> None:
+        """See `Ledger.claim`."""
+        for index, held in replica.gpu_mem_bytes_by_id.items():
+            self._free[index] -= held
+
+
+class CpuLedger:
+    """CPU memory of a node, for replicas that run there."""
+
+    def __init__(self, free_bytes: int) -> None:
+        self.room = free_bytes
+
+    def release(self, replica: PlacedReplica) -> None:
+        """See `Ledger.release`."""
+        self.room += replica.cpu_bytes
+
+    def claim(self, replica: PlacedReplica) -> None:
+        """See `Ledger.claim`."""
+        self.room -= replica.cpu_bytes

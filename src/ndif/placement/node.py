@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from ndif.placement.capacity_index import NO_MODELS, CapacityIndex, Replicas
 from ndif.placement.demand import Demand, PlacementRules
 from ndif.placement.eviction import (
+    CpuLedger,
+    EvictionSteps,
+    GpuLedger,
+    Ledger,
     eviction_order,
+    eviction_steps,
     fewest_evictions,
     is_evictable,
     make_room,
     smallest_first,
 )
-from ndif.placement.ledger import CpuLedger, GpuLedger
 from ndif.placement.packing import assign
 from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.placement.resources import Resources
+
+Replicas = Mapping[str, Mapping[str, PlacedReplica]]
+"""Replicas by model key, then by replica id."""
+
+NO_MODELS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +62,50 @@ class Node:
     """Replicas on their device."""
     warm: Replicas = field(default_factory=dict)
     """Replicas in CPU memory."""
-    _capacity_index: CapacityIndex | None = field(
-        default=None, init=False, repr=False, compare=False
+    _steps: dict[bool, tuple[PlacementRules, EvictionSteps]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
     )
+    """Cache of `eviction_steps`: each decision asks 1,000 nodes and changes one (`bench/placement.py`)."""
 
-    def capacity_index(self, rules: PlacementRules) -> CapacityIndex:
-        """Return the index of this node, computed once; no result depends on the cache."""
-        known = self._capacity_index
-        if known is None or not (known.rules is rules or known.rules == rules):
-            known = CapacityIndex(self.resources, self.hot, self.warm, rules)
-            object.__setattr__(self, "_capacity_index", known)
-        return known
+    def room(self, on_cpu: bool, rules: PlacementRules) -> int:
+        """Return the largest model that fits now, in bytes."""
+        if on_cpu:
+            return self.resources.free_cpu_bytes
+        return self._all_steps(on_cpu, rules)[0][1]
+
+    def capacity(self, on_cpu: bool) -> int:
+        """Return the largest model that fits on the empty node, in bytes."""
+        return self.resources.cpu_bytes if on_cpu else self.resources.all_model_bytes
+
+    def eviction_steps(
+        self, on_cpu: bool, rules: PlacementRules, model_key: str, together: Set[str]
+    ) -> EvictionSteps:
+        """Return how evictions make room for a model, sparing models of the same request."""
+        if not (together.isdisjoint(self.hot) and together.isdisjoint(self.warm)):
+            return self._steps_without(on_cpu, rules, together, together - {model_key})
+        return self._all_steps(on_cpu, rules)
+
+    def _all_steps(self, on_cpu: bool, rules: PlacementRules) -> EvictionSteps:
+        known = self._steps.get(on_cpu)
+        if known is None or known[0] is not rules:
+            known = rules, self._steps_without(on_cpu, rules, NO_MODELS, NO_MODELS)
+            self._steps[on_cpu] = known
+        return known[1]
+
+    def _steps_without(
+        self, on_cpu: bool, rules: PlacementRules, spared_hot: Set[str], spared_warm: Set[str]
+    ) -> EvictionSteps:
+        ledger: Ledger = GpuLedger(self.resources, rules)
+        if on_cpu:
+            ledger = CpuLedger(self.resources.free_cpu_bytes)
+            for replica in self._cached(spared_warm):
+                ledger.release(replica)
+        hot = self._hot(on_cpu)
+        return eviction_steps((d for d in hot if is_evictable(d, math.inf, spared_hot)), ledger)
+
+    def _hot(self, on_cpu: bool) -> Iterator[PlacedReplica]:
+        for replicas in self.hot.values():
+            yield from (replica for replica in replicas.values() if replica.on_cpu == on_cpu)
 
     def gpu_name(self, index: int) -> str:
         """Return the cluster-wide name of a GPU: its UUID if known, which stays with the card."""
@@ -118,10 +160,8 @@ class Node:
         evictions: list[PlacedReplica] = []
         assignment = assign(resources, size_bytes, rules)
         if assignment is None:
-            hot = (d for replicas in self.hot.values() for d in replicas.values())
-            movable = eviction_order(
-                d for d in hot if not d.on_cpu and is_evictable(d, evictable_until, together)
-            )
+            hot = self._hot(on_cpu=False)
+            movable = eviction_order(d for d in hot if is_evictable(d, evictable_until, together))
             found = fewest_evictions(movable, GpuLedger(resources, rules), size_bytes)
             if found is None:
                 return _NO
@@ -139,14 +179,12 @@ class Node:
         )
 
     def _on_cpu(self, demand: Demand, evictable_until: float, together: Set[str]) -> Candidate:
-        hot = (d for replicas in self.hot.values() for d in replicas.values())
+        hot = self._hot(on_cpu=True)
         # A WARM replica of the same model could not return, or it would have been chosen.
         spared = together - {demand.model_key}
         ordered = [
             *smallest_first(self._cached(spared)),
-            *eviction_order(
-                d for d in hot if d.on_cpu and is_evictable(d, evictable_until, together)
-            ),
+            *eviction_order(d for d in hot if is_evictable(d, evictable_until, together)),
         ]
         evicted = fewest_evictions(
             ordered, CpuLedger(self.resources.free_cpu_bytes), demand.size_bytes
