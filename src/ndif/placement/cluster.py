@@ -172,7 +172,7 @@ class Cluster:
         nodes = dict(self.nodes)
         for position, replica in enumerate(_dedicated_first(self.hot(model_key))):
             node = nodes[replica.node_id]
-            nodes[node.id] = node.with_dedicated([replica.key], position < replicas)
+            nodes[node.id] = node.with_dedicated(replica, position < replicas)
         return self._or(nodes)
 
     def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
@@ -271,7 +271,10 @@ class _Deploying:
         demand = search.demand
         there = _hot(self.nodes, demand.model_key)
         if demand.dedicated:
-            there = self._dedicate(there, demand.replicas)
+            for replica in _dedicated_first(there)[: demand.replicas]:
+                node = self.nodes[replica.node_id]
+                self.nodes[node.id] = node.with_dedicated(replica, True)
+            there = _dedicated_first(_hot(self.nodes, demand.model_key))
         self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in there]
         needed = max(0, demand.replicas - len(there))
         for still in range(needed, 0, -1):
@@ -279,17 +282,6 @@ class _Deploying:
                 # Nothing has changed that could help the next replica.
                 self.refused.append(refuse(self.nodes, search, still))
                 return
-
-    def _dedicate(self, there: list[PlacedReplica], replicas: int) -> list[PlacedReplica]:
-        """Make so many of a model's replicas dedicated, and return all of them."""
-        ordered = _dedicated_first(there)
-        for replica in ordered[:replicas]:
-            node = self.nodes[replica.node_id]
-            self.nodes[node.id] = node.with_dedicated([replica.key], True)
-        return [
-            replace(replica, dedicated=True) if position < replicas else replica
-            for position, replica in enumerate(ordered)
-        ]
 
     def _place(self, search: Search, rng: Random) -> bool:
         """Place one replica; return False if there is no room."""

@@ -98,12 +98,13 @@ class Node:
         ledger: Ledger = GpuLedger(self.resources, rules)
         if on_cpu:
             ledger = CpuLedger(self.resources.free_cpu_bytes)
-            for replica in self._cached(spared_warm):
+            for replica in self.cached(spared_warm):
                 ledger.release(replica)
-        hot = self._hot(on_cpu)
+        hot = self.hot_on(on_cpu)
         return eviction_steps((d for d in hot if is_evictable(d, math.inf, spared_hot)), ledger)
 
-    def _hot(self, on_cpu: bool) -> Iterator[PlacedReplica]:
+    def hot_on(self, on_cpu: bool) -> Iterator[PlacedReplica]:
+        """Yield the HOT replicas on the CPU, or on GPUs."""
         for replicas in self.hot.values():
             yield from (replica for replica in replicas.values() if replica.on_cpu == on_cpu)
 
@@ -160,7 +161,7 @@ class Node:
         evictions: list[PlacedReplica] = []
         assignment = assign(resources, size_bytes, rules)
         if assignment is None:
-            hot = self._hot(on_cpu=False)
+            hot = self.hot_on(on_cpu=False)
             movable = eviction_order(d for d in hot if is_evictable(d, evictable_until, together))
             found = fewest_evictions(movable, GpuLedger(resources, rules), size_bytes)
             if found is None:
@@ -179,11 +180,11 @@ class Node:
         )
 
     def _on_cpu(self, demand: Demand, evictable_until: float, together: Set[str]) -> Candidate:
-        hot = self._hot(on_cpu=True)
+        hot = self.hot_on(on_cpu=True)
         # A WARM replica of the same model could not return, or it would have been chosen.
         spared = together - {demand.model_key}
         ordered = [
-            *smallest_first(self._cached(spared)),
+            *smallest_first(self.cached(spared)),
             *eviction_order(d for d in hot if is_evictable(d, evictable_until, together)),
         ]
         evicted = fewest_evictions(
@@ -198,7 +199,8 @@ class Node:
             dropped=tuple(d for d in evicted if d.level is DeploymentLevel.WARM),
         )
 
-    def _cached(self, spared: Set[str]) -> Iterator[PlacedReplica]:
+    def cached(self, spared: Set[str] = NO_MODELS) -> Iterator[PlacedReplica]:
+        """Yield the WARM replicas, except those of models in `spared`."""
         for model_key, replicas in self.warm.items():
             if model_key not in spared:
                 yield from replicas.values()
@@ -248,7 +250,7 @@ class Node:
         node = self
         found = [self.hot.get(model_key, {}).get(replica_id) for model_key, replica_id in keys]
         for replica in smallest_first(d for d in found if d is not None):
-            cached = node._cached(spared)
+            cached = node.cached(spared)
             node = node.without([replica.key])
             free = node.resources.free_cpu_bytes - reserved_bytes
             # A replica on the CPU keeps the memory that it has.
@@ -257,14 +259,11 @@ class Node:
                 node = node.without(d.key for d in dropped).with_replica(replica.as_warm())
         return node
 
-    def with_dedicated(self, keys: Iterable[ReplicaKey], dedicated: bool) -> Node:
-        """Return the node with these HOT replicas dedicated, or no longer."""
-        node = self
-        for key in keys:
-            replica = self.hot.get(key[0], {}).get(key[1])
-            if replica is not None and replica.dedicated != dedicated:
-                node = node.without([key]).with_replica(replace(replica, dedicated=dedicated))
-        return node
+    def with_dedicated(self, replica: PlacedReplica, dedicated: bool) -> Node:
+        """Return the node with one of its HOT replicas dedicated, or no longer."""
+        if replica.dedicated == dedicated:
+            return self
+        return self.without([replica.key]).with_replica(replace(replica, dedicated=dedicated))
 
     def with_replica(self, replica: PlacedReplica) -> Node:
         """Return the node with one more replica.
@@ -274,8 +273,7 @@ class Node:
         """
         resources = self.resources.taken(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
         if replica.level is DeploymentLevel.HOT:
-            more = _with(self.hot, replica)
-            return replace(self, resources=resources, hot=more)
+            return replace(self, resources=resources, hot=_with(self.hot, replica))
         return replace(self, resources=resources, warm=_with(self.warm, replica))
 
     def without(self, keys: Iterable[ReplicaKey]) -> Node:

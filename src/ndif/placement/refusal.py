@@ -119,45 +119,35 @@ def _distance(node: Node, search: Search, on_cpu: bool, capacity: int) -> tuple[
 
 def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
     """Return the replicas to evict from a node: unprotected ones first, then those protected for a time."""
-    rank = list(BlockReason).index
-
-    def readiness(replica: PlacedReplica) -> tuple[int, float]:
-        reason = _block_reason(replica, search)
-        return rank(reason), replica.deployed if reason is BlockReason.YOUNG else 0.0
-
-    hot = [d for replicas in node.hot.values() for d in replicas.values()]
-    in_the_way = eviction_order(d for d in hot if d.on_cpu == on_cpu)
+    in_the_way = eviction_order(node.hot_on(on_cpu))
     ledger: Ledger = GpuLedger(node.resources, search.rules)
     if on_cpu:
-        cached = [d for replicas in node.warm.values() for d in replicas.values()]
-        in_the_way = [*smallest_first(cached), *in_the_way]
+        in_the_way = [*smallest_first(node.cached()), *in_the_way]
         ledger = CpuLedger(node.resources.free_cpu_bytes)
-    evicted = (
-        fewest_evictions(sorted(in_the_way, key=readiness), ledger, search.demand.size_bytes) or []
-    )
+    blockers = {replica.key: _blocker(replica, search) for replica in in_the_way}
+    rank = list(BlockReason).index
+    in_the_way.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
+    evicted = fewest_evictions(in_the_way, ledger, search.demand.size_bytes) or []
     return tuple(
-        _blocker(replica, search)
+        blockers[replica.key]
         for replica in evicted
         # A WARM replica without protection is no obstacle worth reporting.
         if replica.level is DeploymentLevel.HOT
-        or _block_reason(replica, search) is not BlockReason.NOTHING
+        or blockers[replica.key].reason is not BlockReason.NOTHING
     )
 
 
-def _block_reason(replica: PlacedReplica, search: Search) -> BlockReason:
-    if replica.level is DeploymentLevel.WARM:
-        others = search.together - {search.demand.model_key}
-        return BlockReason.TOGETHER if replica.model_key in others else BlockReason.NOTHING
-    if replica.dedicated:
-        return BlockReason.DEDICATED
-    if replica.model_key in search.together:
-        return BlockReason.TOGETHER
-    return BlockReason.YOUNG if replica.deployed > search.evictable_until else BlockReason.NOTHING
-
-
 def _blocker(replica: PlacedReplica, search: Search) -> Blocker:
-    reason = _block_reason(replica, search)
-    protected_s = replica.deployed - search.evictable_until if reason is BlockReason.YOUNG else 0.0
+    reason, protected_s = BlockReason.NOTHING, 0.0
+    if replica.level is DeploymentLevel.WARM:
+        if replica.model_key in search.together - {search.demand.model_key}:
+            reason = BlockReason.TOGETHER
+    elif replica.dedicated:
+        reason = BlockReason.DEDICATED
+    elif replica.model_key in search.together:
+        reason = BlockReason.TOGETHER
+    elif replica.deployed > search.evictable_until:
+        reason, protected_s = BlockReason.YOUNG, replica.deployed - search.evictable_until
     return Blocker(replica.model_key, replica.replica_id, reason, protected_s)
 
 

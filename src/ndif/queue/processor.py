@@ -15,17 +15,18 @@ from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError
 from ndif.host.request_lifecycle import RequestLifecycle
 from ndif.placement.replica import ReplicaKey
 from ndif.queue.fair_queue import Entry, FairQueue
-from ndif.queue.position_updates import PositionUpdates
 from ndif.queue.replicas import ProcessorStatus, Replicas, ReplicaWorker, Run
-from ndif.queue.run_times import RunTimes
+from ndif.queue.run_times import RunTimes, describe_wait
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
+from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import ClientLeftError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
+_DEFECT = "The server failed while it ran this job; its log says why."
 _BACK_OFF_S = 30.0
 """Seconds before a further replica is requested, after a replica failed to come while others serve."""
 
@@ -92,7 +93,6 @@ class Processor:
         self.queue: FairQueue[Request] = FairQueue(policy.head_start_s, policy.patience)
         self.replicas = Replicas()
         self._run_times = RunTimes()
-        self._updates = PositionUpdates(self.queue, self.replicas, self._run_times, lifecycle)
         self._arrived = asyncio.Event()
         """Set when a worker should look at the queue."""
         self._short = asyncio.Event()
@@ -123,9 +123,12 @@ class Processor:
         """Return True if nothing waits, nothing runs and no replica exists or is being created."""
         return not (self.queue or self._returning or self._workers or self._is_providing)
 
-    def expected_wait_s(self, position: int) -> float | None:
+    def expected_wait_s(self, position: int, work_ahead_s: float | None = None) -> float | None:
         """Estimate the seconds until the request at `position` starts; None without run-time history."""
-        return self._updates.wait_s(position)
+        running = [run.since for run in self.replicas.runs]
+        now = asyncio.get_running_loop().time()
+        serving = self.replicas.serving
+        return self._run_times.wait_s(position, serving, running, now, work_ahead_s)
 
     def take_load_sample(self) -> LoadSample:
         """Return the maxima since this was called last, and start anew."""
@@ -153,13 +156,11 @@ class Processor:
         if len(self.replicas) < self._needed:
             self._short.set()
         if position is not None:  # else the next of the regular updates tells it
-            await self._updates.send_position(entry, position)
+            await self._send_position(entry, position)
 
     async def run(self) -> None:
         """Serve the queue until cancelled."""
-        updates = asyncio.create_task(
-            self._updates.repeat(self._policy.update_interval_s), name="queue positions"
-        )
+        updates = asyncio.create_task(self._update_positions(), name="queue positions")
         try:
             await self._provide_forever()
         finally:
@@ -223,7 +224,7 @@ class Processor:
 
     async def notify_waiting(self, text: str) -> None:
         """Tell all waiting clients, whose requests go on waiting."""
-        await self._updates.send_all(Status.QUEUED, text)
+        await self._send_all(Status.QUEUED, text)
 
     async def fail_waiting(self, reason: str) -> int:
         """End every waiting request as an ERROR, and return how many there were."""
@@ -232,6 +233,41 @@ class Processor:
     async def _fail(self, entries: list[Entry[Request]], reason: str) -> int:
         await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in entries))
         return len(entries)
+
+    # Updates to waiting clients
+
+    async def _update_positions(self) -> None:
+        """Tell every waiting client its position, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(self._policy.update_interval_s)
+            work_ahead_s = 0.0
+            for entry, position in self.queue.positions() if self.queue else ():
+                await self._send_position(entry, position, work_ahead_s)
+                work_ahead_s += self._run_times.expected(entry)
+
+    async def _send_position(
+        self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
+    ) -> None:
+        """Tell one client its position, and the estimated start where run times are known."""
+        text = (
+            f"Your job is number {position + len(self.replicas.runs)} in the queue for "
+            f"{entry.item.model.repo_id}."
+        )
+        wait_s = self.expected_wait_s(position, work_ahead_s)
+        if wait_s is not None:
+            text += f" Estimated start: in {describe_wait(wait_s)}."
+        await self._send(entry, Status.QUEUED, text)
+
+    async def _send_all(self, status: Status, text: str) -> None:
+        for entry in list(self.queue):
+            await self._send(entry, status, text)
+
+    async def _send(self, entry: Entry[Request], status: Status, text: str) -> None:
+        try:
+            await self._lifecycle.report(entry.item, Response(entry.id, status, text))
+        except Exception:
+            # The request waits all the same, and a later update tells its client.
+            logger.exception("request %s: its position could not be delivered", entry.id)
 
     # Replicas
 
@@ -268,7 +304,7 @@ class Processor:
         self._is_provisioning = True
         try:
             if is_first:
-                await self._updates.send_all(
+                await self._send_all(
                     Status.PROVISIONING, "A replica is being set up for your model."
                 )
             for request in self.replica_requests(self._needed):
@@ -292,7 +328,7 @@ class Processor:
         if not len(self.replicas):
             await self.fail_waiting(provided.problem or "The model has no replica.")
         elif is_first:
-            await self._updates.send_all(
+            await self._send_all(
                 Status.DEPLOYING,
                 f"The model is being loaded for nnsight {self.variant.generation}.",
             )
@@ -408,6 +444,3 @@ class Processor:
     async def _return(self, request: Request) -> None:
         if await self._lifecycle.give_back(request):
             await self._enqueue(request)
-
-
-_DEFECT = "The server failed while it ran this job; its log says why."

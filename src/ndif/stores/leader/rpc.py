@@ -42,7 +42,7 @@ def _answer_to(event_id: str) -> str:
 class LeaderRpc:
     """Both ends of the calls: gateways `ask`, and the leader's `serve` answers.
 
-    Names and arguments of events belong to its callers (`ndif.control.rpc`).
+    Names and arguments of events belong to its callers (`ndif.control.remote`).
     """
 
     def __init__(self, client: Redis) -> None:

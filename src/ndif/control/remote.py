@@ -1,18 +1,23 @@
-"""The leader's publication of its models, for the gateways of other processes."""
+"""Gateways in other processes: operations that they ask the leader for, and models that it publishes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.published_models import describe, files
 from ndif.cluster.status import client_status
+from ndif.control.control_plane import ControlPlane
+from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
+from ndif.schema.deployment import OperationError
 from ndif.stores.broker import BrokerError
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
+    from ndif.stores.leader.rpc import LeaderRpc
     from ndif.stores.leader.shared_cache import SharedCache
 
 logger = logging.getLogger(__name__)
@@ -23,6 +28,8 @@ STATUS, MODELS, FILES = "status", "models", "files"
 _INTERVAL_S = 0.5
 _WRITES_PER_LIFE = 3
 """Writes of an unchanged value before it would expire."""
+_MAX_QUOTED = 100
+"""Characters of an unknown event's name that an error repeats."""
 
 
 class Publisher:
@@ -57,3 +64,36 @@ class Publisher:
         if value != written or now - at > self._life_s / _WRITES_PER_LIFE:
             await self._cache.write(name, value, self._life_s)
             self._written[name] = now, value
+
+
+class RemoteControlPlane:
+    """The gateway's side: sends each operation to the leader, except the one that stops the server."""
+
+    def __init__(self, leader: LeaderRpc, stop: Callable[[], None]) -> None:
+        """`stop` ends the server that this gateway belongs to."""
+        self._leader = leader
+        self._stop = stop
+
+    async def perform(self, operation: Operation) -> Answer:
+        """Ask the leader to perform the operation and return its answer.
+
+        Raises:
+            OperationError: If it cannot be performed, or no process leads.
+        """
+        if isinstance(operation, Stop):
+            self._stop()
+            return STOPPING
+        answer: Answer = await self._leader.ask(operation.event, operation.model_dump(mode="json"))
+        return answer
+
+
+async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
+    """Perform the operation that an event asks the leader for.
+
+    Raises:
+        OperationError: If there is no such event, or its operation cannot be performed.
+    """
+    for kind in OPERATIONS:
+        if kind.event == event:
+            return await kind.model_validate(arguments).perform(control)
+    raise OperationError(400, f"There is no event {event[:_MAX_QUOTED]!r}.")
