@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -134,27 +133,20 @@ class ControlPlane:
     ) -> list[dict[str, Any]]:
         """Ask the controller for replicas and return the outcome of each request.
 
-        Args:
-            requests: Models, generations and numbers of replicas.
-            wait: Return once every replica is ready or has failed.
-            evicted: Replicas that were evicted before, for the outcomes.
+        `wait`: until every replica is ready or has failed. `evicted` were evicted before.
         """
         provided = await self.controller.deploy(requests) if requests else []
         results = list(zip(requests, provided, strict=True))
         for request, result in results:
             processor = self.dispatcher.processor(request.model, request.generation)
             processor.adopt(result.replica_ids)
-        if wait:
-            await asyncio.gather(*(self._settled(*each) for each in results))
+        for request, result in results if wait else ():
+            for replica_id in result.replica_ids:
+                replica = self.controller.replica(request.variant, replica_id)
+                if replica is not None:
+                    with contextlib.suppress(DeploymentError):
+                        await replica.up()
         return [outcome_fields(request, result, evicted) for request, result in results]
-
-    async def _settled(self, request: ReplicaRequest, result: ProvisionResult) -> None:
-        """Wait until every provided replica is ready or has failed."""
-        for replica_id in result.replica_ids:
-            replica = self.controller.replica(request.variant, replica_id)
-            if replica is not None:
-                with contextlib.suppress(DeploymentError):
-                    await replica.up()
 
 
 def outcome_fields(

@@ -112,28 +112,25 @@ class Export(Operation):
         # A replica that is leaving still exists, and is no longer in the cluster's books as HOT.
         serving = {d.key for d in controller.cluster.replicas() if d.level is _HOT}
         hot = {id(h.model) for h in controller.replicas() if h.placed.key in serving}
+        newest = next(iter(control.generations()), None)
         entries = []
         for model in controller.models:
-            replicas = control.requested_replicas(model)
+            config, replicas = model.config, control.requested_replicas(model)
             # A model of which its operator wants no replica is there for users, like any on demand.
-            dedicated = model.config.dedicated and replicas > 0
-            if id(model) in hot or dedicated:
-                entries.append(to_entry(_as_deployed(control, model, max(1, replicas), dedicated)))
+            dedicated = config.dedicated and replicas > 0
+            if not dedicated and id(model) not in hot:
+                continue
+            replicas, most = max(1, replicas), config.max_replicas
+            is_default = model.generations <= {config.runtime or newest}
+            deployed = replace(
+                config,
+                replicas=replicas,
+                max_replicas=None if most is None else max(most, replicas),
+                dedicated=dedicated,
+                generations=() if is_default else tuple(sorted(model.generations)),
+            )
+            entries.append(to_entry(deployed))
         return {"version": _EXPORT_VERSION, "deployments": entries}
-
-
-def _as_deployed(
-    control: ControlPlane, model: Model, replicas: int, dedicated: bool
-) -> DeploymentConfig:
-    most = model.config.max_replicas
-    default = {model.config.runtime or next(iter(control.generations()), None)}
-    return replace(
-        model.config,
-        replicas=replicas,
-        max_replicas=None if most is None else max(most, replicas),
-        dedicated=dedicated,
-        generations=() if model.generations <= default else tuple(sorted(model.generations)),
-    )
 
 
 class Deploy(Operation):
@@ -153,7 +150,10 @@ class Deploy(Operation):
         """See `Operation.perform`."""
         controller = control.controller
         configs = [controller.models.as_known(config) for config in self.deployments]
-        generations = [self._generations(control, config) for config in configs]
+        generations = []
+        for config in configs:
+            chosen = config.deployed_for if self.generation is None else (self.generation,)
+            generations.append([control.installed(each) for each in chosen or (None,)])
         changed = [
             known
             for config in configs
@@ -194,10 +194,6 @@ class Deploy(Operation):
                 )
                 (outcomes[index],) = (await again.perform(control))["models"]
         return {"models": outcomes}
-
-    def _generations(self, control: ControlPlane, config: DeploymentConfig) -> list[str]:
-        chosen = (self.generation,) if self.generation is not None else config.deployed_for
-        return [control.installed(each) for each in chosen or (None,)]
 
 
 class Evict(Operation):
@@ -355,17 +351,8 @@ class Stop(Operation):
         return STOPPING
 
 
-OPERATIONS: tuple[type[Operation], ...] = (
-    GetStatus,
-    GetQueue,
-    Export,
-    Deploy,
-    Evict,
-    Scale,
-    Restart,
-    Kill,
-    Stop,
-)
+OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
+"""Every operation, in the order of this file."""
 
 Perform = Callable[[Operation], Awaitable[Answer]]
 """Performs an operation: in this process, or through `ndif.control.rpc`."""
@@ -384,9 +371,7 @@ def parse_operation(kind: type[Operation], content: bytes) -> Operation:
     except ValidationError as error:
         first = problems(error)[0]
         field = str(first.location[0]) if first.location else "the body"
-        reason = first.reason
-        if first.is_unknown:
-            reason += f"; there are: {', '.join(kind.model_fields)}"
+        known = f"; there are: {', '.join(kind.model_fields)}" if first.is_unknown else ""
         raise OperationError(
-            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {reason}."
+            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {first.reason}{known}."
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ndif.cluster.controller import Controller
@@ -32,6 +33,7 @@ _MAX_QUOTED = 100
 """Characters of an unknown event's name that an error repeats."""
 
 
+@dataclass(eq=False)
 class Publisher:
     """Writes the models, their state and the addresses of their files to the shared cache.
 
@@ -39,17 +41,16 @@ class Publisher:
     `PublishedHfMirror` of each gateway read the values.
     """
 
-    def __init__(self, controller: Controller, cache: SharedCache, life_s: float) -> None:
-        """`life_s`: seconds until a value expires whose writer is gone."""
-        self._controller = controller
-        self._cache = cache
-        self._life_s = life_s
-        self._written: dict[str, tuple[float, Any]] = {}
+    controller: Controller
+    cache: SharedCache
+    life_s: float
+    """Seconds until a value expires whose writer is gone."""
+    _written: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Publish until cancelled."""
         while True:
-            models, replicas = self._controller.models, self._controller.replicas()
+            models, replicas = self.controller.models, self.controller.replicas()
             try:
                 await self._write(MODELS, describe(models))
                 await self._write(STATUS, client_status(models, replicas))
@@ -61,18 +62,18 @@ class Publisher:
     async def _write(self, name: str, value: Any) -> None:
         now = asyncio.get_running_loop().time()
         at, written = self._written.get(name, (now, None))
-        if value != written or now - at > self._life_s / _WRITES_PER_LIFE:
-            await self._cache.write(name, value, self._life_s)
+        if value != written or now - at > self.life_s / _WRITES_PER_LIFE:
+            await self.cache.write(name, value, self.life_s)
             self._written[name] = now, value
 
 
+@dataclass(frozen=True)
 class RemoteControlPlane:
     """The gateway's side: sends each operation to the leader, except the one that stops the server."""
 
-    def __init__(self, leader: LeaderRpc, stop: Callable[[], None]) -> None:
-        """`stop` ends the server that this gateway belongs to."""
-        self._leader = leader
-        self._stop = stop
+    leader: LeaderRpc
+    stop: Callable[[], None]
+    """End the server that this gateway belongs to."""
 
     async def perform(self, operation: Operation) -> Answer:
         """Ask the leader to perform the operation and return its answer.
@@ -81,9 +82,9 @@ class RemoteControlPlane:
             OperationError: If it cannot be performed, or no process leads.
         """
         if isinstance(operation, Stop):
-            self._stop()
+            self.stop()
             return STOPPING
-        answer: Answer = await self._leader.ask(operation.event, operation.model_dump(mode="json"))
+        answer: Answer = await self.leader.ask(operation.event, operation.model_dump(mode="json"))
         return answer
 
 

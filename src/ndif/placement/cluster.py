@@ -105,7 +105,7 @@ class Cluster:
         together = frozenset(one.model_key for one in demand)
         if len(together) < len(demand):
             raise ValueError("A model was asked for twice in one request.")
-        ordered = sorted(demand, key=lambda w: (not w.dedicated, -w.size_bytes))
+        ordered = sorted(demand, key=lambda one: (not one.dedicated, -one.size_bytes))
         searches = [Search(one, now, rules, together) for one in ordered]
         best = self._deploy(searches, rng)
         if best.refused and self._might_fit(best, searches, rng):

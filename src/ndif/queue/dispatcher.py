@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
@@ -151,6 +152,7 @@ class Dispatcher:
             processor.remove_replica(replica_id, why)
 
 
+@dataclass(eq=False)
 class HoldingQueue:
     """Hold requests, in order, while the cluster cannot be reached.
 
@@ -158,13 +160,12 @@ class HoldingQueue:
     requests over once there is one.
     """
 
-    def __init__(self, broker: Broker, responder: Responder, text: str) -> None:
-        """Take the text that each client is told."""
-        self._broker = broker
-        self._responder = responder
-        self._text = text
-        self._requests: list[Request] = []
-        self._taking: asyncio.Task[None] | None = None
+    broker: Broker
+    responder: Responder
+    text: str
+    """Told to each client."""
+    _requests: list[Request] = field(default_factory=list, init=False)
+    _taking: asyncio.Task[None] | None = field(default=None, init=False)
 
     def open(self) -> None:
         """Claim requests from now on."""
@@ -180,11 +181,11 @@ class HoldingQueue:
 
     async def _take(self) -> None:
         while True:
-            request = await self._broker.claim()
+            request = await self.broker.claim()
             self._requests.append(request)
             try:
-                await self._responder.respond(
-                    request, Response(request.id, Status.QUEUED, self._text)
+                await self.responder.respond(
+                    request, Response(request.id, Status.QUEUED, self.text)
                 )
             except Exception:
                 # The request waits all the same.

@@ -26,6 +26,7 @@ from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
+_NOT_PROVIDED = "The server failed while it set the model up; its log says why."
 _DEFECT = "The server failed while it ran this job; its log says why."
 _BACK_OFF_S = 30.0
 """Seconds before a further replica is requested, after a replica failed to come while others serve."""
@@ -70,16 +71,7 @@ class Processor:
         policy: QueuePolicy,
         enqueue: Callable[[Request], Awaitable[None]],
     ) -> None:
-        """Start with an empty queue; `run` serves it.
-
-        Args:
-            model: The model.
-            generation: The nnsight generation of the requests.
-            controller: Provides replicas.
-            lifecycle: Holds the requests.
-            policy: Settings of the queue.
-            enqueue: Puts a request into the queue of its model, which may be another one by now.
-        """
+        """`enqueue` puts a request into the queue of its model, which may be another one by now."""
         self.model = model
         self.variant = Variant(model.key, generation)
         self.least_replicas = model.least_in(generation)
@@ -140,14 +132,8 @@ class Processor:
 
     async def enqueue(self, request: Request) -> None:
         """Put a request into the queue and tell its client the position."""
-        entry = Entry(
-            request.id,
-            request.user,
-            request,
-            request.received,
-            weight=request.weight,
-            priority=request.priority,
-        )
+        key, weight, priority = request.id, request.weight, request.priority
+        entry = Entry(key, request.user, request, request.received, weight, priority)
         entry = replace(entry, cost=self._run_times.expected(entry))
         self.queue.add(entry)
         self._load.waiting = max(self._load.waiting, len(self.queue))
@@ -288,16 +274,19 @@ class Processor:
             except Exception:
                 # A defect of ours must not leave waiting clients without an answer.
                 logger.exception("%s could not be provided", self.variant)
-                await self.fail_waiting(
-                    "The server failed while it set the model up; its log says why."
-                )
+                await self.fail_waiting(_NOT_PROVIDED)
             finally:
                 self._is_providing = False
 
     async def provision(self) -> None:
         """Request missing replicas, or tell waiting clients why there are none."""
-        await self._take_out_absent()
-        await self._refuse_without_access()
+        # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
+        absent = await self._lifecycle.absent(entry.item for entry in self.queue)
+        for entry in self.queue.remove_all(lambda entry: entry.id in absent):
+            self._await_client(entry.item)
+        if not self.model.dedicated:
+            refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
+            await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
         if not self.queue:
             return
         is_first = not len(self.replicas)
@@ -332,19 +321,6 @@ class Processor:
                 Status.DEPLOYING,
                 f"The model is being loaded for nnsight {self.variant.generation}.",
             )
-
-    async def _take_out_absent(self) -> None:
-        """Load nothing for clients that have left."""
-        absent = await self._lifecycle.absent(entry.item for entry in self.queue)
-        for entry in self.queue.remove_all(lambda entry: entry.id in absent):
-            self._await_client(entry.item)
-
-    async def _refuse_without_access(self) -> None:
-        """Load no model on demand for users who may not have one loaded."""
-        if self.model.dedicated:
-            return
-        refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
-        await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S

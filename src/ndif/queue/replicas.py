@@ -11,7 +11,7 @@ from ndif.schema.request import Request
 
 
 class ProcessorStatus(str, Enum):
-    """State of a processor, or of one of its replicas."""
+    """State of a processor, or of one of its replicas; one that is further comes later."""
 
     UNINITIALIZED = "UNINITIALIZED"
     PROVISIONING = "PROVISIONING"
@@ -19,14 +19,6 @@ class ProcessorStatus(str, Enum):
     READY = "READY"
     BUSY = "BUSY"
     CANCELLED = "CANCELLED"
-
-
-_FURTHEST = (
-    ProcessorStatus.BUSY,
-    ProcessorStatus.READY,
-    ProcessorStatus.DEPLOYING,
-    ProcessorStatus.PROVISIONING,
-)
 
 
 @dataclass(slots=True)
@@ -65,17 +57,11 @@ class Replicas:
 
     def __len__(self) -> int:
         """Return the number of replicas that are not leaving."""
-        return len(self.ids)
-
-    @property
-    def ids(self) -> list[str]:
-        """Return the ids of the replicas that are not leaving."""
-        return [replica.id for replica in self._replicas if not replica.leaving]
+        return sum(not replica.leaving for replica in self._replicas)
 
     def add(self, ids: Iterable[str]) -> list[ReplicaWorker]:
         """Add a worker for each of these replicas that has none, and return the new workers."""
-        known = self.ids
-        new = [ReplicaWorker(replica_id) for replica_id in ids if replica_id not in known]
+        new = [ReplicaWorker(replica_id) for replica_id in ids if self.find(replica_id) is None]
         self._replicas += new
         return new
 
@@ -90,8 +76,9 @@ class Replicas:
     @property
     def status(self) -> ProcessorStatus:
         """Return the state of the replica that is furthest."""
-        statuses = {replica.status for replica in self._replicas}
-        return next((s for s in _FURTHEST if s in statuses), ProcessorStatus.UNINITIALIZED)
+        statuses = (replica.status for replica in self._replicas)
+        rank = list(ProcessorStatus).index
+        return max(statuses, key=rank, default=ProcessorStatus.UNINITIALIZED)
 
     @property
     def runs(self) -> list[Run]:

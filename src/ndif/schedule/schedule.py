@@ -148,6 +148,7 @@ def _report_conflict(
     if before.config == after.config or pair in reported:
         return
     reported.add(pair)
+    names = [event.name.removeprefix("The event ") for event in (one, other)]
     differ = [
         field.name
         for field in fields(DeploymentConfig)
@@ -155,10 +156,6 @@ def _report_conflict(
     ]
     problems.append(
         f"{after.config.repo_id} is scheduled with different {' and '.join(differ)} at the same time, "
-        f"{after.occurrence.start:%Y-%m-%d %H:%M} UTC, by {_name(one)} and by {_name(other)}: "
+        f"{after.occurrence.start:%Y-%m-%d %H:%M} UTC, by {names[0]} and by {names[1]}: "
         "the one that starts later holds."
     )
-
-
-def _name(event: Event) -> str:
-    return event.name.removeprefix("The event ")
