@@ -34,9 +34,8 @@ def evicted(node: Node, demand: Demand) -> list[str]:
 # Levels
 
 
-def test_a_replica_that_is_hot_is_deployed() -> None:
+def test_a_further_replica_of_a_model_may_take_the_place_of_one() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0])
-    assert evaluated(node, want("a", 20), "a-1").level is CandidateLevel.DEPLOYED
     assert evaluated(node, want("a", 20), "a-2").level is CandidateLevel.FULL
 
 

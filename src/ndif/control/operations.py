@@ -70,11 +70,7 @@ class Operation(BaseModel):
     method: ClassVar[str] = "POST"
 
     async def perform(self, control: ControlPlane) -> Answer:
-        """Perform the operation and return its answer.
-
-        Raises:
-            OperationError: If it cannot be performed; the message says why, and what to do.
-        """
+        """Return the operation's answer; raise an OperationError that says what to do if there is none."""
         raise NotImplementedError
 
 
@@ -355,15 +351,11 @@ OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
 """Every operation, in the order of this file."""
 
 Perform = Callable[[Operation], Awaitable[Answer]]
-"""Performs an operation: in this process, or through `ndif.control.rpc`."""
+"""Performs an operation: in this process, or through `ndif.control.remote`."""
 
 
 def parse_operation(kind: type[Operation], content: bytes) -> Operation:
-    """Return the operation that a JSON body describes.
-
-    Raises:
-        OperationError: If the body is not valid; the message says which field, and why.
-    """
+    """Return the operation that a JSON body describes; raise an OperationError that names a wrong field."""
     try:
         return kind.model_validate_json(content)
     except DeploymentFileError as error:

@@ -76,11 +76,7 @@ class RemoteControlPlane:
     """End the server that this gateway belongs to."""
 
     async def perform(self, operation: Operation) -> Answer:
-        """Ask the leader to perform the operation and return its answer.
-
-        Raises:
-            OperationError: If it cannot be performed, or no process leads.
-        """
+        """Return the leader's answer to the operation; raise OperationError if no process leads."""
         if isinstance(operation, Stop):
             self.stop()
             return STOPPING
@@ -89,11 +85,7 @@ class RemoteControlPlane:
 
 
 async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
-    """Perform the operation that an event asks the leader for.
-
-    Raises:
-        OperationError: If there is no such event, or its operation cannot be performed.
-    """
+    """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
     for kind in OPERATIONS:
         if kind.event == event:
             return await kind.model_validate(arguments).perform(control)

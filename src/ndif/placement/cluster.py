@@ -98,9 +98,6 @@ class Cluster:
         Dedicated models come first, and within each kind the largest. No model is evicted for another of
         the same request. A dedicated model makes as many of its replicas dedicated as it demands. If one
         model takes the only place of another, the search is repeated with ties decided differently.
-
-        Raises:
-            ValueError: if a model is demanded twice.
         """
         together = frozenset(one.model_key for one in demand)
         if len(together) < len(demand):
@@ -221,12 +218,7 @@ class Cluster:
         return self._or(nodes)
 
     def with_replica(self, replica: PlacedReplica) -> Cluster:
-        """Return the cluster with a replica that was found to exist.
-
-        Raises:
-            KeyError: if its node does not exist.
-            IndexError, ValueError: if the memory that it holds does not exist or is not free.
-        """
+        """Return the cluster with a replica that was found; raise if its node or memory is not there."""
         node = self.nodes[replica.node_id].with_replica(replica)
         return Cluster({**self.nodes, node.id: node})
 

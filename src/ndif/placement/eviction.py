@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence, Set
-from typing import Protocol
 
 from ndif.placement.demand import PlacementRules
 from ndif.placement.replica import PlacedReplica
@@ -79,25 +78,11 @@ def eviction_steps(hot: Iterable[PlacedReplica], ledger: Ledger) -> EvictionStep
     return steps
 
 
-class Ledger(Protocol):
-    """Memory from which replicas are released, and claimed again."""
-
-    @property
-    def room(self) -> int:
-        """Return the largest model that fits, in bytes."""
-        ...
-
-    def release(self, replica: PlacedReplica) -> None:
-        """Free the memory of a replica."""
-        ...
-
-    def claim(self, replica: PlacedReplica) -> None:
-        """Take the memory of a released replica again."""
-        ...
-
-
 class GpuLedger:
-    """GPU memory of a node. A model fits exactly where `packing.assign` finds a place for it."""
+    """GPU memory of a node, from which replicas are released, and claimed again.
+
+    A model fits exactly where `packing.assign` finds a place for it.
+    """
 
     def __init__(self, resources: Resources, rules: PlacementRules) -> None:
         self._resources = resources
@@ -106,7 +91,7 @@ class GpuLedger:
 
     @property
     def room(self) -> int:
-        """See `Ledger.room`."""
+        """Return the largest model that fits, in bytes."""
         resources = self._resources
         empty = share = 0
         for index, (total, free) in enumerate(zip(resources.gpu_bytes, self._free, strict=True)):
@@ -121,12 +106,12 @@ class GpuLedger:
         return max(empty, share)
 
     def release(self, replica: PlacedReplica) -> None:
-        """See `Ledger.release`."""
+        """Free the memory of a replica."""
         for index, held in replica.gpu_mem_bytes_by_id.items():
             self._free[index] += held
 
     def claim(self, replica: PlacedReplica) -> None:
-        """See `Ledger.claim`."""
+        """Take the memory of a released replica again."""
         for index, held in replica.gpu_mem_bytes_by_id.items():
             self._free[index] -= held
 
@@ -138,9 +123,12 @@ class CpuLedger:
         self.room = free_bytes
 
     def release(self, replica: PlacedReplica) -> None:
-        """See `Ledger.release`."""
+        """Free the memory of a replica."""
         self.room += replica.cpu_bytes
 
     def claim(self, replica: PlacedReplica) -> None:
-        """See `Ledger.claim`."""
+        """Take the memory of a released replica again."""
         self.room -= replica.cpu_bytes
+
+
+Ledger = GpuLedger | CpuLedger

@@ -136,8 +136,6 @@ class Node:
 
         A WARM replica returns to the kind of device that it came from, with the size that it has.
         """
-        if replica_id in self.hot.get(demand.model_key, {}):
-            return Candidate(CandidateLevel.DEPLOYED)
         warm = self.warm.get(demand.model_key, {}).get(replica_id)
         evictable_until = rules.evictable_until(now, dedicated=demand.dedicated)
         for on_cpu in demand.on_cpu:
@@ -215,8 +213,6 @@ class Node:
         reserved_bytes: int = 0,
     ) -> Node:
         """Return the node with the replica HOT as `candidate` says, and the evictions done."""
-        if candidate.level is CandidateLevel.DEPLOYED:
-            return self
         gone = [replica.key for replica in candidate.evictions]
         if candidate.on_cpu:
             node = self.without([*gone, *(replica.key for replica in candidate.dropped)])
@@ -266,11 +262,7 @@ class Node:
         return self.without([replica.key]).with_replica(replace(replica, dedicated=dedicated))
 
     def with_replica(self, replica: PlacedReplica) -> Node:
-        """Return the node with one more replica.
-
-        Raises:
-            ValueError: if its memory is not free.
-        """
+        """Return the node with one more replica; raise ValueError if its memory is not free."""
         resources = self.resources.taken(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
         if replica.level is DeploymentLevel.HOT:
             return replace(self, resources=resources, hot=_with(self.hot, replica))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ndif.placement.demand import Demand, Device, PlacementRules
+from ndif.placement.demand import Demand, PlacementRules
 from ndif.placement.eviction import EvictionSteps
 from ndif.placement.node import Candidate, Node
 from ndif.placement.replica import PlacedReplica
@@ -90,8 +90,8 @@ def choose(nodes: Nodes, search: Search, rng: Random) -> tuple[Node, str, Candid
         if (found := _best(nodes, search, on_cpu, rng)) is not None:
             node, warm = found
             replica_id = warm.replica_id if warm else new_replica_id(nodes, rng)
-            there = replace(search.demand, device=Device.CPU if on_cpu else Device.GPU)
-            candidate = node.evaluate(there, replica_id, search.now, search.rules, search.together)
+            demand, rules = search.demand, search.rules
+            candidate = node.evaluate(demand, replica_id, search.now, rules, search.together)
             return node, replica_id, candidate
     return None
 

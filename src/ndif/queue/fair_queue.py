@@ -155,12 +155,9 @@ class FairQueue(Generic[T]):
         return entry
 
     def reset(self) -> None:
-        """Let all users of an empty queue start equal again.
+        """Let all users of an empty queue start equal again; raise ValueError if an entry waits.
 
         A replica stands idle, so nobody waits for what others have had so far.
-
-        Raises:
-            ValueError: if an entry waits.
         """
         if self:
             raise ValueError("a queue in which entries wait cannot be reset")

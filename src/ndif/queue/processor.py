@@ -390,11 +390,7 @@ class Processor:
     # One request
 
     async def _serve(self, worker: ReplicaWorker, replica_: Replica, entry: Entry[Request]) -> None:
-        """Run one request on a replica and deliver its end.
-
-        Raises:
-            ReplicaLostError: if the replica was lost before the request ended.
-        """
+        """Run one request on a replica and deliver its end; raise if the replica is lost before."""
         worker.status = ProcessorStatus.BUSY
         worker.run = Run(entry, asyncio.get_running_loop().time())
         try:

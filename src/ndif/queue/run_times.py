@@ -112,16 +112,9 @@ class RunTimes:
     ) -> float | None:
         """Estimate the median of the seconds until the entry at `position` (from 1) is taken.
 
-        Args:
-            position: The position.
-            replicas: Replicas that serve.
-            running_since: When each running request began.
-            now: The time now.
-            work_ahead_s: Sum of `expected` over the entries ahead; by default the model's usual run times.
-
-        Returns:
-            The estimate; None without a measured run time, or without replicas: how long replicas take
-            to come is not known here.
+        `work_ahead_s`: sum of `expected` over the entries ahead; by default the model's usual run times.
+        None without a measured run time, or without replicas that serve: how long they take to come is not
+        known here.
         """
         if not self._runs or replicas < 1:
             return None

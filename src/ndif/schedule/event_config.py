@@ -46,11 +46,7 @@ class EventConfigError(ValueError):
 
 
 def config_for(event: Event, deployments: Sequence[DeploymentConfig]) -> DeploymentConfig:
-    """Return the deployment that an event asks for, with missing settings from `deployments`.
-
-    Raises:
-        EventConfigError: if the event names no model, or unknown settings.
-    """
+    """Return the deployment that an event asks for, with missing settings from `deployments`."""
     fields = _fields(event.description)
     given = fields.pop("repo_id", None)
     if given is not None and not isinstance(given, str):

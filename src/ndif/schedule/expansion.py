@@ -119,11 +119,7 @@ class Expansion:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Expansion:
-        """Read what `to_json` wrote.
-
-        Raises:
-            CalendarError: if the process wrote that the text is no calendar.
-        """
+        """Read what `main` wrote; raise CalendarError if that is why the text is no calendar."""
         found = json.loads(text)
         if "error" in found:
             raise CalendarError(found["error"])
@@ -155,10 +151,7 @@ def expand(
     """Work out what happens between two times, each series apart so that none can spoil the others.
 
     Days and floating times are in the zone that the calendar names for itself (X-WR-TIMEZONE), or else in
-    `zone`. Limits are enforced by signals, so this runs in a main thread.
-
-    Raises:
-        CalendarError: if the text is no calendar, or was cut off.
+    `zone`. Limits are enforced by signals, so this runs in a main thread. Raises `CalendarError`.
     """
     ends_at = clock.process_time() + limits.all_cpu_s
     calendars = _parse(content)

@@ -55,11 +55,7 @@ class _Fetched:
 async def expand_in_process(
     content: bytes, zone: str, since: datetime, until: datetime
 ) -> Expansion:
-    """Expand a calendar in a process of its own.
-
-    Raises:
-        CalendarError: if it is no calendar, or reading it takes more time or memory than it may.
-    """
+    """Expand a calendar in a process; raise CalendarError also for what takes too much time or memory."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ndif.schedule.expansion"),
         *(zone, since.isoformat(), until.isoformat()),
