@@ -6,6 +6,7 @@ method that performs it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -25,7 +26,6 @@ from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
 from ndif.control.status import describe_queues, describe_server
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
-from ndif.queue.processor import Processor
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entry
 from ndif.schema.model_key import Variant
@@ -303,11 +303,12 @@ class Restart(Operation):
         hot = [each for each in existing if each.placed.level is _HOT]
         # Of a model that is only in memory, one replica per generation starts on a device.
         restarted = hot or list({each.placed.model_key: each for each in existing}.values())
-        counts: dict[Processor, int] = {}
-        for each in restarted:
-            generation = Variant.parse(each.placed.model_key).generation
-            processor = control.dispatcher.processor(each.model, generation)
-            counts[processor] = counts.get(processor, 0) + 1
+        counts = Counter(
+            control.dispatcher.processor(
+                each.model, Variant.parse(each.placed.model_key).generation
+            )
+            for each in restarted
+        )
         keys = [each.placed.key for each in existing]
         control.controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
         requests = [processor.replica_requests(count) for processor, count in counts.items()]

@@ -155,21 +155,17 @@ class Node:
     def _on_gpus(
         self, size_bytes: int, evictable_until: float, together: Set[str], rules: PlacementRules
     ) -> Candidate:
+        hot = self.hot_on(on_cpu=False)
+        movable = eviction_order(d for d in hot if is_evictable(d, evictable_until, together))
+        evictions = fewest_evictions(movable, GpuLedger(self.resources, rules), size_bytes)
+        if evictions is None:
+            return _NO
         resources = self.resources
-        evictions: list[PlacedReplica] = []
+        for replica in evictions:
+            resources = resources.given_back(replica.gpu_mem_bytes_by_id, 0)
         assignment = assign(resources, size_bytes, rules)
         if assignment is None:
-            hot = self.hot_on(on_cpu=False)
-            movable = eviction_order(d for d in hot if is_evictable(d, evictable_until, together))
-            found = fewest_evictions(movable, GpuLedger(resources, rules), size_bytes)
-            if found is None:
-                return _NO
-            evictions = found
-            for replica in evictions:
-                resources = resources.given_back(replica.gpu_mem_bytes_by_id, 0)
-            assignment = assign(resources, size_bytes, rules)
-            if assignment is None:
-                return _NO
+            return _NO
         return Candidate(
             CandidateLevel.FREE,
             gpu_mem_bytes_by_id=assignment.gpu_mem_bytes_by_id,

@@ -207,7 +207,7 @@ class Scaling:
             refused=most.refused,
         )
         wanted = scaler.step(observation, asyncio.get_running_loop().time())
-        if wanted > processor.desired_replicas and len(processor.replicas):
+        if wanted > processor.desired_replicas and processor.replicas.staying:
             processor.add_replicas(wanted)
         elif wanted < processor.desired_replicas:
             if most.refused:

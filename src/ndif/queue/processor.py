@@ -132,14 +132,15 @@ class Processor:
 
     async def enqueue(self, request: Request) -> None:
         """Put a request into the queue and tell its client the position."""
-        key, weight, priority = request.id, request.weight, request.priority
-        entry = Entry(key, request.user, request, request.received, weight, priority)
+        entry = Entry(
+            request.id, request.user, request, request.received, request.weight, request.priority
+        )
         entry = replace(entry, cost=self._run_times.expected(entry))
         self.queue.add(entry)
         self._load.waiting = max(self._load.waiting, len(self.queue))
         position = self.queue.position(request.id)
         self._arrived.set()
-        if len(self.replicas) < self._needed:
+        if len(self.replicas.staying) < self._needed:
             self._short.set()
         if position is not None:  # else the next of the regular updates tells it
             await self._send_position(entry, position)
@@ -172,7 +173,7 @@ class Processor:
         `provision` requests missing ones.
         """
         self.desired_replicas = replicas
-        staying = [worker for worker in self.replicas if not worker.leaving]
+        staying = self.replicas.staying
         staying.sort(key=lambda worker: (worker.run is None, not worker.serving))
         keys = [(str(self.variant), worker.id) for worker in staying[replicas:]]
         if not keys:
@@ -262,10 +263,10 @@ class Processor:
         while True:
             await self._short.wait()
             self._short.clear()
-            if not self.queue or len(self.replicas) >= self._needed:
+            if not self.queue or len(self.replicas.staying) >= self._needed:
                 continue
             loop = asyncio.get_running_loop()
-            if len(self.replicas) and loop.time() < self._not_before:
+            if self.replicas.staying and loop.time() < self._not_before:
                 loop.call_at(self._not_before, self._short.set)
                 continue
             self._is_providing = True
@@ -289,7 +290,7 @@ class Processor:
             await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
         if not self.queue:
             return
-        is_first = not len(self.replicas)
+        is_first = not self.replicas.staying
         self._is_provisioning = True
         try:
             if is_first:
@@ -314,7 +315,7 @@ class Processor:
             logger.warning("%s", provided.problem)
             self._load.refused = True
             self._back_off()
-        if not len(self.replicas):
+        if not self.replicas.staying:
             await self.fail_waiting(provided.problem or "The model has no replica.")
         elif is_first:
             await self._send_all(
@@ -344,7 +345,7 @@ class Processor:
         if failure is not None:
             self._back_off()  # requests that other replicas serve are not concerned
             self._load.refused = True  # the next is requested later and later
-            if not len(self.replicas) and not self._is_provisioning:
+            if not self.replicas.staying and not self._is_provisioning:
                 await self.fail_waiting(str(failure))
 
     async def _serve_with(self, worker: ReplicaWorker, replica_: Replica) -> None:

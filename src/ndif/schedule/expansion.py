@@ -119,7 +119,7 @@ class Expansion:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Expansion:
-        """Read what `main` wrote; raise CalendarError if that is why the text is no calendar."""
+        """Read what `main` wrote; raise the CalendarError that it wrote."""
         found = json.loads(text)
         if "error" in found:
             raise CalendarError(found["error"])
