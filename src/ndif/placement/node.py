@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 
 from ndif.placement.demand import Demand, PlacementRules
 from ndif.placement.eviction import (
-    CpuLedger,
     EvictionSteps,
-    GpuLedger,
-    Ledger,
     eviction_order,
     eviction_steps,
     fewest_evictions,
     is_evictable,
-    make_room,
     smallest_first,
 )
-from ndif.placement.packing import assign
+from ndif.placement.packing import assign, room
 from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.placement.resources import Resources
 
@@ -43,6 +41,7 @@ class Candidate:
     """WARM replicas that are deleted for one on the CPU; `Node.with_evicted` finds those for others."""
 
 
+_FREE_CPU = attrgetter("free_cpu_bytes")
 _NO = Candidate(CandidateLevel.CANT_ACCOMMODATE)
 
 
@@ -95,13 +94,11 @@ class Node:
     def _steps_without(
         self, on_cpu: bool, rules: PlacementRules, spared_hot: Set[str], spared_warm: Set[str]
     ) -> EvictionSteps:
-        ledger: Ledger = GpuLedger(self.resources, rules)
-        if on_cpu:
-            ledger = CpuLedger(self.resources.free_cpu_bytes)
-            for replica in self.cached(spared_warm):
-                ledger.release(replica)
-        hot = self.hot_on(on_cpu)
-        return eviction_steps((d for d in hot if is_evictable(d, math.inf, spared_hot)), ledger)
+        resources = self.resources
+        for replica in self.cached(spared_warm) if on_cpu else ():
+            resources = resources.given_back({}, replica.cpu_bytes)
+        hot = (d for d in self.hot_on(on_cpu) if is_evictable(d, math.inf, spared_hot))
+        return eviction_steps(hot, resources, partial(room, rules=rules, on_cpu=on_cpu))
 
     def hot_on(self, on_cpu: bool) -> Iterator[PlacedReplica]:
         """Yield the HOT replicas on the CPU, or on GPUs."""
@@ -157,7 +154,8 @@ class Node:
     ) -> Candidate:
         hot = self.hot_on(on_cpu=False)
         movable = eviction_order(d for d in hot if is_evictable(d, evictable_until, together))
-        evictions = fewest_evictions(movable, GpuLedger(self.resources, rules), size_bytes)
+        fits = partial(room, rules=rules, on_cpu=False)
+        evictions = fewest_evictions(movable, self.resources, size_bytes, fits)
         if evictions is None:
             return _NO
         resources = self.resources
@@ -181,9 +179,7 @@ class Node:
             *smallest_first(self.cached(spared)),
             *eviction_order(d for d in hot if is_evictable(d, evictable_until, together)),
         ]
-        evicted = fewest_evictions(
-            ordered, CpuLedger(self.resources.free_cpu_bytes), demand.size_bytes
-        )
+        evicted = fewest_evictions(ordered, self.resources, demand.size_bytes, _FREE_CPU)
         if evicted is None:
             return _NO
         return Candidate(
@@ -244,9 +240,13 @@ class Node:
         for replica in smallest_first(d for d in found if d is not None):
             cached = node.cached(spared)
             node = node.without([replica.key])
-            free = node.resources.free_cpu_bytes - reserved_bytes
+            size_bytes = replica.size_bytes + reserved_bytes
             # A replica on the CPU keeps the memory that it has.
-            dropped = [] if replica.on_cpu else make_room(cached, free, replica.size_bytes)
+            dropped = (
+                []
+                if replica.on_cpu
+                else fewest_evictions(smallest_first(cached), node.resources, size_bytes, _FREE_CPU)
+            )
             if dropped is not None:
                 node = node.without(d.key for d in dropped).with_replica(replica.as_warm())
         return node

@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from ndif.placement.eviction import (
-    CpuLedger,
-    GpuLedger,
-    Ledger,
     eviction_order,
     fewest_evictions,
     smallest_first,
 )
 from ndif.placement.node import Node
+from ndif.placement.packing import room
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.placement.search import Nodes, Search
 from ndif.schema.model_key import Variant
@@ -80,14 +79,14 @@ def refuse(nodes: Nodes, search: Search, replicas: int) -> PlacementRefusal:
     """Return why `replicas` of a model have no place, by the figures of the nearest node."""
     demand = search.demand
     ways = [
-        (_distance(node, search, on_cpu, capacity), node, on_cpu, capacity)
+        (_distance(node, search, on_cpu), node, on_cpu)
         for on_cpu in demand.on_cpu
         for node in nodes.values()
-        if (capacity := node.capacity(on_cpu))
     ]
-    if not ways:
+    nearest = min(ways, key=lambda way: way[0], default=None)
+    if nearest is None or not nearest[1].capacity(nearest[2]):
         return PlacementRefusal(demand.model_key, replicas, demand.size_bytes, demand.on_cpu[0])
-    (short_of, _), node, on_cpu, capacity = min(ways, key=lambda way: way[0])
+    (short_of, _), node, on_cpu = nearest
     blockers = () if short_of == _TOO_SMALL else _blockers(node, search, on_cpu)
     patience = bool(blockers) and all(
         o.reason in (BlockReason.NOTHING, BlockReason.YOUNG) for o in blockers
@@ -99,35 +98,33 @@ def refuse(nodes: Nodes, search: Search, replicas: int) -> PlacementRefusal:
         on_cpu=on_cpu,
         node_name=node.name,
         room_bytes=node.room(on_cpu, search.rules),
-        capacity_bytes=capacity,
+        capacity_bytes=node.capacity(on_cpu),
         blockers=blockers,
         retry_after_s=max(o.protected_s for o in blockers) if patience else None,
     )
 
 
-def _distance(node: Node, search: Search, on_cpu: bool, capacity: int) -> tuple[int, float]:
+def _distance(node: Node, search: Search, on_cpu: bool) -> tuple[int, float]:
     """Return how far a node is from having room: the reason, and how much is missing."""
-    if search.demand.size_bytes > capacity:
-        return _TOO_SMALL, -capacity
+    size_bytes = search.demand.size_bytes
     steps = search.steps(node, on_cpu)
-    for since, room in steps:
-        if room >= search.demand.size_bytes:
+    for since, room_bytes in steps:
+        if room_bytes >= size_bytes:
             return _TIME, since - search.evictable_until
-    _, most = steps[-1]
-    return _OTHERS, -most
+    capacity, (_, most) = node.capacity(on_cpu), steps[-1]
+    return (_TOO_SMALL, -capacity) if size_bytes > capacity else (_OTHERS, -most)
 
 
 def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
     """Return the replicas to evict from a node: unprotected ones first, then those protected for a time."""
     in_the_way = eviction_order(node.hot_on(on_cpu))
-    ledger: Ledger = GpuLedger(node.resources, search.rules)
     if on_cpu:
         in_the_way = [*smallest_first(node.cached()), *in_the_way]
-        ledger = CpuLedger(node.resources.free_cpu_bytes)
     blockers = {replica.key: _blocker(replica, search) for replica in in_the_way}
     rank = list(BlockReason).index
     in_the_way.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
-    evicted = fewest_evictions(in_the_way, ledger, search.demand.size_bytes) or []
+    fits = partial(room, rules=search.rules, on_cpu=on_cpu)
+    evicted = fewest_evictions(in_the_way, node.resources, search.demand.size_bytes, fits) or []
     return tuple(
         blockers[replica.key]
         for replica in evicted
