@@ -70,35 +70,32 @@ class Node:
         """Return the largest model that fits now, in bytes."""
         if on_cpu:
             return self.resources.free_cpu_bytes
-        return self._all_steps(on_cpu, rules)[0][1]
+        return self.eviction_steps(on_cpu, rules)[0][1]
 
     def capacity(self, on_cpu: bool) -> int:
         """Return the largest model that fits on the empty node, in bytes."""
         return self.resources.cpu_bytes if on_cpu else self.resources.all_model_bytes
 
     def eviction_steps(
-        self, on_cpu: bool, rules: PlacementRules, model_key: str, together: Set[str]
+        self,
+        on_cpu: bool,
+        rules: PlacementRules,
+        model_key: str = "",
+        together: Set[str] = NO_MODELS,
     ) -> EvictionSteps:
         """Return how evictions make room for a model, sparing models of the same request."""
-        if not (together.isdisjoint(self.hot) and together.isdisjoint(self.warm)):
-            return self._steps_without(on_cpu, rules, together, together - {model_key})
-        return self._all_steps(on_cpu, rules)
-
-    def _all_steps(self, on_cpu: bool, rules: PlacementRules) -> EvictionSteps:
+        spares = any(key in self.hot or key in self.warm for key in together)
         known = self._steps.get(on_cpu)
-        if known is None or known[0] is not rules:
-            known = rules, self._steps_without(on_cpu, rules, NO_MODELS, NO_MODELS)
-            self._steps[on_cpu] = known
-        return known[1]
-
-    def _steps_without(
-        self, on_cpu: bool, rules: PlacementRules, spared_hot: Set[str], spared_warm: Set[str]
-    ) -> EvictionSteps:
+        if not spares and known is not None and known[0] is rules:
+            return known[1]
         resources = self.resources
-        for replica in self.cached(spared_warm) if on_cpu else ():
+        for replica in self.cached(together - {model_key}) if on_cpu else ():
             resources = resources.given_back({}, replica.cpu_bytes)
-        hot = (d for d in self.hot_on(on_cpu) if is_evictable(d, math.inf, spared_hot))
-        return eviction_steps(hot, resources, partial(room, rules=rules, on_cpu=on_cpu))
+        hot = (d for d in self.hot_on(on_cpu) if is_evictable(d, math.inf, together))
+        steps = eviction_steps(hot, resources, partial(room, rules=rules, on_cpu=on_cpu))
+        if not spares:
+            self._steps[on_cpu] = rules, steps
+        return steps
 
     def hot_on(self, on_cpu: bool) -> Iterator[PlacedReplica]:
         """Yield the HOT replicas on the CPU, or on GPUs."""

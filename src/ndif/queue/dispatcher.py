@@ -20,7 +20,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
-from ndif.tasks import within
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,7 @@ class Dispatcher:
 
     async def stop(self) -> None:
         """Stop dispatching; running requests are abandoned."""
-        tasks = [*self._tasks.values(), *([self._claiming] if self._claiming else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end([*self._tasks.values(), *([self._claiming] if self._claiming else [])])
         await self.lifecycle.stop()
 
     def processor(self, model: Model, generation: str) -> Processor:
@@ -175,8 +172,7 @@ class HoldingQueue:
     async def close(self) -> list[Request]:
         """Claim no more; return the requests in the order they came."""
         if self._taking is not None:
-            self._taking.cancel()
-            await asyncio.wait([self._taking])
+            await end([self._taking])
         return self._requests
 
     async def _take(self) -> None:
