@@ -10,8 +10,8 @@ from dataclasses import replace
 from bench.figures import Figure
 from ndif.placement.cluster import Cluster
 from ndif.placement.demand import DEFAULT_RULES, Demand, Device
-from ndif.placement.explanation import explain_refusal
 from ndif.placement.node import Node
+from ndif.placement.refusal import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.placement.resources import Resources
 

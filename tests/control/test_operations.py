@@ -24,7 +24,7 @@ from ndif.control.operations import (
     Stop,
     parse_operation,
 )
-from ndif.control.rpc import RemoteControlPlane, perform_event
+from ndif.control.remote import RemoteControlPlane, perform_event
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.stores.leader import LeaderRpc
 from tests.on_loop import on_loop

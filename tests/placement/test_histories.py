@@ -255,10 +255,10 @@ class History:
                 device = Device.CPU if on_cpu else Device.GPU
                 demand = Demand("z", size, device=device)
                 level = node.evaluate(demand, "new", self.now, DEFAULT_RULES).level
-                capacity_index = node.capacity_index(DEFAULT_RULES)
                 evictable_until = DEFAULT_RULES.evictable_until(self.now, dedicated=False)
-                assert (size <= capacity_index.room(on_cpu)) == (level is CandidateLevel.FREE)
-                fits = size <= capacity_index.steps(on_cpu, "z", frozenset()).room(evictable_until)
+                assert (size <= node.room(on_cpu, DEFAULT_RULES)) == (level is CandidateLevel.FREE)
+                steps = node.eviction_steps(on_cpu, DEFAULT_RULES, "z", frozenset())
+                fits = any(since <= evictable_until and size <= room for since, room in steps)
                 assert fits == (level is not CandidateLevel.CANT_ACCOMMODATE)
 
 

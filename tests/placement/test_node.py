@@ -34,9 +34,8 @@ def evicted(node: Node, demand: Demand) -> list[str]:
 # Levels
 
 
-def test_a_replica_that_is_hot_is_deployed() -> None:
+def test_a_further_replica_of_a_model_may_take_the_place_of_one() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0])
-    assert evaluated(node, want("a", 20), "a-1").level is CandidateLevel.DEPLOYED
     assert evaluated(node, want("a", 20), "a-2").level is CandidateLevel.FULL
 
 
@@ -265,10 +264,7 @@ def test_a_node_is_never_changed() -> None:
 
 def test_the_quick_look_follows_the_rules_it_is_asked_by() -> None:
     node = a_node("1x30GiB")
-    assert node.capacity_index(DEFAULT_RULES).room(False) == 30 * GiB
+    assert node.room(False, DEFAULT_RULES) == 30 * GiB
     shared = with_hot(node, "a", 5, [0], share=True)
-    assert shared.capacity_index(DEFAULT_RULES).room(False) == 10 * GiB
-    assert shared.capacity_index(PlacementRules(gpu_fraction_factor=2)).room(False) == 15 * GiB
-    assert shared.capacity_index(DEFAULT_RULES) is not shared.capacity_index(
-        PlacementRules(gpu_fraction_factor=2)
-    )
+    assert shared.room(False, DEFAULT_RULES) == 10 * GiB
+    assert shared.room(False, PlacementRules(gpu_fraction_factor=2)) == 15 * GiB

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ndif.placement.demand import Demand, Device
-from ndif.placement.explanation import explain_refusal
 from ndif.placement.node import Node
-from ndif.placement.refusal import Blocker, BlockReason, PlacementRefusal
+from ndif.placement.refusal import Blocker, BlockReason, PlacementRefusal, explain_refusal
 from tests.placement.worlds import GiB, a_node, deploy, want, with_cpu, with_hot, with_warm
 
 GB = 10**9

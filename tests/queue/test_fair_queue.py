@@ -225,7 +225,7 @@ def test_nobody_starves_behind_new_users_without_end(patience: int, ahead: int) 
     line: FairQueue[None] = FairQueue(patience=patience)
     add(line, "ann", ahead)
     [waits] = add(line, "ann")
-    most = line.overtaken_at_most(ahead)
+    most = (patience - 1) * (ahead + 1)
     for strangers in range(FOREVER):
         add(line, f"stranger-{strangers}", 2, priority=True, cost=0.0)
         if line.take() is waits:
@@ -348,7 +348,7 @@ def test_no_history_breaks_the_bound(
     while len(line):
         history.do("take")
     for entry_id, count in history.overtaken.items():
-        assert count <= line.overtaken_at_most(history.ahead[entry_id])
+        assert count <= (line.patience - 1) * (history.ahead[entry_id] + 1)
 
 
 @settings(deadline=None, max_examples=150)

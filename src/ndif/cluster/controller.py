@@ -35,7 +35,7 @@ from ndif.host.port import ActorError, DeviceError
 from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta, build
 from ndif.placement.demand import DEFAULT_RULES, Device, PlacementRules
-from ndif.placement.explanation import explain_refusal
+from ndif.placement.refusal import explain_refusal
 from ndif.placement.replica import DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.schema.model_key import Variant
 from ndif.tasks import end, within

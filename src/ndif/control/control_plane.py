@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ class ControlPlane:
     """One server's controller, dispatcher and reconciler, as operations use them.
 
     Finds models by an operator's words, refuses what the calendar forbids, evicts models and provides
-    replicas. Each operation decides which of these steps it takes.
+    replicas. Each operation decides which of these steps it takes; they raise `OperationError`.
     """
 
     controller: Controller
@@ -42,11 +41,7 @@ class ControlPlane:
     """Stop the server."""
 
     def find(self, name: str) -> list[Model]:
-        """Return the models of a repo id, or the model of a whole key.
-
-        Raises:
-            OperationError: If the key is not valid or there is no such model.
-        """
+        """Return the models of a repo id, or the model of a whole key; raise if there is none."""
         try:
             models = self.controller.models.called(name)
         except ValueError as error:
@@ -61,11 +56,7 @@ class ControlPlane:
         return models
 
     def installed(self, generation: str | None) -> str:
-        """Return `generation`, or the newest that is installed for None.
-
-        Raises:
-            OperationError: If it is not installed.
-        """
+        """Return `generation`, or the newest for None; raise if it is not installed."""
         installed = self.generations()
         if generation is None and installed:
             return installed[0]
@@ -91,11 +82,9 @@ class ControlPlane:
         return max(requested, default=0) or model.config.replicas
 
     def refuse_scheduled(self, models: Iterable[Model], replica_id: str | None = None) -> None:
-        """Refuse a change that the calendar would undo.
+        """Raise if the calendar has one of these models dedicated now, and would undo a change.
 
-        Raises:
-            OperationError: If the calendar has one of these models dedicated now, unless `replica_id` is
-                a replica beyond those that it dedicates.
+        `replica_id` may be a replica beyond those that it dedicates.
         """
         if replica_id is not None and any(
             each.placed.replica_id == replica_id and not each.placed.dedicated
@@ -134,27 +123,20 @@ class ControlPlane:
     ) -> list[dict[str, Any]]:
         """Ask the controller for replicas and return the outcome of each request.
 
-        Args:
-            requests: Models, generations and numbers of replicas.
-            wait: Return once every replica is ready or has failed.
-            evicted: Replicas that were evicted before, for the outcomes.
+        `wait`: until every replica is ready or has failed. `evicted` were evicted before.
         """
         provided = await self.controller.deploy(requests) if requests else []
         results = list(zip(requests, provided, strict=True))
         for request, result in results:
             processor = self.dispatcher.processor(request.model, request.generation)
             processor.adopt(result.replica_ids)
-        if wait:
-            await asyncio.gather(*(self._settled(*each) for each in results))
+        for request, result in results if wait else ():
+            for replica_id in result.replica_ids:
+                replica = self.controller.replica(request.variant, replica_id)
+                if replica is not None:
+                    with contextlib.suppress(DeploymentError):
+                        await replica.up()
         return [outcome_fields(request, result, evicted) for request, result in results]
-
-    async def _settled(self, request: ReplicaRequest, result: ProvisionResult) -> None:
-        """Wait until every provided replica is ready or has failed."""
-        for replica_id in result.replica_ids:
-            replica = self.controller.replica(request.variant, replica_id)
-            if replica is not None:
-                with contextlib.suppress(DeploymentError):
-                    await replica.up()
 
 
 def outcome_fields(

@@ -6,6 +6,7 @@ method that performs it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -25,7 +26,6 @@ from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
 from ndif.control.status import describe_queues, describe_server
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
-from ndif.queue.processor import Processor
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entry
 from ndif.schema.model_key import Variant
@@ -70,11 +70,7 @@ class Operation(BaseModel):
     method: ClassVar[str] = "POST"
 
     async def perform(self, control: ControlPlane) -> Answer:
-        """Perform the operation and return its answer.
-
-        Raises:
-            OperationError: If it cannot be performed; the message says why, and what to do.
-        """
+        """Return the operation's answer; raise an OperationError that says what to do if there is none."""
         raise NotImplementedError
 
 
@@ -112,28 +108,25 @@ class Export(Operation):
         # A replica that is leaving still exists, and is no longer in the cluster's books as HOT.
         serving = {d.key for d in controller.cluster.replicas() if d.level is _HOT}
         hot = {id(h.model) for h in controller.replicas() if h.placed.key in serving}
+        newest = next(iter(control.generations()), None)
         entries = []
         for model in controller.models:
-            replicas = control.requested_replicas(model)
+            config, replicas = model.config, control.requested_replicas(model)
             # A model of which its operator wants no replica is there for users, like any on demand.
-            dedicated = model.config.dedicated and replicas > 0
-            if id(model) in hot or dedicated:
-                entries.append(to_entry(_as_deployed(control, model, max(1, replicas), dedicated)))
+            dedicated = config.dedicated and replicas > 0
+            if not dedicated and id(model) not in hot:
+                continue
+            replicas, most = max(1, replicas), config.max_replicas
+            is_default = model.generations <= {config.runtime or newest}
+            deployed = replace(
+                config,
+                replicas=replicas,
+                max_replicas=None if most is None else max(most, replicas),
+                dedicated=dedicated,
+                generations=() if is_default else tuple(sorted(model.generations)),
+            )
+            entries.append(to_entry(deployed))
         return {"version": _EXPORT_VERSION, "deployments": entries}
-
-
-def _as_deployed(
-    control: ControlPlane, model: Model, replicas: int, dedicated: bool
-) -> DeploymentConfig:
-    most = model.config.max_replicas
-    default = {model.config.runtime or next(iter(control.generations()), None)}
-    return replace(
-        model.config,
-        replicas=replicas,
-        max_replicas=None if most is None else max(most, replicas),
-        dedicated=dedicated,
-        generations=() if model.generations <= default else tuple(sorted(model.generations)),
-    )
 
 
 class Deploy(Operation):
@@ -153,7 +146,10 @@ class Deploy(Operation):
         """See `Operation.perform`."""
         controller = control.controller
         configs = [controller.models.as_known(config) for config in self.deployments]
-        generations = [self._generations(control, config) for config in configs]
+        generations = []
+        for config in configs:
+            chosen = config.deployed_for if self.generation is None else (self.generation,)
+            generations.append([control.installed(each) for each in chosen or (None,)])
         changed = [
             known
             for config in configs
@@ -194,10 +190,6 @@ class Deploy(Operation):
                 )
                 (outcomes[index],) = (await again.perform(control))["models"]
         return {"models": outcomes}
-
-    def _generations(self, control: ControlPlane, config: DeploymentConfig) -> list[str]:
-        chosen = (self.generation,) if self.generation is not None else config.deployed_for
-        return [control.installed(each) for each in chosen or (None,)]
 
 
 class Evict(Operation):
@@ -311,11 +303,12 @@ class Restart(Operation):
         hot = [each for each in existing if each.placed.level is _HOT]
         # Of a model that is only in memory, one replica per generation starts on a device.
         restarted = hot or list({each.placed.model_key: each for each in existing}.values())
-        counts: dict[Processor, int] = {}
-        for each in restarted:
-            generation = Variant.parse(each.placed.model_key).generation
-            processor = control.dispatcher.processor(each.model, generation)
-            counts[processor] = counts.get(processor, 0) + 1
+        counts = Counter(
+            control.dispatcher.processor(
+                each.model, Variant.parse(each.placed.model_key).generation
+            )
+            for each in restarted
+        )
         keys = [each.placed.key for each in existing]
         control.controller.evict(replica_keys=keys, cold=True, why="its operator restarts it")
         requests = [processor.replica_requests(count) for processor, count in counts.items()]
@@ -355,28 +348,15 @@ class Stop(Operation):
         return STOPPING
 
 
-OPERATIONS: tuple[type[Operation], ...] = (
-    GetStatus,
-    GetQueue,
-    Export,
-    Deploy,
-    Evict,
-    Scale,
-    Restart,
-    Kill,
-    Stop,
-)
+OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
+"""Every operation, in the order of this file."""
 
 Perform = Callable[[Operation], Awaitable[Answer]]
-"""Performs an operation: in this process, or through `ndif.control.rpc`."""
+"""Performs an operation: in this process, or through `ndif.control.remote`."""
 
 
 def parse_operation(kind: type[Operation], content: bytes) -> Operation:
-    """Return the operation that a JSON body describes.
-
-    Raises:
-        OperationError: If the body is not valid; the message says which field, and why.
-    """
+    """Return the operation that a JSON body describes; raise an OperationError that names a wrong field."""
     try:
         return kind.model_validate_json(content)
     except DeploymentFileError as error:
@@ -384,9 +364,7 @@ def parse_operation(kind: type[Operation], content: bytes) -> Operation:
     except ValidationError as error:
         first = problems(error)[0]
         field = str(first.location[0]) if first.location else "the body"
-        reason = first.reason
-        if first.is_unknown:
-            reason += f"; there are: {', '.join(kind.model_fields)}"
+        known = f"; there are: {', '.join(kind.model_fields)}" if first.is_unknown else ""
         raise OperationError(
-            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {reason}."
+            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {first.reason}{known}."
         ) from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -24,6 +25,7 @@ _MAX_BACK_OFF = 32
 _SCALING_INTERVAL_S = 5.0
 
 
+@dataclass(eq=False)
 class Reconciler:
     """Compares at intervals what exists with what should, and asks the controller for the difference.
 
@@ -31,53 +33,35 @@ class Reconciler:
     the autoscaler change the number of replicas. The controller decides where replicas go.
     """
 
-    def __init__(
-        self,
-        controller: Controller,
-        dispatcher: Dispatcher,
-        scaling: Scaling,
-        source: ScheduleSource | None,
-        generations: Callable[[], Sequence[str]],
-        interval_s: float,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
-    ) -> None:
-        """Prepare to reconcile.
-
-        Args:
-            controller: Holds models and replicas.
-            dispatcher: Holds the queues.
-            scaling: Changes the number of replicas by the length of the queues.
-            source: The calendar; None without one.
-            generations: Return the installed nnsight generations, the newest first.
-            interval_s: Seconds between two looks at nodes and calendar; queues are looked at more often.
-            now: Return the time, for the calendar.
-        """
-        self._controller = controller
-        self._dispatcher = dispatcher
-        self._scaling = scaling
-        self._source = source
-        self._generations = generations
-        self._interval_s = interval_s
-        self._now = now
-        self._schedule = Schedule()
-        self._problems: tuple[str, ...] = ()
-        self._failures: dict[Variant, tuple[int, float]] = {}
-        """Failed deployments in a row, and the loop time before which none is tried."""
+    controller: Controller
+    dispatcher: Dispatcher
+    scaling: Scaling
+    source: ScheduleSource | None
+    """The calendar; None without one."""
+    generations: Callable[[], Sequence[str]]
+    """Return the installed nnsight generations, the newest first."""
+    interval_s: float
+    """Seconds between two looks at nodes and calendar; queues are looked at more often."""
+    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+    _schedule: Schedule = field(default_factory=Schedule, init=False)
+    _problems: tuple[str, ...] = field(default=(), init=False)
+    _failures: dict[Variant, tuple[int, float]] = field(default_factory=dict, init=False)
+    """Failed deployments in a row, and the loop time before which none is tried."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
         await asyncio.gather(
-            self._every(self._interval_s, self.sync),
-            self._every(min(self._interval_s, _SCALING_INTERVAL_S), self._scaling.step),
+            self._every(self.interval_s, self.sync),
+            self._every(min(self.interval_s, _SCALING_INTERVAL_S), self.scaling.step),
             self._follow_schedule(),
         )
 
-    async def _every(self, interval_s: float, step: Callable[[], Any]) -> None:
+    async def _every(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._run_step(step)
             await asyncio.sleep(interval_s)
 
-    async def _run_step(self, step: Callable[[], Any]) -> None:
+    async def _run_step(self, step: Callable[[], Awaitable[None]]) -> None:
         try:
             await step()
         except Exception:
@@ -87,37 +71,37 @@ class Reconciler:
     async def _follow_schedule(self) -> None:
         """Apply each change of the calendar on time, however long the interval."""
         while True:
-            change = self._schedule.next_change(self._now())
-            left_s = self._interval_s
+            change = self._schedule.next_change(self.now())
+            left_s = self.interval_s
             if change is not None:
-                left_s = min(left_s, max(0.0, (change - self._now()).total_seconds()))
+                left_s = min(left_s, max(0.0, (change - self.now()).total_seconds()))
             await asyncio.sleep(left_s + 0.01)
-            if change is not None and self._now() >= change:
+            if change is not None and self.now() >= change:
                 await self._run_step(self.apply_schedule)
 
     async def sync(self) -> None:
         """Discover nodes, read the calendar and deploy the dedicated models that lack replicas."""
-        await self._controller.discover()
-        if self._source is not None:
+        await self.controller.discover()
+        if self.source is not None:
             # The calendar refers to the operator's models, not to those that users asked for.
-            known = (model for model in self._controller.models if not model.on_demand)
-            self._source.deployments = tuple(model.config for model in known)
-            self._schedule = await self._source.refresh(self._now())
-            if self._source.problems != self._problems:
-                self._problems = self._source.problems
+            known = (model for model in self.controller.models if not model.on_demand)
+            self.source.deployments = tuple(model.config for model in known)
+            self._schedule = await self.source.refresh(self.now())
+            if self.source.problems != self._problems:
+                self._problems = self.source.problems
                 for problem in self._problems:
                     logger.warning("%s", problem)
         await self.apply_schedule()
-        self._dispatcher.forget_idle()
+        self.dispatcher.forget_idle()
 
     async def apply_schedule(self) -> None:
         """Book the models that the calendar has dedicated now, and deploy those that lack replicas."""
-        windows = self._schedule.dedicated_at(self._now())
-        begun, ended = self._controller.models.schedule([window.config for window in windows])
+        windows = self._schedule.dedicated_at(self.now())
+        begun, ended = self.controller.models.schedule([window.config for window in windows])
         for model in ended:
             if model.on_demand:
                 model.generations = frozenset()  # users may ask for any
-            self._controller.dedicate(model)
+            self.controller.dedicate(model)
         for model in begun:
             self._failures = {v: f for v, f in self._failures.items() if v.model != model.key}
         await self._deploy_missing()
@@ -126,12 +110,12 @@ class Reconciler:
         """Deploy the dedicated models that lack replicas, before any request asks for them."""
         loop = asyncio.get_running_loop()
         asked = []
-        for model in self._controller.models:
+        for model in self.controller.models:
             if not model.dedicated or model.deployment.replicas < 1:
                 continue
             generations = self._generations_of(model)
             # Another replica may take the place of a dedicated one that was lost.
-            self._controller.dedicate(model)
+            self.controller.dedicate(model)
             for generation in generations:
                 one = ReplicaRequest(model, generation, model.deployment.replicas)
                 _, not_before = self._failures.get(one.variant, (0, 0.0))
@@ -139,20 +123,20 @@ class Reconciler:
                     asked.append(one)
         if not asked:
             return
-        for one, provided in zip(asked, await self._controller.deploy(asked), strict=True):
-            processor = self._dispatcher.processor(one.model, one.generation)
+        for one, provided in zip(asked, await self.controller.deploy(asked), strict=True):
+            processor = self.dispatcher.processor(one.model, one.generation)
             processor.least_replicas = processor.desired_replicas = one.replicas
             processor.adopt(provided.replica_ids)
             # The replicas may still fail to load, so the next attempt waits in any case.
             failures, _ = self._failures.get(one.variant, (0, 0.0))
-            wait_s = self._interval_s * min(2**failures, _MAX_BACK_OFF)
+            wait_s = self.interval_s * min(2**failures, _MAX_BACK_OFF)
             self._failures[one.variant] = (failures + 1, loop.time() + wait_s)
 
     def _is_missing(self, asked: ReplicaRequest) -> bool:
         variant = str(asked.variant)
         dedicated = [
             each
-            for each in self._controller.replicas()
+            for each in self.controller.replicas()
             if each.placed.model_key == variant and each.placed.dedicated
         ]
         serving = sum(each.serving for each in dedicated)
@@ -168,23 +152,23 @@ class Reconciler:
         if model.scheduled is not None and model.scheduled.deployed_for:
             return [*model.scheduled.deployed_for]
         if not model.generations:
-            model.generations = frozenset(model.deployment.deployed_for or self._generations()[:1])
+            model.generations = frozenset(model.deployment.deployed_for or self.generations()[:1])
         return sorted(model.generations)
 
     def scheduled_until(self, model: Model) -> datetime | None:
         """Return the end of the calendar's present booking of a model; None without one."""
-        for window in self._schedule.dedicated_at(self._now()):
-            if self._controller.models.find(window.config.key) is model:
+        for window in self._schedule.dedicated_at(self.now()):
+            if self.controller.models.find(window.config.key) is model:
                 return window.end
         return None
 
     def describe_schedule(self) -> dict[str, Any]:
         """Return the calendar's source, problems, windows and next change as JSON."""
-        now = self._now()
+        now = self.now()
         change = self._schedule.next_change(now)
         windows = self._schedule.dedicated_at(now)
         return {
-            "source": None if self._source is None else self._source.name,
+            "source": None if self.source is None else self.source.name,
             "problems": list(self._problems),
             "next_change": change.isoformat() if change else None,
             "windows": [

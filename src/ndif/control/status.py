@@ -27,23 +27,17 @@ def describe_server(controller: Controller, dispatcher: Dispatcher) -> dict[str,
         mine = [each for each in replicas if each.model is model]
         generations: set[str | None] = {each.generation for each in mine}
         generations |= model.problems.keys()
-        generations |= {
-            variant.generation
-            for variant, processor in dispatcher.processors.items()
-            if processor.model is model
-        }
+        processors = dispatcher.processors.values()
+        generations |= {p.variant.generation for p in processors if p.model is model}
         models += [
             _model(controller, dispatcher, model, generation, mine)
             for generation in sorted(generations, key=str) or [None]
         ]
+    problems = [*controller.device_problems()]
+    for model in controller.models:
+        problems += model.problems.values()
     # Two generations may have the same problem: that there is no room, for example.
-    problems = dict.fromkeys(
-        [
-            *controller.device_problems(),
-            *(problem for model in controller.models for problem in model.problems.values()),
-        ]
-    )
-    return {"nodes": nodes, "models": models, "problems": list(problems)}
+    return {"nodes": nodes, "models": models, "problems": list(dict.fromkeys(problems))}
 
 
 def _model(
@@ -88,13 +82,13 @@ def _requests(processor: Processor) -> dict[str, Any]:
     wall = time.time() - asyncio.get_running_loop().time()
     running = [
         {
-            "request_id": replica_.run.entry.id,
-            "user": replica_.run.entry.user,
-            "replica_id": replica_.id,
-            "since": wall + replica_.run.since,
+            "request_id": worker.run.entry.id,
+            "user": worker.run.entry.user,
+            "replica_id": worker.id,
+            "since": wall + worker.run.since,
         }
-        for replica_ in processor.replicas
-        if replica_.run is not None
+        for worker in processor.replicas
+        if worker.run is not None
     ]
     waiting = [
         {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ndif.cluster.models import Models
 from ndif.cluster.status import read
-from ndif.control.publisher import MODELS, STATUS
+from ndif.control.remote import MODELS, STATUS
 from ndif.gateway.http_error import RETRY_SOON, HttpError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class InProcessCatalogue:
 
 
 class PublishedCatalogue:
-    """The catalogue that the leader's `ndif.control.publisher` writes to Redis."""
+    """The catalogue that the leader's `ndif.control.remote` writes to Redis."""
 
     def __init__(self, client: Redis, cache: SharedCache) -> None:
         self._client = client

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ndif.control.publisher import FILES
+from ndif.control.remote import FILES
 from ndif.host.snapshot import Snapshot, scan, unpack
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStore, ObjectStoreError
@@ -268,7 +268,7 @@ def _shown(name: str) -> str:
 
 @dataclass
 class PublishedHfMirror:
-    """Keeps a mirror up to date with the models that the leader's `ndif.control.publisher` writes."""
+    """Keeps a mirror up to date with the models that the leader's `ndif.control.remote` writes."""
 
     mirror: HfMirror
     cache: SharedCache

@@ -181,6 +181,7 @@ class ServerRun(Run):
                 secret=config.secret,
                 token=config.token,
                 loopback=config.loopback,
+                places=True,
                 stop=lambda: http.stop(),
             )
             http = Http(server.uvicorn_config(listening), on_ready, server.farewell)

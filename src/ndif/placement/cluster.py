@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from ndif.placement.demand import DEFAULT_RULES, Demand, PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.refusal import PlacementRefusal, refuse
 from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
-from ndif.placement.search import RandomSource, Search, TieEnumerator, choose
+from ndif.placement.search import Search, TieEnumerator, choose
 
 _MAX_EVALUATIONS = 4096
 """Nodes that a decision searches again, in total, if not every replica has a place at first."""
@@ -89,7 +90,7 @@ class Cluster:
         self,
         demand: Sequence[Demand],
         now: float,
-        rng: RandomSource,
+        rng: Random,
         rules: PlacementRules = DEFAULT_RULES,
     ) -> Decision:
         """Place every demanded replica that does not exist, as many as there is room for.
@@ -97,14 +98,11 @@ class Cluster:
         Dedicated models come first, and within each kind the largest. No model is evicted for another of
         the same request. A dedicated model makes as many of its replicas dedicated as it demands. If one
         model takes the only place of another, the search is repeated with ties decided differently.
-
-        Raises:
-            ValueError: if a model is demanded twice.
         """
         together = frozenset(one.model_key for one in demand)
         if len(together) < len(demand):
             raise ValueError("A model was asked for twice in one request.")
-        ordered = sorted(demand, key=lambda w: (not w.dedicated, -w.size_bytes))
+        ordered = sorted(demand, key=lambda one: (not one.dedicated, -one.size_bytes))
         searches = [Search(one, now, rules, together) for one in ordered]
         best = self._deploy(searches, rng)
         if best.refused and self._might_fit(best, searches, rng):
@@ -117,7 +115,7 @@ class Cluster:
                     break
         return best
 
-    def _deploy(self, searches: Iterable[Search], rng: RandomSource) -> Decision:
+    def _deploy(self, searches: Iterable[Search], rng: Random) -> Decision:
         """Return the decision with ties decided by `rng`."""
         deploying = _Deploying(dict(self.nodes))
         for search in searches:
@@ -129,7 +127,7 @@ class Cluster:
             tuple(deploying.evictions),
         )
 
-    def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: RandomSource) -> bool:
+    def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: Random) -> bool:
         """Return True if a refused model would have a place without the others of the request."""
         if all(placement.level is CandidateLevel.DEPLOYED for placement in decision.placed):
             return False
@@ -171,7 +169,7 @@ class Cluster:
         nodes = dict(self.nodes)
         for position, replica in enumerate(_dedicated_first(self.hot(model_key))):
             node = nodes[replica.node_id]
-            nodes[node.id] = node.with_dedicated([replica.key], position < replicas)
+            nodes[node.id] = node.with_dedicated(replica, position < replicas)
         return self._or(nodes)
 
     def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
@@ -220,12 +218,7 @@ class Cluster:
         return self._or(nodes)
 
     def with_replica(self, replica: PlacedReplica) -> Cluster:
-        """Return the cluster with a replica that was found to exist.
-
-        Raises:
-            KeyError: if its node does not exist.
-            IndexError, ValueError: if the memory that it holds does not exist or is not free.
-        """
+        """Return the cluster with a replica that was found; raise if its node or memory is not there."""
         node = self.nodes[replica.node_id].with_replica(replica)
         return Cluster({**self.nodes, node.id: node})
 
@@ -265,12 +258,15 @@ class _Deploying:
         self._blocked_by: dict[str, int] = {}
         """CPU bytes of each node that its returning replicas give back once they have left."""
 
-    def deploy(self, search: Search, rng: RandomSource) -> None:
+    def deploy(self, search: Search, rng: Random) -> None:
         """Place the replicas of one model that do not exist."""
         demand = search.demand
         there = _hot(self.nodes, demand.model_key)
         if demand.dedicated:
-            there = self._dedicate(there, demand.replicas)
+            for replica in _dedicated_first(there)[: demand.replicas]:
+                node = self.nodes[replica.node_id]
+                self.nodes[node.id] = node.with_dedicated(replica, True)
+            there = _dedicated_first(_hot(self.nodes, demand.model_key))
         self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in there]
         needed = max(0, demand.replicas - len(there))
         for still in range(needed, 0, -1):
@@ -279,29 +275,16 @@ class _Deploying:
                 self.refused.append(refuse(self.nodes, search, still))
                 return
 
-    def _dedicate(self, there: list[PlacedReplica], replicas: int) -> list[PlacedReplica]:
-        """Make so many of a model's replicas dedicated, and return all of them."""
-        ordered = _dedicated_first(there)
-        for replica in ordered[:replicas]:
-            node = self.nodes[replica.node_id]
-            self.nodes[node.id] = node.with_dedicated([replica.key], True)
-        return [
-            replace(replica, dedicated=True) if position < replicas else replica
-            for position, replica in enumerate(ordered)
-        ]
-
-    def _place(self, search: Search, rng: RandomSource) -> bool:
+    def _place(self, search: Search, rng: Random) -> bool:
         """Place one replica; return False if there is no room."""
         choice = choose(self.nodes, search, rng)
         if choice is None:
             return False
-        node, candidate = choice.node, choice.candidate
-        held = self._blocked_by.get(node.id, 0)
-        after = node.with_deployed(
-            search.demand, choice.replica_id, candidate, search.now, search.together, held
-        )
-        replica = after.hot[search.demand.model_key][choice.replica_id]
-        cached = node.warm.get(search.demand.model_key, {}).get(choice.replica_id)
+        node, replica_id, candidate = choice
+        demand, held = search.demand, self._blocked_by.get(node.id, 0)
+        after = node.with_deployed(demand, replica_id, candidate, search.now, search.together, held)
+        replica = after.hot[demand.model_key][replica_id]
+        cached = node.warm.get(demand.model_key, {}).get(replica_id)
         if cached is not None and not cached.on_cpu:
             self._blocked_by[node.id] = held + cached.size_bytes
         self.nodes[node.id] = after

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ndif.placement.cluster import Cluster
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
@@ -33,13 +32,13 @@ class DeploymentDelta:
 
     def by_node(self) -> Mapping[str, DeploymentDelta]:
         """Return the changes of each node."""
-        parts: defaultdict[str, DeploymentDelta] = defaultdict(DeploymentDelta)
-        for field in ("to_delete", "to_cache", "from_cache", "to_create"):
-            for replica in getattr(self, field):
-                part = parts[replica.node_id]
-                more = {field: (*getattr(part, field), replica)}
-                parts[replica.node_id] = replace(part, **more)
-        return parts
+        changes = (self.to_delete, self.to_cache, self.from_cache, self.to_create)
+        return {
+            node_id: DeploymentDelta(
+                *(tuple(each for each in change if each.node_id == node_id) for change in changes)
+            )
+            for node_id in dict.fromkeys(each.node_id for change in changes for each in change)
+        }
 
     def steps(self, why: str) -> Iterator[str]:
         """Yield a log line for each change; `why` is the reason for evictions."""

@@ -8,10 +8,16 @@ out not to be needed stay, the last of the order first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+import math
+from collections.abc import Callable, Iterable, Set
 
-from ndif.placement.ledger import CpuLedger, Ledger
 from ndif.placement.replica import PlacedReplica
+from ndif.placement.resources import Resources
+
+Room = Callable[[Resources], int]
+"""Returns the largest model that fits into free memory of one kind, in bytes; see `packing.room`."""
+EvictionSteps = list[tuple[float, int]]
+"""Moments, from -inf on, and the largest model that fits without the evictable replicas HOT up to then."""
 
 
 def is_evictable(replica: PlacedReplica, evictable_until: float, together: Set[str]) -> bool:
@@ -34,7 +40,7 @@ def smallest_first(cached: Iterable[PlacedReplica]) -> list[PlacedReplica]:
 
 
 def fewest_evictions(
-    ordered: Sequence[PlacedReplica], ledger: Ledger, size_bytes: int
+    ordered: Iterable[PlacedReplica], resources: Resources, size_bytes: int, room: Room
 ) -> list[PlacedReplica] | None:
     """Return the replicas of `ordered` without which a model of this size fits; each of them is needed.
 
@@ -42,23 +48,26 @@ def fewest_evictions(
     """
     evicted: list[PlacedReplica] = []
     for replica in ordered:
-        if ledger.room >= size_bytes:
+        if room(resources) >= size_bytes:
             break
-        ledger.release(replica)
+        resources = resources.given_back(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
         evicted.append(replica)
-    if ledger.room < size_bytes:
+    if room(resources) < size_bytes:
         return None
     needed: list[PlacedReplica] = []
     for replica in reversed(evicted):
-        ledger.claim(replica)
-        if ledger.room < size_bytes:
-            ledger.release(replica)
+        claimed = resources.taken(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
+        if room(claimed) < size_bytes:
             needed.append(replica)
+        else:
+            resources = claimed
     return needed[::-1]
 
 
-def make_room(
-    cached: Iterable[PlacedReplica], free_bytes: int, size_bytes: int
-) -> list[PlacedReplica] | None:
-    """Return the WARM replicas to delete so that another can become WARM; None if they do not suffice."""
-    return fewest_evictions(smallest_first(cached), CpuLedger(free_bytes), size_bytes)
+def eviction_steps(hot: Iterable[PlacedReplica], resources: Resources, room: Room) -> EvictionSteps:
+    """Return how the eviction of HOT replicas, the oldest first, makes room."""
+    steps = [(-math.inf, room(resources))]
+    for replica in sorted(hot, key=lambda replica: replica.deployed):
+        resources = resources.given_back(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
+        steps.append((replica.deployed, room(resources)))
+    return steps

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 
-from ndif.placement.capacity_index import NO_MODELS, CapacityIndex, Replicas
 from ndif.placement.demand import Demand, PlacementRules
 from ndif.placement.eviction import (
+    EvictionSteps,
     eviction_order,
+    eviction_steps,
     fewest_evictions,
     is_evictable,
-    make_room,
     smallest_first,
 )
-from ndif.placement.ledger import CpuLedger, GpuLedger
-from ndif.placement.packing import assign
+from ndif.placement.packing import assign, room
 from ndif.placement.replica import CandidateLevel, DeploymentLevel, PlacedReplica, ReplicaKey
 from ndif.placement.resources import Resources
+
+Replicas = Mapping[str, Mapping[str, PlacedReplica]]
+"""Replicas by model key, then by replica id."""
+
+NO_MODELS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class Candidate:
     """WARM replicas that are deleted for one on the CPU; `Node.with_evicted` finds those for others."""
 
 
+_FREE_CPU = attrgetter("free_cpu_bytes")
 _NO = Candidate(CandidateLevel.CANT_ACCOMMODATE)
 
 
@@ -53,17 +61,46 @@ class Node:
     """Replicas on their device."""
     warm: Replicas = field(default_factory=dict)
     """Replicas in CPU memory."""
-    _capacity_index: CapacityIndex | None = field(
-        default=None, init=False, repr=False, compare=False
+    _steps: dict[bool, tuple[PlacementRules, EvictionSteps]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
     )
+    """Cache of `eviction_steps`: each decision asks 1,000 nodes and changes one (`bench/placement.py`)."""
 
-    def capacity_index(self, rules: PlacementRules) -> CapacityIndex:
-        """Return the index of this node, computed once; no result depends on the cache."""
-        known = self._capacity_index
-        if known is None or not (known.rules is rules or known.rules == rules):
-            known = CapacityIndex(self.resources, self.hot, self.warm, rules)
-            object.__setattr__(self, "_capacity_index", known)
-        return known
+    def room(self, on_cpu: bool, rules: PlacementRules) -> int:
+        """Return the largest model that fits now, in bytes."""
+        if on_cpu:
+            return self.resources.free_cpu_bytes
+        return self.eviction_steps(on_cpu, rules)[0][1]
+
+    def capacity(self, on_cpu: bool) -> int:
+        """Return the largest model that fits on the empty node, in bytes."""
+        return self.resources.cpu_bytes if on_cpu else self.resources.all_model_bytes
+
+    def eviction_steps(
+        self,
+        on_cpu: bool,
+        rules: PlacementRules,
+        model_key: str = "",
+        together: Set[str] = NO_MODELS,
+    ) -> EvictionSteps:
+        """Return how evictions make room for a model, sparing models of the same request."""
+        spares = any(key in self.hot or key in self.warm for key in together)
+        known = self._steps.get(on_cpu)
+        if not spares and known is not None and known[0] is rules:
+            return known[1]
+        resources = self.resources
+        for replica in self.cached(together - {model_key}) if on_cpu else ():
+            resources = resources.given_back({}, replica.cpu_bytes)
+        hot = (d for d in self.hot_on(on_cpu) if is_evictable(d, math.inf, together))
+        steps = eviction_steps(hot, resources, partial(room, rules=rules, on_cpu=on_cpu))
+        if not spares:
+            self._steps[on_cpu] = rules, steps
+        return steps
+
+    def hot_on(self, on_cpu: bool) -> Iterator[PlacedReplica]:
+        """Yield the HOT replicas on the CPU, or on GPUs."""
+        for replicas in self.hot.values():
+            yield from (replica for replica in replicas.values() if replica.on_cpu == on_cpu)
 
     def gpu_name(self, index: int) -> str:
         """Return the cluster-wide name of a GPU: its UUID if known, which stays with the card."""
@@ -93,8 +130,6 @@ class Node:
 
         A WARM replica returns to the kind of device that it came from, with the size that it has.
         """
-        if replica_id in self.hot.get(demand.model_key, {}):
-            return Candidate(CandidateLevel.DEPLOYED)
         warm = self.warm.get(demand.model_key, {}).get(replica_id)
         evictable_until = rules.evictable_until(now, dedicated=demand.dedicated)
         for on_cpu in demand.on_cpu:
@@ -114,23 +149,18 @@ class Node:
     def _on_gpus(
         self, size_bytes: int, evictable_until: float, together: Set[str], rules: PlacementRules
     ) -> Candidate:
+        hot = self.hot_on(on_cpu=False)
+        movable = eviction_order(d for d in hot if is_evictable(d, evictable_until, together))
+        fits = partial(room, rules=rules, on_cpu=False)
+        evictions = fewest_evictions(movable, self.resources, size_bytes, fits)
+        if evictions is None:
+            return _NO
         resources = self.resources
-        evictions: list[PlacedReplica] = []
+        for replica in evictions:
+            resources = resources.given_back(replica.gpu_mem_bytes_by_id, 0)
         assignment = assign(resources, size_bytes, rules)
         if assignment is None:
-            hot = (d for replicas in self.hot.values() for d in replicas.values())
-            movable = eviction_order(
-                d for d in hot if not d.on_cpu and is_evictable(d, evictable_until, together)
-            )
-            found = fewest_evictions(movable, GpuLedger(resources, rules), size_bytes)
-            if found is None:
-                return _NO
-            evictions = found
-            for replica in evictions:
-                resources = resources.given_back(replica.gpu_mem_bytes_by_id, 0)
-            assignment = assign(resources, size_bytes, rules)
-            if assignment is None:
-                return _NO
+            return _NO
         return Candidate(
             CandidateLevel.FREE,
             gpu_mem_bytes_by_id=assignment.gpu_mem_bytes_by_id,
@@ -139,18 +169,14 @@ class Node:
         )
 
     def _on_cpu(self, demand: Demand, evictable_until: float, together: Set[str]) -> Candidate:
-        hot = (d for replicas in self.hot.values() for d in replicas.values())
+        hot = self.hot_on(on_cpu=True)
         # A WARM replica of the same model could not return, or it would have been chosen.
         spared = together - {demand.model_key}
         ordered = [
-            *smallest_first(self._cached(spared)),
-            *eviction_order(
-                d for d in hot if d.on_cpu and is_evictable(d, evictable_until, together)
-            ),
+            *smallest_first(self.cached(spared)),
+            *eviction_order(d for d in hot if is_evictable(d, evictable_until, together)),
         ]
-        evicted = fewest_evictions(
-            ordered, CpuLedger(self.resources.free_cpu_bytes), demand.size_bytes
-        )
+        evicted = fewest_evictions(ordered, self.resources, demand.size_bytes, _FREE_CPU)
         if evicted is None:
             return _NO
         return Candidate(
@@ -160,7 +186,8 @@ class Node:
             dropped=tuple(d for d in evicted if d.level is DeploymentLevel.WARM),
         )
 
-    def _cached(self, spared: Set[str]) -> Iterator[PlacedReplica]:
+    def cached(self, spared: Set[str] = NO_MODELS) -> Iterator[PlacedReplica]:
+        """Yield the WARM replicas, except those of models in `spared`."""
         for model_key, replicas in self.warm.items():
             if model_key not in spared:
                 yield from replicas.values()
@@ -175,8 +202,6 @@ class Node:
         reserved_bytes: int = 0,
     ) -> Node:
         """Return the node with the replica HOT as `candidate` says, and the evictions done."""
-        if candidate.level is CandidateLevel.DEPLOYED:
-            return self
         gone = [replica.key for replica in candidate.evictions]
         if candidate.on_cpu:
             node = self.without([*gone, *(replica.key for replica in candidate.dropped)])
@@ -210,34 +235,30 @@ class Node:
         node = self
         found = [self.hot.get(model_key, {}).get(replica_id) for model_key, replica_id in keys]
         for replica in smallest_first(d for d in found if d is not None):
-            cached = node._cached(spared)
+            cached = node.cached(spared)
             node = node.without([replica.key])
-            free = node.resources.free_cpu_bytes - reserved_bytes
+            size_bytes = replica.size_bytes + reserved_bytes
             # A replica on the CPU keeps the memory that it has.
-            dropped = [] if replica.on_cpu else make_room(cached, free, replica.size_bytes)
+            dropped = (
+                []
+                if replica.on_cpu
+                else fewest_evictions(smallest_first(cached), node.resources, size_bytes, _FREE_CPU)
+            )
             if dropped is not None:
                 node = node.without(d.key for d in dropped).with_replica(replica.as_warm())
         return node
 
-    def with_dedicated(self, keys: Iterable[ReplicaKey], dedicated: bool) -> Node:
-        """Return the node with these HOT replicas dedicated, or no longer."""
-        node = self
-        for key in keys:
-            replica = self.hot.get(key[0], {}).get(key[1])
-            if replica is not None and replica.dedicated != dedicated:
-                node = node.without([key]).with_replica(replace(replica, dedicated=dedicated))
-        return node
+    def with_dedicated(self, replica: PlacedReplica, dedicated: bool) -> Node:
+        """Return the node with one of its HOT replicas dedicated, or no longer."""
+        if replica.dedicated == dedicated:
+            return self
+        return self.without([replica.key]).with_replica(replace(replica, dedicated=dedicated))
 
     def with_replica(self, replica: PlacedReplica) -> Node:
-        """Return the node with one more replica.
-
-        Raises:
-            ValueError: if its memory is not free.
-        """
+        """Return the node with one more replica; raise ValueError if its memory is not free."""
         resources = self.resources.taken(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
         if replica.level is DeploymentLevel.HOT:
-            more = _with(self.hot, replica)
-            return replace(self, resources=resources, hot=more)
+            return replace(self, resources=resources, hot=_with(self.hot, replica))
         return replace(self, resources=resources, warm=_with(self.warm, replica))
 
     def without(self, keys: Iterable[ReplicaKey]) -> Node:

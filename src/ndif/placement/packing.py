@@ -102,3 +102,20 @@ def fewest(gpus: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
 
 def _fraction(resources: Resources, index: int, held: int) -> Assignment:
     return Assignment({index: held}, held / resources.gpu_bytes[index])
+
+
+def room(resources: Resources, rules: PlacementRules, on_cpu: bool) -> int:
+    """Return the largest model that fits; on GPUs, the largest for which `assign` finds a place."""
+    if on_cpu:
+        return resources.free_cpu_bytes
+    empty = share = 0
+    gpus = zip(resources.gpu_bytes, resources.free_gpu_bytes, strict=True)
+    for index, (total, free) in enumerate(gpus):
+        if index in resources.withdrawn:
+            continue
+        if free == total:
+            empty += resources.model_bytes(index)
+        elif free:
+            share = max(share, rules.largest_share(total, free) - resources.context_bytes)
+    # `PlacementRules` ensures that an empty GPU holds a larger model unshared than shared.
+    return max(empty, share)

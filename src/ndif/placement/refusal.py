@@ -1,16 +1,28 @@
-"""Why a replica has no place: which replicas block it, and until when they are protected."""
+"""Why a replica has no place: which replicas block it, until when, and the sentence that says so."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
-from ndif.placement.eviction import eviction_order, fewest_evictions, smallest_first
-from ndif.placement.ledger import CpuLedger, GpuLedger, Ledger
+from ndif.placement.eviction import (
+    eviction_order,
+    fewest_evictions,
+    smallest_first,
+)
 from ndif.placement.node import Node
+from ndif.placement.packing import room
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.placement.search import Nodes, Search
+from ndif.schema.model_key import Variant
+
+_GB = 1e9
+_MINUTE_S = 60
+_HOUR_S = 3600
+_MOST_NAMED = 4
 
 
 class BlockReason(str, Enum):
@@ -70,24 +82,23 @@ def refuse(nodes: Nodes, search: Search, replicas: int) -> PlacementRefusal:
         (_distance(node, search, on_cpu), node, on_cpu)
         for on_cpu in demand.on_cpu
         for node in nodes.values()
-        if node.capacity_index(search.rules).capacity(on_cpu)
     ]
-    if not ways:
+    nearest = min(ways, key=lambda way: way[0], default=None)
+    if nearest is None or not nearest[1].capacity(nearest[2]):
         return PlacementRefusal(demand.model_key, replicas, demand.size_bytes, demand.on_cpu[0])
-    (short_of, _), node, on_cpu = min(ways, key=lambda way: way[0])
+    (short_of, _), node, on_cpu = nearest
     blockers = () if short_of == _TOO_SMALL else _blockers(node, search, on_cpu)
     patience = bool(blockers) and all(
         o.reason in (BlockReason.NOTHING, BlockReason.YOUNG) for o in blockers
     )
-    capacity_index = node.capacity_index(search.rules)
     return PlacementRefusal(
         model_key=demand.model_key,
         replicas=replicas,
         size_bytes=demand.size_bytes,
         on_cpu=on_cpu,
         node_name=node.name,
-        room_bytes=capacity_index.room(on_cpu),
-        capacity_bytes=capacity_index.capacity(on_cpu),
+        room_bytes=node.room(on_cpu, search.rules),
+        capacity_bytes=node.capacity(on_cpu),
         blockers=blockers,
         retry_after_s=max(o.protected_s for o in blockers) if patience else None,
     )
@@ -95,55 +106,115 @@ def refuse(nodes: Nodes, search: Search, replicas: int) -> PlacementRefusal:
 
 def _distance(node: Node, search: Search, on_cpu: bool) -> tuple[int, float]:
     """Return how far a node is from having room: the reason, and how much is missing."""
-    capacity_index, size = node.capacity_index(search.rules), search.demand.size_bytes
-    if size > capacity_index.capacity(on_cpu):
-        return _TOO_SMALL, -capacity_index.capacity(on_cpu)
+    size_bytes = search.demand.size_bytes
     steps = search.steps(node, on_cpu)
-    first_fit = steps.first_fit(size)
-    if first_fit < math.inf:
-        return _TIME, first_fit - search.evictable_until
-    return _OTHERS, -steps.room(math.inf)
+    for since, room_bytes in steps:
+        if room_bytes >= size_bytes:
+            return _TIME, since - search.evictable_until
+    capacity, (_, most) = node.capacity(on_cpu), steps[-1]
+    return (_TOO_SMALL, -capacity) if size_bytes > capacity else (_OTHERS, -most)
 
 
 def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
     """Return the replicas to evict from a node: unprotected ones first, then those protected for a time."""
-    rank = list(BlockReason).index
-
-    def readiness(replica: PlacedReplica) -> tuple[int, float]:
-        reason = _block_reason(replica, search)
-        return rank(reason), replica.deployed if reason is BlockReason.YOUNG else 0.0
-
-    hot = [d for replicas in node.hot.values() for d in replicas.values()]
-    in_the_way = eviction_order(d for d in hot if d.on_cpu == on_cpu)
-    ledger: Ledger = GpuLedger(node.resources, search.rules)
+    in_the_way = eviction_order(node.hot_on(on_cpu))
     if on_cpu:
-        cached = [d for replicas in node.warm.values() for d in replicas.values()]
-        in_the_way = [*smallest_first(cached), *in_the_way]
-        ledger = CpuLedger(node.resources.free_cpu_bytes)
-    evicted = (
-        fewest_evictions(sorted(in_the_way, key=readiness), ledger, search.demand.size_bytes) or []
-    )
+        in_the_way = [*smallest_first(node.cached()), *in_the_way]
+    blockers = {replica.key: _blocker(replica, search) for replica in in_the_way}
+    rank = list(BlockReason).index
+    in_the_way.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
+    fits = partial(room, rules=search.rules, on_cpu=on_cpu)
+    evicted = fewest_evictions(in_the_way, node.resources, search.demand.size_bytes, fits) or []
     return tuple(
-        _blocker(replica, search)
+        blockers[replica.key]
         for replica in evicted
         # A WARM replica without protection is no obstacle worth reporting.
         if replica.level is DeploymentLevel.HOT
-        or _block_reason(replica, search) is not BlockReason.NOTHING
+        or blockers[replica.key].reason is not BlockReason.NOTHING
     )
 
 
-def _block_reason(replica: PlacedReplica, search: Search) -> BlockReason:
-    if replica.level is DeploymentLevel.WARM:
-        others = search.together - {search.demand.model_key}
-        return BlockReason.TOGETHER if replica.model_key in others else BlockReason.NOTHING
-    if replica.dedicated:
-        return BlockReason.DEDICATED
-    if replica.model_key in search.together:
-        return BlockReason.TOGETHER
-    return BlockReason.YOUNG if replica.deployed > search.evictable_until else BlockReason.NOTHING
-
-
 def _blocker(replica: PlacedReplica, search: Search) -> Blocker:
-    reason = _block_reason(replica, search)
-    protected_s = replica.deployed - search.evictable_until if reason is BlockReason.YOUNG else 0.0
+    reason, protected_s = BlockReason.NOTHING, 0.0
+    if replica.level is DeploymentLevel.WARM:
+        if replica.model_key in search.together - {search.demand.model_key}:
+            reason = BlockReason.TOGETHER
+    elif replica.dedicated:
+        reason = BlockReason.DEDICATED
+    elif replica.model_key in search.together:
+        reason = BlockReason.TOGETHER
+    elif replica.deployed > search.evictable_until:
+        reason, protected_s = BlockReason.YOUNG, replica.deployed - search.evictable_until
     return Blocker(replica.model_key, replica.replica_id, reason, protected_s)
+
+
+def explain_refusal(refusal: PlacementRefusal) -> str:
+    """Return why the model has no place, which models block it, and when to try again."""
+    memory = "CPU memory" if refusal.on_cpu else "GPUs"
+    need = f"{_name(refusal.model_key)} needs {_size(refusal.size_bytes)} "
+    need += "of CPU memory" if refusal.on_cpu else "on GPUs"
+    if refusal.replicas > 1:
+        need += f" for each of {refusal.replicas} more replicas"
+    if refusal.node_name is None:
+        return f"{need}; no node of this server has {memory}."
+    if not refusal.blockers:
+        most = _size(refusal.capacity_bytes)
+        return f"{need}; the largest node, {refusal.node_name}, has {most}."
+    room = f"room for {_size(refusal.room_bytes)}" if refusal.room_bytes else "no room"
+    reasons = [f"{need}; {refusal.node_name} has {room}", *_reasons(refusal)]
+    if refusal.retry_after_s is not None:
+        return f"{'; '.join(reasons)}. Try again in {_duration(refusal.retry_after_s)}."
+    return f"{'; '.join(reasons)}."
+
+
+def _reasons(refusal: PlacementRefusal) -> list[str]:
+    reasons = []
+    if dedicated := _blocked_by(refusal, BlockReason.DEDICATED):
+        reasons.append(f"{_names(dedicated)} (dedicated) would have to go")
+    if together := _blocked_by(refusal, BlockReason.TOGETHER):
+        reasons.append(f"{_names(together)} (asked for together with it) would have to go")
+    if young := _blocked_by(refusal, BlockReason.YOUNG):
+        verb = "is" if len(young) == 1 else "are"
+        until = _duration(max(young.values()))
+        reasons.append(f"{_names(young)} {verb} protected for another {until}")
+    return reasons
+
+
+def _blocked_by(refusal: PlacementRefusal, reason: BlockReason) -> dict[str, float]:
+    """Return the models that a reason protects, and for how many seconds more."""
+    held: dict[str, float] = {}
+    for blocker in refusal.blockers:
+        if blocker.reason is reason:
+            earlier = held.get(blocker.model_key, 0.0)
+            held[blocker.model_key] = max(blocker.protected_s, earlier)
+    return held
+
+
+def _names(models: Mapping[str, float]) -> str:
+    names = [_name(model_key) for model_key in models]
+    if len(names) > _MOST_NAMED:
+        names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others"]
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _name(model_key: str) -> str:
+    """Return the name that a user gives a model."""
+    try:
+        key = Variant.parse(model_key).model
+    except ValueError:
+        return repr(model_key)
+    return repr(key.repo_id) + (f" at revision {key.revision!r}" if key.revision else "")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / _GB:.1f} GB"
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration for a person, rounded up so that a retry does not come too early."""
+    if seconds <= _MINUTE_S:
+        return f"{math.ceil(seconds)} s"
+    if seconds <= 2 * _HOUR_S:
+        return f"{math.ceil(seconds / _MINUTE_S)} min"
+    return f"{math.ceil(seconds / _HOUR_S)} h"

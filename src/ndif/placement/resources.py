@@ -53,19 +53,11 @@ class Resources:
         return sum(self.model_bytes(index) for index in indices)
 
     def taken(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
-        """Return the resources less these bytes.
-
-        Raises:
-            ValueError: if they are not free, which is a defect of a decision.
-        """
+        """Return the resources less these bytes; raise ValueError if they are not free."""
         return self._moved(gpus, cpu_bytes, -1)
 
     def given_back(self, gpus: Mapping[int, int], cpu_bytes: int) -> Resources:
-        """Return the resources with these bytes free again.
-
-        Raises:
-            ValueError: if they were not taken.
-        """
+        """Return the resources with these bytes free again; raise ValueError if they were not taken."""
         return self._moved(gpus, cpu_bytes, 1)
 
     def _moved(self, gpus: Mapping[int, int], cpu_bytes: int, sign: int) -> Resources:

@@ -7,42 +7,32 @@ and CPUs only if no GPU can be had: evicting another replica is better than runn
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
 
-from ndif.placement.capacity_index import EvictionSteps
-from ndif.placement.demand import Demand, Device, PlacementRules
+from ndif.placement.demand import Demand, PlacementRules
+from ndif.placement.eviction import EvictionSteps
 from ndif.placement.node import Candidate, Node
 from ndif.placement.replica import PlacedReplica
 
-T = TypeVar("T")
+Nodes = Mapping[str, Node]
 
 
-class RandomSource(Protocol):
-    """Randomness for a decision, such as a seeded `random.Random`."""
-
-    def choice(self, seq: Sequence[T], /) -> T:
-        """Return one of several equal candidates."""
-        ...
-
-    def getrandbits(self, k: int, /) -> int:
-        """Return random bits for an id."""
-        ...
-
-
-class TieEnumerator:
+class TieEnumerator(Random):
     """A source that decides ties in every possible way, one way after another."""
 
-    def __init__(self, rng: RandomSource) -> None:
+    def __init__(self, rng: Random) -> None:
         """`rng` provides the bits of ids."""
+        super().__init__()
         self._rng = rng
         self._path: list[tuple[int, int]] = []
         """The choice, and the number of candidates, at each tie of this way."""
         self._at = 0
 
-    def choice(self, seq: Sequence[T], /) -> T:
-        """Return the candidate of this way; see `RandomSource.choice`."""
+    def choice(self, seq: Any) -> Any:
+        """Return the candidate of this way."""
         if self._at == len(self._path):
             self._path.append((0, len(seq)))
         chosen, _ = self._path[self._at]
@@ -50,7 +40,7 @@ class TieEnumerator:
         return seq[chosen]
 
     def getrandbits(self, k: int, /) -> int:
-        """Return random bits; see `RandomSource.getrandbits`."""
+        """Return random bits."""
         return self._rng.getrandbits(k)
 
     def next(self) -> bool:
@@ -62,9 +52,6 @@ class TieEnumerator:
                 self._path.append((chosen + 1, several))
                 return True
         return False
-
-
-Nodes = Mapping[str, Node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,45 +71,33 @@ class Search:
 
     def steps(self, node: Node, on_cpu: bool) -> EvictionSteps:
         """Return how evictions free memory on a node."""
-        return node.capacity_index(self.rules).steps(on_cpu, self.demand.model_key, self.together)
+        return node.eviction_steps(on_cpu, self.rules, self.demand.model_key, self.together)
 
     def fits(self, node: Node, on_cpu: bool, size_bytes: int) -> bool:
         """Return True if so many bytes fit on a node after every permitted eviction."""
-        if size_bytes > node.capacity_index(self.rules).capacity(on_cpu):
-            return False
-        return size_bytes <= self.steps(node, on_cpu).room(self.evictable_until)
-
-    def evaluate(self, node: Node, replica_id: str) -> Candidate:
-        """Return how a node would place the replica."""
-        return node.evaluate(self.demand, replica_id, self.now, self.rules, self.together)
+        until = self.evictable_until
+        return any(
+            since <= until and room >= size_bytes for since, room in self.steps(node, on_cpu)
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The node for a replica, and the evictions that it takes."""
-
-    node: Node
-    replica_id: str
-    candidate: Candidate
-
-
-def choose(nodes: Nodes, search: Search, rng: RandomSource) -> Choice | None:
-    """Return the best place for one more replica; None if there is none.
+def choose(nodes: Nodes, search: Search, rng: Random) -> tuple[Node, str, Candidate] | None:
+    """Return the node for one more replica, the replica's id and its place; None if there is none.
 
     A WARM replica returns to its own node only, where its weights are. A new replica has a new id.
     """
     for on_cpu in search.demand.on_cpu:
-        device = Device.CPU if on_cpu else Device.GPU
-        there = replace(search, demand=replace(search.demand, device=device))
-        if (found := _best(nodes, there, on_cpu, rng)) is not None:
+        if (found := _best(nodes, search, on_cpu, rng)) is not None:
             node, warm = found
-            replica_id = warm.replica_id if warm else new_replica_id(nodes, search.rules, rng)
-            return Choice(node, replica_id, there.evaluate(node, replica_id))
+            replica_id = warm.replica_id if warm else new_replica_id(nodes, rng)
+            demand, rules = search.demand, search.rules
+            candidate = node.evaluate(demand, replica_id, search.now, rules, search.together)
+            return node, replica_id, candidate
     return None
 
 
 def _best(
-    nodes: Nodes, search: Search, on_cpu: bool, rng: RandomSource
+    nodes: Nodes, search: Search, on_cpu: bool, rng: Random
 ) -> tuple[Node, PlacedReplica | None] | None:
     """Return one of the best nodes, and the WARM replica there if one is to return."""
     rules, size = search.rules, search.demand.size_bytes
@@ -136,11 +111,11 @@ def _best(
     ready = [
         (node, replica)
         for node, replica in warm
-        if on_cpu or replica.size_bytes <= node.capacity_index(rules).room(on_cpu)
+        if on_cpu or replica.size_bytes <= node.room(on_cpu, rules)
     ]
     if ready:
         return rng.choice(ready)
-    free = [node for node in nodes.values() if size <= node.capacity_index(rules).room(on_cpu)]
+    free = [node for node in nodes.values() if size <= node.room(on_cpu, rules)]
     if free:
         return rng.choice(free), None
     ready = [
@@ -152,9 +127,10 @@ def _best(
     return (rng.choice(full), None) if full else None
 
 
-def new_replica_id(nodes: Nodes, rules: PlacementRules, rng: RandomSource) -> str:
+def new_replica_id(nodes: Nodes, rng: Random) -> str:
     """Return a UUID in hex that no replica has."""
     while True:
         replica_id = uuid.UUID(int=rng.getrandbits(128), version=4).hex
-        if not any(replica_id in node.capacity_index(rules).replica_ids for node in nodes.values()):
+        levels = (level for node in nodes.values() for level in (node.hot, node.warm))
+        if not any(replica_id in replicas for level in levels for replicas in level.values()):
             return replica_id

@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
@@ -163,40 +163,38 @@ def _change(state: ScalingState, wanted: int, now: float) -> ScalingState:
     return replace(state, wanted=wanted, direction=direction, changed_at=now, spare_since=None)
 
 
+@dataclass(eq=False)
 class Scaling:
     """One `Autoscaler` per processor, whose results it passes on.
 
     Reads each processor's load and has it add or remove replicas. The controller decides where they go.
     """
 
-    def __init__(
-        self, dispatcher: Dispatcher, bounds: Bounds, now: Callable[[], float] = time.time
-    ) -> None:
-        """Take the bounds of every model whose operator set none."""
-        self._dispatcher = dispatcher
-        self._bounds = bounds
-        self._now = now
-        self._scalers: dict[Variant, Autoscaler] = {}
+    dispatcher: Dispatcher
+    bounds: Bounds
+    """Bounds of every model whose operator set none."""
+    now: Callable[[], float] = time.time
+    _scalers: dict[Variant, Autoscaler] = field(default_factory=dict, init=False)
 
     async def step(self) -> None:
         """Look at every processor once."""
-        processors = self._dispatcher.processors
+        processors = self.dispatcher.processors
         for gone in self._scalers.keys() - processors.keys():
             del self._scalers[gone]
         for variant, processor in list(processors.items()):
-            await self._step(self._scaler(variant, processor), processor)
+            self._step(self._scaler(variant, processor), processor)
 
     def _scaler(self, variant: Variant, processor: Processor) -> Autoscaler:
         least = processor.least_replicas
-        most = max(processor.model.deployment.max_replicas or self._bounds.most, least)
+        most = max(processor.model.deployment.max_replicas or self.bounds.most, least)
         scaler = self._scalers.get(variant)
         if scaler is None or (scaler.bounds.least, scaler.bounds.most) != (least, most):
             # The processor is new, or its operator changed its bounds: earlier state is void.
-            bounds = replace(self._bounds, least=least, most=most)
+            bounds = replace(self.bounds, least=least, most=most)
             scaler = self._scalers[variant] = Autoscaler(bounds, least)
         return scaler
 
-    async def _step(self, scaler: Autoscaler, processor: Processor) -> None:
+    def _step(self, scaler: Autoscaler, processor: Processor) -> None:
         most = processor.take_load_sample()
         at_rest = processor.desired_replicas == processor.least_replicas == scaler.state.wanted
         if at_rest and not most.waiting and not processor.queue:
@@ -205,14 +203,14 @@ class Scaling:
             replicas=processor.replicas.serving,
             busy=most.running,
             waiting=most.waiting,
-            waited_s=median_wait((entry.item.received for entry in processor.queue), self._now()),
+            waited_s=median_wait((entry.item.received for entry in processor.queue), self.now()),
             refused=most.refused,
         )
         wanted = scaler.step(observation, asyncio.get_running_loop().time())
-        if wanted > processor.desired_replicas and len(processor.replicas):
+        if wanted > processor.desired_replicas and processor.replicas.staying:
             processor.add_replicas(wanted)
-        elif wanted < processor.desired_replicas and most.refused:
-            # Replicas that are still on their way may come.
-            processor.desired_replicas = wanted
         elif wanted < processor.desired_replicas:
-            processor.scale(wanted)
+            if most.refused:
+                processor.desired_replicas = wanted  # replicas that are still on their way may come
+            else:
+                processor.scale(wanted)

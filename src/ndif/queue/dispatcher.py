@@ -1,4 +1,4 @@
-"""The dispatcher: requests from the broker to the queue of their model."""
+"""Requests from the broker: to the queue of their model, or held while there is no cluster."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
@@ -15,9 +16,11 @@ from ndif.placement.replica import DeploymentLevel, ReplicaKey
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
-from ndif.tasks import within
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +66,7 @@ class Dispatcher:
 
     async def stop(self) -> None:
         """Stop dispatching; running requests are abandoned."""
-        tasks = [*self._tasks.values(), *([self._claiming] if self._claiming else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end([*self._tasks.values(), *([self._claiming] if self._claiming else [])])
         await self.lifecycle.stop()
 
     def processor(self, model: Model, generation: str) -> Processor:
@@ -147,3 +147,42 @@ class Dispatcher:
         processor = self.processors.get(Variant.parse(model_key))
         if processor is not None:
             processor.remove_replica(replica_id, why)
+
+
+@dataclass(eq=False)
+class HoldingQueue:
+    """Hold requests, in order, while the cluster cannot be reached.
+
+    Claims requests from the broker and tells each client why its request waits. The dispatcher takes the
+    requests over once there is one.
+    """
+
+    broker: Broker
+    responder: Responder
+    text: str
+    """Told to each client."""
+    _requests: list[Request] = field(default_factory=list, init=False)
+    _taking: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def open(self) -> None:
+        """Claim requests from now on."""
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take(), name="holding queue")
+
+    async def close(self) -> list[Request]:
+        """Claim no more; return the requests in the order they came."""
+        if self._taking is not None:
+            await end([self._taking])
+        return self._requests
+
+    async def _take(self) -> None:
+        while True:
+            request = await self.broker.claim()
+            self._requests.append(request)
+            try:
+                await self.responder.respond(
+                    request, Response(request.id, Status.QUEUED, self.text)
+                )
+            except Exception:
+                # The request waits all the same.
+                logger.exception("request %s could not be told that it waits", request.id)

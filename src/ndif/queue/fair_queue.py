@@ -10,8 +10,9 @@ user who floods the queue uses up the head start. Ageing is counted in work done
 nothing is taken nobody is overtaken, and a reported position stays true as time passes.
 
 Neither bounds what an endless row of *new* users can do. `patience` does: the entry that has waited
-longest is taken once `patience - 1` others were taken since it became that.
-`FairQueue.overtaken_at_most` follows from it.
+longest is taken once `patience - 1` others were taken since it became that. So at most
+(`patience` - 1) * (n + 1) later entries go before one that found n waiting. An entry given back counts when
+first taken.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
@@ -125,14 +126,6 @@ class FairQueue(Generic[T]):
         self._virtual = 0.0
         self._overtaken = 0  # takes of others since the entry that has waited longest became that
 
-    def overtaken_at_most(self, ahead: int) -> int:
-        """Return how many later entries can go before an entry that found `ahead` waiting.
-
-        Each entry ahead, and then the entry itself, is the one that has waited longest for at most
-        `patience` takes, the last of which takes that entry. An entry given back counts when first taken.
-        """
-        return (self.patience - 1) * (ahead + 1)
-
     def add(self, entry: Entry[T]) -> None:
         """Add an entry."""
         self._refuse_twice(entry)
@@ -162,12 +155,9 @@ class FairQueue(Generic[T]):
         return entry
 
     def reset(self) -> None:
-        """Let all users of an empty queue start equal again.
+        """Let all users of an empty queue start equal again; raise ValueError if an entry waits.
 
         A replica stands idle, so nobody waits for what others have had so far.
-
-        Raises:
-            ValueError: if an entry waits.
         """
         if self:
             raise ValueError("a queue in which entries wait cannot be reset")
@@ -249,11 +239,11 @@ class FairQueue(Generic[T]):
             while oldest is not None and oldest.id in gone:
                 oldest, overtaken = next(by_age, None), 0
             reader.pass_by(entry)
-            last, reader.turn = reader.turn, None
+            reader.turn = None
             if reader.priority or reader.ordinary:
                 ticks += 1
                 reader.turn = (self._effective(reader), ticks, account)
-                (heapreplace if turns[0] is last else heappush)(turns, reader.turn)
+                heappush(turns, reader.turn)
 
     def _effective(self, account: _Account[T] | _Reader[T]) -> float:
         """Return when a user's turn starts, with the head start of a `priority` entry."""
@@ -261,14 +251,11 @@ class FairQueue(Generic[T]):
 
     def _give_turn(self, account: _Account[T]) -> None:
         """Replace the turn of an account by the one that follows from its entries."""
-        last, account.turn = account.turn, None
+        account.turn = None
         if not account.priority and not account.ordinary:
             return
         self._ticks += 1
         account.turn = (self._effective(account), self._ticks, account)
-        if self._turns and self._turns[0] is last:
-            heapreplace(self._turns, account.turn)
-            return
         heappush(self._turns, account.turn)
         if len(self._turns) > 2 * len(self._accounts) + _FEW_ACCOUNTS:
             self._turns = [turn for turn in self._turns if turn is turn[2].turn]

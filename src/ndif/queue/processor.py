@@ -15,17 +15,19 @@ from ndif.host.port import EndedError, ReplicaEvictedError, ReplicaLostError
 from ndif.host.request_lifecycle import RequestLifecycle
 from ndif.placement.replica import ReplicaKey
 from ndif.queue.fair_queue import Entry, FairQueue
-from ndif.queue.position_updates import PositionUpdates
 from ndif.queue.replicas import ProcessorStatus, Replicas, ReplicaWorker, Run
-from ndif.queue.run_times import RunTimes
+from ndif.queue.run_times import RunTimes, describe_wait
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
+from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import ClientLeftError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
+_NOT_PROVIDED = "The server failed while it set the model up; its log says why."
+_DEFECT = "The server failed while it ran this job; its log says why."
 _BACK_OFF_S = 30.0
 """Seconds before a further replica is requested, after a replica failed to come while others serve."""
 
@@ -69,16 +71,7 @@ class Processor:
         policy: QueuePolicy,
         enqueue: Callable[[Request], Awaitable[None]],
     ) -> None:
-        """Start with an empty queue; `run` serves it.
-
-        Args:
-            model: The model.
-            generation: The nnsight generation of the requests.
-            controller: Provides replicas.
-            lifecycle: Holds the requests.
-            policy: Settings of the queue.
-            enqueue: Puts a request into the queue of its model, which may be another one by now.
-        """
+        """`enqueue` puts a request into the queue of its model, which may be another one by now."""
         self.model = model
         self.variant = Variant(model.key, generation)
         self.least_replicas = model.least_in(generation)
@@ -92,7 +85,6 @@ class Processor:
         self.queue: FairQueue[Request] = FairQueue(policy.head_start_s, policy.patience)
         self.replicas = Replicas()
         self._run_times = RunTimes()
-        self._updates = PositionUpdates(self.queue, self.replicas, self._run_times, lifecycle)
         self._arrived = asyncio.Event()
         """Set when a worker should look at the queue."""
         self._short = asyncio.Event()
@@ -123,9 +115,12 @@ class Processor:
         """Return True if nothing waits, nothing runs and no replica exists or is being created."""
         return not (self.queue or self._returning or self._workers or self._is_providing)
 
-    def expected_wait_s(self, position: int) -> float | None:
+    def expected_wait_s(self, position: int, work_ahead_s: float | None = None) -> float | None:
         """Estimate the seconds until the request at `position` starts; None without run-time history."""
-        return self._updates.wait_s(position)
+        running = [run.since for run in self.replicas.runs]
+        now = asyncio.get_running_loop().time()
+        serving = self.replicas.serving
+        return self._run_times.wait_s(position, serving, running, now, work_ahead_s)
 
     def take_load_sample(self) -> LoadSample:
         """Return the maxima since this was called last, and start anew."""
@@ -138,28 +133,21 @@ class Processor:
     async def enqueue(self, request: Request) -> None:
         """Put a request into the queue and tell its client the position."""
         entry = Entry(
-            request.id,
-            request.user,
-            request,
-            request.received,
-            weight=request.weight,
-            priority=request.priority,
+            request.id, request.user, request, request.received, request.weight, request.priority
         )
         entry = replace(entry, cost=self._run_times.expected(entry))
         self.queue.add(entry)
         self._load.waiting = max(self._load.waiting, len(self.queue))
         position = self.queue.position(request.id)
         self._arrived.set()
-        if len(self.replicas) < self._needed:
+        if len(self.replicas.staying) < self._needed:
             self._short.set()
         if position is not None:  # else the next of the regular updates tells it
-            await self._updates.send_position(entry, position)
+            await self._send_position(entry, position)
 
     async def run(self) -> None:
         """Serve the queue until cancelled."""
-        updates = asyncio.create_task(
-            self._updates.repeat(self._policy.update_interval_s), name="queue positions"
-        )
+        updates = asyncio.create_task(self._update_positions(), name="queue positions")
         try:
             await self._provide_forever()
         finally:
@@ -185,7 +173,7 @@ class Processor:
         `provision` requests missing ones.
         """
         self.desired_replicas = replicas
-        staying = [worker for worker in self.replicas if not worker.leaving]
+        staying = self.replicas.staying
         staying.sort(key=lambda worker: (worker.run is None, not worker.serving))
         keys = [(str(self.variant), worker.id) for worker in staying[replicas:]]
         if not keys:
@@ -223,7 +211,7 @@ class Processor:
 
     async def notify_waiting(self, text: str) -> None:
         """Tell all waiting clients, whose requests go on waiting."""
-        await self._updates.send_all(Status.QUEUED, text)
+        await self._send_all(Status.QUEUED, text)
 
     async def fail_waiting(self, reason: str) -> int:
         """End every waiting request as an ERROR, and return how many there were."""
@@ -233,6 +221,41 @@ class Processor:
         await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in entries))
         return len(entries)
 
+    # Updates to waiting clients
+
+    async def _update_positions(self) -> None:
+        """Tell every waiting client its position, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(self._policy.update_interval_s)
+            work_ahead_s = 0.0
+            for entry, position in self.queue.positions() if self.queue else ():
+                await self._send_position(entry, position, work_ahead_s)
+                work_ahead_s += self._run_times.expected(entry)
+
+    async def _send_position(
+        self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
+    ) -> None:
+        """Tell one client its position, and the estimated start where run times are known."""
+        text = (
+            f"Your job is number {position + len(self.replicas.runs)} in the queue for "
+            f"{entry.item.model.repo_id}."
+        )
+        wait_s = self.expected_wait_s(position, work_ahead_s)
+        if wait_s is not None:
+            text += f" Estimated start: in {describe_wait(wait_s)}."
+        await self._send(entry, Status.QUEUED, text)
+
+    async def _send_all(self, status: Status, text: str) -> None:
+        for entry in list(self.queue):
+            await self._send(entry, status, text)
+
+    async def _send(self, entry: Entry[Request], status: Status, text: str) -> None:
+        try:
+            await self._lifecycle.report(entry.item, Response(entry.id, status, text))
+        except Exception:
+            # The request waits all the same, and a later update tells its client.
+            logger.exception("request %s: its position could not be delivered", entry.id)
+
     # Replicas
 
     async def _provide_forever(self) -> None:
@@ -240,10 +263,10 @@ class Processor:
         while True:
             await self._short.wait()
             self._short.clear()
-            if not self.queue or len(self.replicas) >= self._needed:
+            if not self.queue or len(self.replicas.staying) >= self._needed:
                 continue
             loop = asyncio.get_running_loop()
-            if len(self.replicas) and loop.time() < self._not_before:
+            if self.replicas.staying and loop.time() < self._not_before:
                 loop.call_at(self._not_before, self._short.set)
                 continue
             self._is_providing = True
@@ -252,23 +275,26 @@ class Processor:
             except Exception:
                 # A defect of ours must not leave waiting clients without an answer.
                 logger.exception("%s could not be provided", self.variant)
-                await self.fail_waiting(
-                    "The server failed while it set the model up; its log says why."
-                )
+                await self.fail_waiting(_NOT_PROVIDED)
             finally:
                 self._is_providing = False
 
     async def provision(self) -> None:
         """Request missing replicas, or tell waiting clients why there are none."""
-        await self._take_out_absent()
-        await self._refuse_without_access()
+        # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
+        absent = await self._lifecycle.absent(entry.item for entry in self.queue)
+        for entry in self.queue.remove_all(lambda entry: entry.id in absent):
+            self._await_client(entry.item)
+        if not self.model.dedicated:
+            refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
+            await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
         if not self.queue:
             return
-        is_first = not len(self.replicas)
+        is_first = not self.replicas.staying
         self._is_provisioning = True
         try:
             if is_first:
-                await self._updates.send_all(
+                await self._send_all(
                     Status.PROVISIONING, "A replica is being set up for your model."
                 )
             for request in self.replica_requests(self._needed):
@@ -289,26 +315,13 @@ class Processor:
             logger.warning("%s", provided.problem)
             self._load.refused = True
             self._back_off()
-        if not len(self.replicas):
+        if not self.replicas.staying:
             await self.fail_waiting(provided.problem or "The model has no replica.")
         elif is_first:
-            await self._updates.send_all(
+            await self._send_all(
                 Status.DEPLOYING,
                 f"The model is being loaded for nnsight {self.variant.generation}.",
             )
-
-    async def _take_out_absent(self) -> None:
-        """Load nothing for clients that have left."""
-        absent = await self._lifecycle.absent(entry.item for entry in self.queue)
-        for entry in self.queue.remove_all(lambda entry: entry.id in absent):
-            self._await_client(entry.item)
-
-    async def _refuse_without_access(self) -> None:
-        """Load no model on demand for users who may not have one loaded."""
-        if self.model.dedicated:
-            return
-        refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)
-        await self._fail(refused, self._controller.models.not_dedicated(self.variant.model))
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S
@@ -332,7 +345,7 @@ class Processor:
         if failure is not None:
             self._back_off()  # requests that other replicas serve are not concerned
             self._load.refused = True  # the next is requested later and later
-            if not len(self.replicas) and not self._is_provisioning:
+            if not self.replicas.staying and not self._is_provisioning:
                 await self.fail_waiting(str(failure))
 
     async def _serve_with(self, worker: ReplicaWorker, replica_: Replica) -> None:
@@ -378,11 +391,7 @@ class Processor:
     # One request
 
     async def _serve(self, worker: ReplicaWorker, replica_: Replica, entry: Entry[Request]) -> None:
-        """Run one request on a replica and deliver its end.
-
-        Raises:
-            ReplicaLostError: if the replica was lost before the request ended.
-        """
+        """Run one request on a replica and deliver its end; raise if the replica is lost before."""
         worker.status = ProcessorStatus.BUSY
         worker.run = Run(entry, asyncio.get_running_loop().time())
         try:
@@ -408,6 +417,3 @@ class Processor:
     async def _return(self, request: Request) -> None:
         if await self._lifecycle.give_back(request):
             await self._enqueue(request)
-
-
-_DEFECT = "The server failed while it ran this job; its log says why."

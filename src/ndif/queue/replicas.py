@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,7 +11,7 @@ from ndif.schema.request import Request
 
 
 class ProcessorStatus(str, Enum):
-    """State of a processor, or of one of its replicas."""
+    """State of a processor, or of one of its replicas; one that is further comes later."""
 
     UNINITIALIZED = "UNINITIALIZED"
     PROVISIONING = "PROVISIONING"
@@ -19,14 +19,6 @@ class ProcessorStatus(str, Enum):
     READY = "READY"
     BUSY = "BUSY"
     CANCELLED = "CANCELLED"
-
-
-_FURTHEST = (
-    ProcessorStatus.BUSY,
-    ProcessorStatus.READY,
-    ProcessorStatus.DEPLOYING,
-    ProcessorStatus.PROVISIONING,
-)
 
 
 @dataclass(slots=True)
@@ -54,51 +46,37 @@ class ReplicaWorker:
         return self.status in (ProcessorStatus.READY, ProcessorStatus.BUSY)
 
 
-class Replicas:
-    """The replicas of one processor."""
-
-    def __init__(self) -> None:
-        self._replicas: list[ReplicaWorker] = []
-
-    def __iter__(self) -> Iterator[ReplicaWorker]:
-        return iter(self._replicas)
-
-    def __len__(self) -> int:
-        """Return the number of replicas that are not leaving."""
-        return len(self.ids)
+class Replicas(list[ReplicaWorker]):
+    """The replicas of one processor, those that are leaving included."""
 
     @property
-    def ids(self) -> list[str]:
-        """Return the ids of the replicas that are not leaving."""
-        return [replica.id for replica in self._replicas if not replica.leaving]
+    def staying(self) -> list[ReplicaWorker]:
+        """Return the replicas that are not leaving."""
+        return [replica for replica in self if not replica.leaving]
 
     def add(self, ids: Iterable[str]) -> list[ReplicaWorker]:
         """Add a worker for each of these replicas that has none, and return the new workers."""
-        known = self.ids
-        new = [ReplicaWorker(replica_id) for replica_id in ids if replica_id not in known]
-        self._replicas += new
+        new = [ReplicaWorker(replica_id) for replica_id in ids if self.find(replica_id) is None]
+        self += new
         return new
 
     def find(self, replica_id: str) -> ReplicaWorker | None:
         """Return the worker of a replica, unless the replica is leaving."""
-        return next((r for r in self._replicas if r.id == replica_id and not r.leaving), None)
-
-    def remove(self, replica: ReplicaWorker) -> None:
-        """Drop the worker of a replica that has left."""
-        self._replicas.remove(replica)
+        return next((replica for replica in self.staying if replica.id == replica_id), None)
 
     @property
     def status(self) -> ProcessorStatus:
         """Return the state of the replica that is furthest."""
-        statuses = {replica.status for replica in self._replicas}
-        return next((s for s in _FURTHEST if s in statuses), ProcessorStatus.UNINITIALIZED)
+        statuses = (replica.status for replica in self)
+        rank = list(ProcessorStatus).index
+        return max(statuses, key=rank, default=ProcessorStatus.UNINITIALIZED)
 
     @property
     def runs(self) -> list[Run]:
         """Return the requests that run now."""
-        return [replica.run for replica in self._replicas if replica.run is not None]
+        return [replica.run for replica in self if replica.run is not None]
 
     @property
     def serving(self) -> int:
         """Return the number of replicas that have loaded their model and are not leaving."""
-        return sum(replica.serving and not replica.leaving for replica in self._replicas)
+        return sum(replica.serving for replica in self.staying)

@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -28,17 +27,6 @@ _UNMEASURED_S = 1.0
 _LEAST_S = 1e-6
 """Least run time in seconds: a divisor."""
 _OUTLIERS = 0.05
-_SPREAD = 1.28
-"""Standard deviations from the middle beyond which one value in ten lies."""
-
-
-@dataclass(frozen=True, slots=True)
-class WaitEstimate:
-    """Seconds until an entry is taken: the median, and the bounds of four cases in five."""
-
-    seconds: float
-    low: float
-    high: float
 
 
 class _Window:
@@ -114,64 +102,44 @@ class RunTimes:
         mine = self._users.get(entry.user, ())
         return (_PRIOR * everybody + math.fsum(mine)) / (_PRIOR + len(mine))
 
-    def wait(
+    def wait_s(
         self,
         position: int,
         replicas: int,
         running_since: Sequence[float],
         now: float,
         work_ahead_s: float | None = None,
-    ) -> WaitEstimate | None:
-        """Estimate the seconds until the entry at `position` (from 1) is taken.
+    ) -> float | None:
+        """Estimate the median of the seconds until the entry at `position` (from 1) is taken.
 
-        Args:
-            position: The position.
-            replicas: Replicas that serve.
-            running_since: When each running request began.
-            now: The time now.
-            work_ahead_s: Sum of `expected` over the entries ahead; by default the model's usual run times.
-
-        Returns:
-            The estimate; None without a measured run time, or without replicas: how long replicas take
-            to come is not known here.
+        `work_ahead_s`: sum of `expected` over the entries ahead; by default the model's usual run times.
+        None without a measured run time, or without replicas that serve: how long they take to come is not
+        known here.
         """
         if not self._runs or replicas < 1:
             return None
         ahead = position - 1
         if ahead < replicas - len(running_since):
-            return WaitEstimate(0.0, 0.0, 0.0)
+            return 0.0
         draws, unit_s = self._runs, 1.0
         if ahead and work_ahead_s is not None and self._errors:
             draws, unit_s = self._errors, work_ahead_s / ahead
-        likely, spread = draws.winsorised(1 - 0.5 ** (1 / max(ahead, 1)))
-        most, most_spread = draws.winsorised(1 - 0.9 ** (1 / max(ahead, 1)))
+        each_s = draws.winsorised(1 - 0.5 ** (1 / max(ahead, 1)))[0] * unit_s
         usual, unlike = self._runs.winsorised(_OUTLIERS)
         variation = min(unlike / usual, 1.0)
         ages = [max(now - since, 0.0) for since in running_since]
         idle = [0.0] * (replicas - len(ages))
-        left = {
-            at: sorted(idle + [self._runs.beyond(age, at) for age in ages])
-            for at in (0.1, 0.5, 0.9)
-        }
+        early, ends, late = (
+            sorted(idle + [self._runs.beyond(age, at) for age in ages]) for at in (0.1, 0.5, 0.9)
+        )
         # 1 where the ends are certain, and near 0 where they may be at any time.
-        known = sum(left[0.1]) / sum(left[0.9]) if any(left[0.9]) else 1.0
-
-        def until(at: float, mean: float, deviation: float) -> float:
-            ends, each = left[at], mean * unit_s
-            count = len(ends)
-            # Equal run times end in the order they began, each on its replica; memoryless ones end
-            # anywhere, and the queue moves by one whenever any does.
-            first = known * ends[0] + (1 - known) * sum(ends) / count**2
-            alike = ends[ahead % count] - ends[0] + ahead // count * each
-            others = (1 - variation) * alike + variation * ahead * each / count
-            return first + others + deviation * unit_s * math.sqrt(ahead) / count
-
-        seconds = until(0.5, likely, 0.0)
-        # Few measurements may all differ from the next, and a user's estimate rests on few.
-        doubt = 1 + 1 / math.sqrt(min(len(draws), _WINDOW if draws is self._runs else _USER_WINDOW))
-        low = max(until(0.1, likely, -_SPREAD * spread), 0.0) / doubt
-        high = until(0.9, most, _SPREAD * most_spread) * doubt
-        return WaitEstimate(seconds, min(low, seconds), max(high, seconds))
+        known = sum(early) / sum(late) if any(late) else 1.0
+        count = len(ends)
+        # Equal run times end in the order they began, each on its replica; memoryless ones end anywhere,
+        # and the queue moves by one whenever any does.
+        first = known * ends[0] + (1 - known) * sum(ends) / count**2
+        alike = ends[ahead % count] - ends[0] + ahead // count * each_s
+        return first + (1 - variation) * alike + variation * ahead * each_s / count
 
 
 def describe_wait(seconds: float) -> str:

@@ -46,11 +46,7 @@ class EventConfigError(ValueError):
 
 
 def config_for(event: Event, deployments: Sequence[DeploymentConfig]) -> DeploymentConfig:
-    """Return the deployment that an event asks for, with missing settings from `deployments`.
-
-    Raises:
-        EventConfigError: if the event names no model, or unknown settings.
-    """
+    """Return the deployment that an event asks for, with missing settings from `deployments`."""
     fields = _fields(event.description)
     given = fields.pop("repo_id", None)
     if given is not None and not isinstance(given, str):
@@ -99,12 +95,10 @@ def _fields(description: str) -> dict[str, Any]:
     try:
         aliases = any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, _Loader))
         fields = None if aliases else yaml.load(text, _Loader)  # noqa: S506 - it is a safe one
-    except yaml.MarkedYAMLError as error:
-        why = f"has settings in its description that are no YAML: {error.problem}"
-        raise EventConfigError(why) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = getattr(error, "problem", error)
         raise EventConfigError(
-            f"has settings in its description that are no YAML: {error}"
+            f"has settings in its description that are no YAML: {why}"
         ) from error
     if not isinstance(fields, Mapping):
         raise EventConfigError("has settings in its description that are no plain mapping")

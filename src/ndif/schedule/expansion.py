@@ -4,14 +4,13 @@
 
 A recurrence rule of one line can keep the libraries busy for hours, and whoever may edit a calendar may
 write one. So the process has limits of CPU time and memory, and each series a smaller one of CPU time. The
-server reads only the result: which event happens when, and sentences about what is left out. A usual
-calendar costs 0.15 s of CPU time, and one of 20,000 events 10 s.
+server reads only the result: which event happens when, and sentences about what is left out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 import resource
 import signal
 import sys
@@ -19,23 +18,25 @@ import time as clock
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import icalendar
 import recurring_ical_events
 from dateutil.tz import tzlocal
+from icalendar.cal import Component
 from icalendar.prop import vBroken, vDDDTypes, vRecur
 from icalendar.timezone import tzp
+from icalendar.timezone.zoneinfo import ZONEINFO
 
 CPU_S = 30
 """CPU time after which the kernel ends the process, in seconds."""
 MEMORY_BYTES = 512 * 1024**2
-"""Address space of the process; the largest calendars take 160 MB."""
+"""Address space of the process; the largest calendars take 260 MB."""
 
 LOCAL = "local"
 """The zone of the machine's own clock."""
@@ -43,20 +44,12 @@ LOCAL = "local"
 _SHOWN = 80
 """Characters of a calendar's text that a sentence repeats."""
 _MARGIN = timedelta(days=1)
-_INDEX = "X-NDIF-EVENT"
-_NEEDED = frozenset(
-    {"UID", "SUMMARY", "DESCRIPTION", "STATUS", "SEQUENCE", "RECURRENCE-ID"}
-    | {"DTSTART", "DTEND", "DURATION", "RRULE", "RDATE", "EXRULE", "EXDATE"}
-)
-"""Properties of an event that are read. The others may be long or malformed, and do not matter."""
-_RULE_PARTS = frozenset(
-    {"FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST", "BYDAY", "BYHOUR", "BYMINUTE", "BYMONTH"}
-    | {"BYMONTHDAY", "BYSECOND", "BYSETPOS", "BYWEEKNO", "BYYEARDAY"}
-)
+_DATES = ("DTSTART", "DTEND", "RECURRENCE-ID", "RDATE", "EXDATE")
+_SINGLE = ("DTSTART", "DTEND", "DURATION", "RECURRENCE-ID")
+_RULE_PARTS = frozenset(vRecur.canonical_order) - {"RSCALE", "SKIP"}
 
-T = TypeVar("T")
-Moment = date | datetime
-"""A whole day, or a time: with a zone, or without one where the event floats."""
+# The library notes malformed text of an event and reads on; it shall of every other component, too.
+Component.ignore_exceptions = True
 
 
 class CalendarError(ValueError):
@@ -68,7 +61,7 @@ class _EventError(ValueError):
 
 
 class _CpuTimeError(BaseException):
-    """A part of the calendar takes too long. Not an `Exception`, so that no library catches it."""
+    """A series takes too long. Not an `Exception`, so that no library catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,41 +108,27 @@ class Expansion:
 
     def to_json(self) -> str:
         """Serialise; `from_json` is the inverse."""
-        events = list({id(each.event): each.event for each in self.occurrences}.values())
-        index = {id(event): position for position, event in enumerate(events)}
-        return json.dumps(
-            {
-                "events": [asdict(event) for event in events],
-                "occurrences": [
-                    [index[id(each.event)], each.start.timestamp(), each.end.timestamp()]
-                    for each in self.occurrences
-                ],
-                "problems": self.problems,
-            }
-        )
+        distinct = dict.fromkeys(each.event for each in self.occurrences)
+        index = {event: position for position, event in enumerate(distinct)}
+        occurrences = [
+            (index[each.event], each.start.timestamp(), each.end.timestamp())
+            for each in self.occurrences
+        ]
+        events = [asdict(event) for event in index]
+        return json.dumps({"events": events, "occurrences": occurrences, "problems": self.problems})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Expansion:
-        """Read what `to_json` wrote.
-
-        Raises:
-            CalendarError: if the process wrote that the text is no calendar.
-        """
+        """Read what `main` wrote; raise the CalendarError that it wrote."""
         found = json.loads(text)
         if "error" in found:
             raise CalendarError(found["error"])
         events = [Event(**event) for event in found["events"]]
-        return cls(
-            tuple(
-                Occurrence(events[index], _utc(start), _utc(end))
-                for index, start, end in found["occurrences"]
-            ),
-            tuple(found["problems"]),
+        occurrences = (
+            Occurrence(events[index], *(datetime.fromtimestamp(at, timezone.utc) for at in span))
+            for index, *span in found["occurrences"]
         )
-
-
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)
+        return cls(tuple(occurrences), tuple(found["problems"]))
 
 
 def main() -> None:
@@ -169,206 +148,86 @@ def main() -> None:
 def expand(
     content: bytes, zone: tzinfo, since: datetime, until: datetime, limits: Limits = DEFAULT_LIMITS
 ) -> Expansion:
-    """Work out what happens between two times, each event apart so that none can spoil the others.
+    """Work out what happens between two times, each series apart so that none can spoil the others.
 
     Days and floating times are in the zone that the calendar names for itself (X-WR-TIMEZONE), or else in
-    `zone`. Limits are enforced by signals, so this runs in a main thread.
-
-    Raises:
-        CalendarError: if the text is no calendar, or was cut off.
+    `zone`. Limits are enforced by signals, so this runs in a main thread. Raises `CalendarError`.
     """
-    # Of "/vendor/Europe/Berlin" the library prints what no operator could act on.
-    warnings.filterwarnings("ignore", message="Timezone .* is a globally unique TZID")
-    # Malformed text in one event is no reason to lose the others.
-    lines = _unfolded(content.decode("utf-8-sig", errors="replace"))
-    own = _properties(lines)
-    if own.get("CALSCALE", "").upper() not in ("", "GREGORIAN"):
-        raise CalendarError(f"its days are not Gregorian, but {own['CALSCALE'][:_SHOWN]!r}")
-    expanding = _Expanding(since, until, limits)
-    if name := own.get("X-WR-TIMEZONE"):
+    ends_at = clock.process_time() + limits.all_cpu_s
+    calendars = _parse(content)
+    found: list[Occurrence] = []
+    problems: list[str] = []
+    if name := _text(calendars[0], "X-WR-TIMEZONE"):
         try:
             zone = ZoneInfo(name)
         except (ValueError, OSError, LookupError):
-            expanding.problems.append(
-                f"The calendar's own time zone, {name[:_SHOWN]!r}, is not known."
-            )
-    series: dict[str, list[_Read]] = defaultdict(list)
-    before = signal.signal(signal.SIGPROF, _interrupt)
-    try:
-        tzp.use_zoneinfo()  # and forget the zones of another calendar
-        for block in _blocks(lines, "VTIMEZONE"):
-            name = _properties(block).get("TZID", "")[:_SHOWN]
-            expanding.attempt(f"The time zone {name!r}", partial(_learn_zone, block))
-        for block in _blocks(lines, "VEVENT"):
-            event = expanding.attempt(_raw_name(block), partial(_read, block))
-            if event is not None:
-                series[event.event.uid].append(event)
-        for events in series.values():
-            expanding.attempt(events[0].event.name, partial(expanding.add_series, events, zone))
-    finally:
-        signal.signal(signal.SIGPROF, before)
-    if expanding.skipped:
-        expanding.problems.append(
-            f"The calendar repeats too much: {expanding.skipped:,} of its events are not looked at."
+            problems.append(f"The calendar's own time zone, {name[:_SHOWN]!r}, is not known.")
+    series: dict[str, list[Any]] = defaultdict(list)
+    events = (event for calendar in calendars for event in calendar.walk("VEVENT"))
+    for number, event in enumerate(events):
+        series[_text(event, "UID") or str(number)].append(event)
+    skipped = 0
+    for uid, events_of_series in series.items():
+        left_s = min(limits.series_cpu_s, ends_at - clock.process_time())
+        if left_s <= 0 or len(found) >= limits.occurrences:
+            skipped += 1
+            continue
+        try:
+            with _cpu_time(left_s):
+                found += _occurrences(uid, events_of_series, zone, (since, until), problems)
+        except _CpuTimeError:
+            problems.append(f"{_name(events_of_series[0])} repeats too often to be followed.")
+        except Exception as error:  # others' code on anybody's text
+            problems.append(f"{_name(events_of_series[0])} cannot be read ({error}).")
+    if skipped:
+        problems.append(
+            f"The calendar repeats too much: {skipped:,} of its events are not looked at."
         )
-    found = sorted(expanding.found, key=lambda each: (each.start, each.event.uid))
-    return Expansion(tuple(found), tuple(expanding.problems))
+    found.sort(key=lambda each: (each.start, each.event.uid))
+    return Expansion(tuple(found), tuple(problems))
 
 
-# Lines and components
+class _Zones(ZONEINFO):  # type: ignore[misc]
+    """The zones of the system and of the calendar; one that cannot be read is not known."""
+
+    def timezone(self, name: str) -> Any:
+        """Return a zone of the system."""
+        with suppress(OSError):  # "America" is a folder of zones
+            return super().timezone(name)
+        return None
+
+    def create_timezone(self, tz: Any) -> Any:
+        """Return a zone that the calendar defines."""
+        with suppress(Exception):  # others' code on anybody's text
+            return super().create_timezone(tz)
+        return None
 
 
-def _unfolded(text: str) -> list[str]:
-    """Return the content lines, after a check that the calendar is whole."""
-    text = text.lstrip("\ufeff \t\r\n").replace("\r\n", "\n").replace("\r", "\n")
+def _parse(content: bytes) -> list[Any]:
+    # Of "/vendor/Europe/Berlin" the library prints what no operator could act on.
+    warnings.filterwarnings("ignore", message="Timezone .* is a globally unique TZID")
+    text = content.decode("utf-8-sig", errors="replace").strip("\ufeff \t\r\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text[:15].upper().startswith("BEGIN:VCALENDAR"):
         start = text.split("\n", 1)[0][:_SHOWN]
         raise CalendarError(f"it is no calendar: it begins with {start!r}")
-    lines = text.replace("\n ", "").replace("\n\t", "").rstrip().split("\n")
-    if lines[-1].strip().upper() != "END:VCALENDAR":
+    if not text.upper().endswith("END:VCALENDAR"):
         raise CalendarError("it is cut off: it does not end with END:VCALENDAR")
-    return [line for line in lines if line.strip()]
-
-
-def _blocks(lines: Sequence[str], name: str) -> Iterator[list[str]]:
-    """Yield the lines of every component `name`, BEGIN and END included."""
-    block: list[str] | None = None
-    for line in lines:
-        mark = line[:20].rstrip().upper()
-        if mark == f"BEGIN:{name}":
-            block = []
-        if block is not None:
-            block.append(line)
-            if mark == f"END:{name}":
-                yield block
-                block = None
-
-
-def _own_lines(block: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each line of a component that belongs to no component in it, after its property's name."""
-    depth = 0
-    for line in block:
-        name = line.partition(":")[0].partition(";")[0].strip().upper()
-        depth += (name == "BEGIN") - (name == "END")
-        if depth == 1 and name != "BEGIN":
-            yield name, line
-
-
-def _properties(block: Sequence[str]) -> dict[str, str]:
-    """Return the raw values of a component's own properties."""
-    found: dict[str, str] = {}
-    for name, line in _own_lines(block):
-        found.setdefault(name, line.partition(":")[2].strip())
-    return found
-
-
-def _named(summary: str, day: str) -> str:
-    """Return the subject of a sentence about an event."""
-    text = " ".join(summary.split())
-    short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    return f"The event {short!r} of {day}" if day else f"The event {short!r}"
-
-
-def _raw_name(block: Sequence[str]) -> str:
-    """Return the subject of a sentence about an event that could not be read."""
-    raw = _properties(block)
-    day = raw.get("DTSTART", "")[:8]
-    day = f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdigit() else day
-    return _named(raw.get("SUMMARY", "").replace("\\,", ","), day)
-
-
-def _learn_zone(block: Sequence[str]) -> None:
-    """Register a zone with the library that the calendar defines and the system does not.
-
-    Events in a zone that cannot be read are reported one by one.
-    """
-    with contextlib.suppress(Exception):  # others' code on anybody's text
-        name = _properties(block)["TZID"]
-        with contextlib.suppress(OSError, ValueError):  # "America" is a folder of zones
-            if tzp.timezone(name) is not None:
-                return
-        icalendar.Timezone.from_ical("\r\n".join(block))
-
-
-# One event
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """One VEVENT as it is read: an event, a series, or a change to one."""
-
-    event: Event
-    start: Moment
-    end: Moment
-    rules: tuple[Any, ...]
-    extra: tuple[Moment, ...]
-    """Further starts (RDATE)."""
-    excluded: tuple[Moment, ...]
-    replaces: Moment | None
-    """Occurrence that a change stands for (RECURRENCE-ID)."""
-    onwards: bool
-    """The change is for all later occurrences, too."""
-    cancelled: bool
-    sequence: int
-
-    @property
-    def repeats(self) -> bool:
-        """Return True if the event may happen more than once, or not at all."""
-        return bool(self.rules or self.extra or self.excluded)
-
-
-def _read(block: Sequence[str]) -> _Read:
-    kept = [line for name, line in _own_lines(block) if name in _NEEDED]
+    tzp.use(_Zones())  # and forget the zones of another calendar
     try:
-        component = icalendar.Event.from_ical("\r\n".join([block[0], *kept, block[-1]]))
-    except OSError as error:  # the zone's name is that of a folder of zones, like "America"
-        raise _EventError("is in a time zone that is not known") from error
-    if "EXRULE" in component:
-        raise _EventError("has an EXRULE, which is no longer part of the format: use EXDATE")
-    summary, description = (_text(component, name) for name in ("SUMMARY", "DESCRIPTION"))
-    cancelled = _text(component, "STATUS").upper() == "CANCELLED"
-    start = _moment(component, "DTSTART")
-    if start is None:
-        raise _EventError("has no start")
-    replaces = _moment(component, "RECURRENCE-ID")
-    rules = _values(component, "RRULE")
-    for rule in rules:
-        _check_rule(rule)
-    sequence = component.get("SEQUENCE")
-    return _Read(
-        Event(
-            _text(component, "UID") or f"{summary}\n{start}",
-            summary.strip(),
-            description,
-            _named(summary.strip(), f"{start:%Y-%m-%d}"),
-        ),
-        start,
-        end=start if cancelled else _end(component, start),
-        rules=tuple(rules),
-        extra=_moments(component, "RDATE"),
-        excluded=_moments(component, "EXDATE"),
-        replaces=replaces,
-        onwards=replaces is not None
-        and component["RECURRENCE-ID"].params.get("RANGE") == "THISANDFUTURE",
-        cancelled=cancelled,
-        sequence=sequence if isinstance(sequence, int) else 0,
-    )
-
-
-def _check_rule(rule: Any) -> None:
-    """Raise for a rule that the libraries do not refuse in words that its author understands."""
-    if isinstance(rule, vBroken):
-        raise _EventError(f"has a rule that is not valid: {str(rule)[:_SHOWN]!r}")
-    if unknown := sorted(rule.keys() - _RULE_PARTS):
-        raise _EventError(f"has a rule with {unknown[0]}, which is not supported")
-    if not rule.get("FREQ"):
-        raise _EventError("has a rule without a FREQ")
-    if any(number < 1 for number in rule.get("INTERVAL", ())):
-        raise _EventError("has a rule whose INTERVAL is not a positive number")
+        calendars: list[Any] = icalendar.Calendar.from_ical(text, multiple=True)
+    except Exception as error:  # others' code on anybody's text
+        raise CalendarError(f"it cannot be read ({error})") from error
+    if not calendars:
+        raise CalendarError("it is cut off: not every part of it ends")
+    scale = _text(calendars[0], "CALSCALE")
+    if scale.upper() not in ("", "GREGORIAN"):
+        raise CalendarError(f"its days are not Gregorian, but {scale[:_SHOWN]!r}")
+    return calendars
 
 
 def _values(component: Any, name: str) -> list[Any]:
-    value = component.get(name) or []
+    value = component.get(name, [])
     return value if isinstance(value, list) else [value]
 
 
@@ -376,176 +235,144 @@ def _text(component: Any, name: str) -> str:
     return str(next(iter(_values(component, name)), ""))
 
 
-def _moment(component: Any, name: str) -> Moment | None:
-    values = _values(component, name)
-    if len(values) > 1:
-        raise _EventError(f"has more than one {name}")
-    return _checked(_value(values[0]), values[0], name) if values else None
+def _name(event: Any) -> str:
+    """Return the subject of a sentence about an event."""
+    text = " ".join(_text(event, "SUMMARY").split())
+    short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    days = [start.to_ical().decode()[:8] for start in _values(event, "DTSTART")]
+    day = re.sub(r"^(\d{4})(\d\d)(\d\d)$", r"\1-\2-\3", days[0]) if days else ""
+    return f"The event {short!r} of {day}" if day else f"The event {short!r}"
 
 
-def _moments(component: Any, name: str) -> tuple[Moment, ...]:
-    return tuple(
-        # A period counts from its start; the occurrence is as long as the event.
-        _checked(moment[0] if isinstance(moment, tuple) else moment, value, name)
-        for value in _values(component, name)
-        for moment in ([None] if isinstance(value, vBroken) else map(_value, value.dts))
-    )
-
-
-def _value(value: Any) -> object:
-    return None if isinstance(value, vBroken) else getattr(value, "dt", None)
-
-
-def _checked(moment: object, value: Any, name: str) -> Moment:
-    if not isinstance(moment, date):
-        raise _EventError(f"has a {name} that is no date: {str(value)[:_SHOWN]!r}")
-    zone = value.params.get("TZID")
-    if zone and isinstance(moment, datetime) and moment.tzinfo is None:
-        raise _EventError(f"is in the time zone {str(zone)[:_SHOWN]!r}, which is not known")
-    return moment
-
-
-def _end(component: Any, start: Moment) -> Moment:
-    end = _moment(component, "DTEND")
-    if end is not None:
-        return end
-    if "DURATION" not in component:
-        if isinstance(start, datetime):
-            raise _EventError("has no end")
-        return start + timedelta(days=1)
-    lasts = _value(component["DURATION"])
-    if not isinstance(lasts, timedelta):
+def _checked_dates(event: Any) -> list[Any]:
+    """Return every date of an event; raise for what the libraries refuse in none or other words."""
+    if "EXRULE" in event:
+        raise _EventError("has an EXRULE, which is no longer part of the format: use EXDATE")
+    if "DTSTART" not in event:
+        raise _EventError("has no start")
+    for name in _SINGLE:
+        if len(_values(event, name)) > 1:
+            raise _EventError(f"has more than one {name}")
+    dates: list[Any] = []
+    for name in _DATES:
+        for value in _values(event, name):
+            if isinstance(value, vBroken):
+                raise _EventError(f"has a {name} that is no date: {str(value)[:_SHOWN]!r}")
+            each = getattr(value, "dts", [value])
+            moment, zone = each[0].dt, value.params.get("TZID")
+            if zone and isinstance(moment, datetime) and moment.tzinfo is None:
+                raise _EventError(f"is in the time zone {str(zone)[:_SHOWN]!r}, which is not known")
+            if name != "EXDATE" or isinstance(moment, datetime):
+                dates += each  # to exclude a day means to exclude whatever starts in it
+    for rule in _values(event, "RRULE"):
+        if isinstance(rule, vBroken):
+            raise _EventError(f"has a rule that is not valid: {str(rule)[:_SHOWN]!r}")
+        if unknown := sorted(rule.keys() - _RULE_PARTS):
+            raise _EventError(f"has a rule with {unknown[0]}, which is not supported")
+        if not rule.get("FREQ"):
+            raise _EventError("has a rule without a FREQ")
+        if any(number < 1 for number in rule.get("INTERVAL", ())):
+            raise _EventError("has a rule whose INTERVAL is not a positive number")
+    if not isinstance(event.get("SEQUENCE"), int):
+        event["SEQUENCE"] = 0
+    if _is_cancelled(event):
+        return dates
+    if "DTEND" not in event and isinstance(event.get("DURATION"), vBroken):
         raise _EventError("has a DURATION that is none")
+    if not {"DTEND", "DURATION"} & event.keys() and isinstance(event["DTSTART"].dt, datetime):
+        raise _EventError("has no end")
     try:
-        if isinstance(start, datetime) or not lasts.seconds:
-            return start + lasts
-        return datetime.combine(start, time()) + lasts
+        event["DTEND"] = vDDDTypes(recurring_ical_events.EventAdapter(event).raw_end)
     except OverflowError as error:
         raise _EventError("lasts beyond the year 9999") from error
+    return [*dates, event["DTEND"]]
 
 
-# Series
+def _is_cancelled(event: Any) -> bool:
+    return _text(event, "STATUS").upper() == "CANCELLED"
 
 
-class _Expanding:
-    """A calendar while it is expanded: what was found, and what is left of its limits."""
+def _occurrences(
+    uid: str,
+    events: Sequence[Any],
+    days: tzinfo,
+    period: tuple[datetime, datetime],
+    problems: list[str],
+) -> list[Occurrence]:
+    """Return when the events of one UID happen; whole days and floating times are in `days`.
 
-    def __init__(self, since: datetime, until: datetime, limits: Limits) -> None:
-        self.found: list[Occurrence] = []
-        self.problems: list[str] = []
-        self.skipped = 0
-        """Events and series for which nothing was left of the limits."""
-        self._since, self._until = since, until
-        self._limits = limits
-        self._ends_at = clock.process_time() + limits.all_cpu_s
-
-    def attempt(self, name: str, work: Callable[[], T]) -> T | None:
-        """Return the result of a part of the work; turn failure and excess into a problem."""
-        left_s = min(self._limits.series_cpu_s, self._ends_at - clock.process_time())
-        if left_s <= 0 or len(self.found) >= self._limits.occurrences:
-            self.skipped += 1
-            return None
+    The library is given times of the wall clock that the series repeats by, without a zone: with zones, it
+    compares times of different zones wrongly, and an UNTIL with the wrong clock.
+    """
+    good = []
+    for event in events:
         try:
-            # Repeated, because an exception that a signal raises in a destructor is lost.
-            signal.setitimer(signal.ITIMER_PROF, left_s, 0.1)
-            return work()
-        except _CpuTimeError:
-            self.problems.append(f"{name} repeats too often to be followed.")
+            good.append((event, _checked_dates(event)))
         except _EventError as error:
-            self.problems.append(f"{name} {error}.")
-        except Exception as error:  # others' code on anybody's text
-            self.problems.append(f"{name} cannot be read ({error}).")
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        return None
+            problems.append(f"{_name(event)} {error}.")
+    masters = [event for event, _ in good if "RECURRENCE-ID" not in event]
+    master = max(masters, key=lambda event: event["SEQUENCE"], default=good[0][0] if good else None)
+    if master is None or (masters and _is_cancelled(master)):
+        return []
+    zone = getattr(master["DTSTART"].dt, "tzinfo", None) or days
 
-    def add_series(self, events: Sequence[_Read], days: tzinfo) -> None:
-        """Find the occurrences of the events of one UID; whole days and floating times are in `days`.
+    def wall(moment: Any) -> Any:
+        if isinstance(moment, timedelta):  # of a period
+            return moment
+        if not isinstance(moment, datetime):
+            moment = datetime.combine(moment, time())
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=days)
+        return aware.astimezone(zone).replace(tzinfo=None)
 
-        The library is given times of the wall clock that the series repeats by, without a zone: with
-        zones, it compares times of different zones wrongly, and an UNTIL with the wrong clock.
-        """
-        masters = [event for event in events if event.replaces is None]
-        master = max(masters, key=lambda event: event.sequence, default=None)
-        changes = [event for event in events if event.replaces is not None]
-        if master is not None and master.cancelled:
-            return
-        first = (master or changes[0]).start
-        zone = (first.tzinfo if isinstance(first, datetime) else None) or days
+    def utc(moment: datetime) -> datetime:
+        return moment.replace(tzinfo=zone).astimezone(timezone.utc)
 
-        def local(moment: Moment) -> datetime:
-            if not isinstance(moment, datetime):
-                moment = datetime.combine(moment, time())
-            if moment.tzinfo is None:
-                moment = moment.replace(tzinfo=days)
-            return moment.astimezone(zone).replace(tzinfo=None)
-
-        calendar = icalendar.Calendar()
-        numbered = [*([master] if master else []), *changes]
-        for number, event in enumerate(numbered):
-            if event.cancelled or local(event.start) < local(event.end):
-                calendar.add_component(_component(event, number, local))
-            else:
-                self.problems.append(f"{event.event.name} ends when or before it starts.")
-        query = recurring_ical_events.CalendarQuery(calendar, components=[_BY_NUMBER])
-        # Times on the edge by the wall clock are sorted out by absolute time.
-        found = query.between(local(self._since) - _MARGIN, local(self._until) + _MARGIN)
-        for each in found:
-            event = numbered[each["number"]]
-            start, end = (
-                each[edge].replace(tzinfo=zone).astimezone(timezone.utc)
-                for edge in ("start", "end")
-            )
-            if not event.cancelled and start < end and start < self._until and self._since < end:
-                self.found.append(Occurrence(event.event, start, end))
+    texts: dict[Any, Event | None] = {}
+    for event, dates in good:
+        for each in dates:
+            each.dt = tuple(map(wall, each.dt)) if isinstance(each.dt, tuple) else wall(each.dt)
+        for rule in _values(event, "RRULE"):
+            if "UNTIL" in rule:
+                rule["UNTIL"] = [_last(moment, wall) for moment in rule["UNTIL"]]
+        adapter = recurring_ical_events.EventAdapter(event)
+        if _is_cancelled(event):
+            texts[adapter] = None
+        elif utc(adapter.raw_start) < utc(adapter.raw_end):
+            summary, description = _text(event, "SUMMARY").strip(), _text(event, "DESCRIPTION")
+            texts[adapter] = Event(uid, summary, description, _name(event))
+        else:
+            problems.append(f"{_name(event)} ends when or before it starts.")
+    if not texts:
+        return []
+    found = []
+    since, until = period
+    series = recurring_ical_events.Series(list(texts))
+    # Times on the edge by the wall clock are sorted out by absolute time.
+    for each in series.between(wall(since) - _MARGIN, wall(until) + _MARGIN):
+        text, start, end = texts[each._adapter], utc(each.start), utc(each.end)
+        if text is not None and start < end and start < until and since < end:
+            found.append(Occurrence(text, start, end))
+    return found
 
 
-class _Numbered(recurring_ical_events.EventAdapter):  # type: ignore[misc]
-    """An adapter that names an event instead of copying it, which takes ten times as long."""
-
-    def as_component(
-        self, start: datetime, stop: datetime, keep_recurrence_attributes: bool = True
-    ) -> dict[str, Any]:
-        """Return the result of a query for one occurrence."""
-        return {"number": int(self._component[_INDEX]), "start": start, "end": stop}
-
-
-_BY_NUMBER = recurring_ical_events.ComponentsWithName("VEVENT", adapter=_Numbered)
-
-
-def _component(event: _Read, number: int, local: Callable[[Moment], datetime]) -> Any:
-    """Return the event for the library, with times of the wall clock."""
-    component = icalendar.Event()
-    component.add("UID", "series")
-    component.add(_INDEX, str(number))
-    component.add("SEQUENCE", event.sequence)
-    component.add("DTSTART", local(event.start))
-    component.add("DTEND", local(event.end))
-    for rule in event.rules:
-        until = [_last(moment, local) for moment in rule.get("UNTIL", ())]
-        component.add("RRULE", vRecur({**rule, **({"UNTIL": until} if until else {})}))
-    if event.extra:
-        component.add("RDATE", [local(moment) for moment in event.extra])
-    if event.excluded:
-        # Some programs exclude a day to mean whatever starts in it.
-        timed = isinstance(event.start, datetime)
-        component.add(
-            "EXDATE",
-            [each if type(each) is date and timed else local(each) for each in event.excluded],
-        )
-    if event.replaces is not None:
-        replaces = vDDDTypes(local(event.replaces))
-        if event.onwards:
-            replaces.params["RANGE"] = "THISANDFUTURE"
-        component.add("RECURRENCE-ID", replaces)
-    return component
-
-
-def _last(until: Moment, local: Callable[[Moment], datetime]) -> datetime:
+def _last(until: date, wall: Callable[[datetime], datetime]) -> datetime:
     """Return the last moment of a rule: an UNTIL that is a day means all of it."""
     if isinstance(until, datetime):
-        return local(until) if until.tzinfo else until
+        return wall(until) if until.tzinfo else until
     return datetime.combine(until, time(23, 59, 59))
+
+
+@contextmanager
+def _cpu_time(limit_s: float) -> Iterator[None]:
+    """Raise `_CpuTimeError` once the block has taken so much CPU time."""
+    before = signal.signal(signal.SIGPROF, _interrupt)
+    try:
+        # Repeated, because an exception that a signal raises in a destructor is lost.
+        signal.setitimer(signal.ITIMER_PROF, limit_s, 0.1)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

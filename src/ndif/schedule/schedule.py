@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -114,19 +113,18 @@ def _settled(claims: Sequence[_Claim], problems: list[str]) -> Iterator[Window]:
     """Yield one model's windows: overlaps settled, adjacent windows with the same settings joined."""
     reported: set[tuple[str, str]] = set()
     times = sorted({t for each in claims for t in (each.occurrence.start, each.occurrence.end)})
-    active: list[tuple[int, _Claim]] = []
-    coming = 0
+    coming = deque(claims)
+    active: list[_Claim] = []
     window: Window | None = None
     for now in times:
-        while coming < len(claims) and claims[coming].occurrence.start <= now:
+        while coming and coming[0].occurrence.start <= now:
             _drop_ended(active, now)
             if active:
-                _report_conflict(active[0][1], claims[coming], reported, problems)
+                _report_conflict(active[-1], coming[0], reported, problems)
             # Claims come in order of their start: the last of those that go on holds.
-            heapq.heappush(active, (-coming, claims[coming]))
-            coming += 1
+            active.append(coming.popleft())
         _drop_ended(active, now)
-        holder = active[0][1] if active else None
+        holder = active[-1] if active else None
         if window is not None and (holder is None or holder.config != window.config):
             yield Window(window.config, window.start, now, window.event)
             window = None
@@ -134,9 +132,9 @@ def _settled(claims: Sequence[_Claim], problems: list[str]) -> Iterator[Window]:
             window = Window(holder.config, now, now, holder.occurrence.event.summary)
 
 
-def _drop_ended(active: list[tuple[int, _Claim]], now: datetime) -> None:
-    while active and active[0][1].occurrence.end <= now:
-        heapq.heappop(active)
+def _drop_ended(active: list[_Claim], now: datetime) -> None:
+    while active and active[-1].occurrence.end <= now:
+        active.pop()
 
 
 def _report_conflict(
@@ -148,6 +146,7 @@ def _report_conflict(
     if before.config == after.config or pair in reported:
         return
     reported.add(pair)
+    names = [event.name.removeprefix("The event ") for event in (one, other)]
     differ = [
         field.name
         for field in fields(DeploymentConfig)
@@ -155,10 +154,6 @@ def _report_conflict(
     ]
     problems.append(
         f"{after.config.repo_id} is scheduled with different {' and '.join(differ)} at the same time, "
-        f"{after.occurrence.start:%Y-%m-%d %H:%M} UTC, by {_name(one)} and by {_name(other)}: "
+        f"{after.occurrence.start:%Y-%m-%d %H:%M} UTC, by {names[0]} and by {names[1]}: "
         "the one that starts later holds."
     )
-
-
-def _name(event: Event) -> str:
-    return event.name.removeprefix("The event ")

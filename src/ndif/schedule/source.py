@@ -55,11 +55,7 @@ class _Fetched:
 async def expand_in_process(
     content: bytes, zone: str, since: datetime, until: datetime
 ) -> Expansion:
-    """Expand a calendar in a process of its own.
-
-    Raises:
-        CalendarError: if it is no calendar, or reading it takes more time or memory than it may.
-    """
+    """Expand a calendar in a process; raise CalendarError also for what takes too much time or memory."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ndif.schedule.expansion"),
         *(zone, since.isoformat(), until.isoformat()),
@@ -127,7 +123,9 @@ class ScheduleSource:
         async with self._one_at_a_time:
             failure: str | None = None
             try:
-                fetched = await within(self._fetch(), self._timeout_s)
+                url = self._url
+                fetching = self._download(url) if url else asyncio.to_thread(self._open)
+                fetched = await within(fetching, self._timeout_s)
                 await self._expand(fetched, now)
                 self._good, self._good_at = fetched, now
             except (_SourceError, CalendarError) as error:
@@ -138,19 +136,18 @@ class ScheduleSource:
                 failure = f"there was no whole answer within {self._timeout_s:g} s"
             if failure is not None and self._good is not None:
                 await self._expand(self._good, now)
-            await self._settle()
-            self.problems = (*self._failed(failure), *self._schedule.problems)
+            deployments = self.deployments
+            if self._expansion is not None and self._completed_by != deployments:
+                made = await asyncio.to_thread(make_schedule, self._expansion, deployments)
+                self._schedule, self._completed_by = made, deployments
+            self.problems = self._schedule.problems
+            if failure is not None:
+                held = "no model is dedicated by it"
+                if self._good_at:
+                    held = f"that of {self._good_at:%Y-%m-%d %H:%M %Z} still holds"
+                problem = f"The schedule at {self.name} cannot be read ({failure}): {held}."
+                self.problems = (problem, *self.problems)
             return self._schedule
-
-    def _failed(self, failure: str | None) -> tuple[str, ...]:
-        if failure is None:
-            return ()
-        held = (
-            f"that of {self._good_at:%Y-%m-%d %H:%M %Z} still holds"
-            if self._good_at
-            else "no model is dedicated by it"
-        )
-        return (f"The schedule at {self.name} cannot be read ({failure}): {held}.",)
 
     async def _expand(self, fetched: _Fetched, now: datetime) -> None:
         """Expand a calendar, unless it is the last one and its expansion reaches far enough."""
@@ -161,20 +158,8 @@ class ScheduleSource:
         self._expansion = await self._expand_calendar(fetched.content, self._zone, *span)
         self._expanded_at, self._completed_by = now, None
 
-    async def _settle(self) -> None:
-        """Make the schedule, unless neither the expansion nor the deployments have changed."""
-        deployments = self.deployments
-        if self._expansion is not None and self._completed_by != deployments:
-            self._schedule = await asyncio.to_thread(make_schedule, self._expansion, deployments)
-            self._completed_by = deployments
-
-    async def _fetch(self) -> _Fetched:
-        """Return what is at the address; the last good value itself if it has not changed."""
-        if self._url is not None:
-            return await self._download(self._url)
-        return await asyncio.to_thread(self._open)
-
     def _open(self) -> _Fetched:
+        """Return what is in the file; the last good value itself if it has not changed."""
         try:
             facts = self._path.stat()
             mark = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
@@ -192,7 +177,7 @@ class ScheduleSource:
         headers = {"Accept": "text/calendar, */*;q=0.1"}
         good = self._good
         if good is not None and isinstance(good.mark, dict):
-            headers.update(good.mark)
+            headers |= good.mark
         async with (
             httpx.AsyncClient(timeout=self._timeout_s, follow_redirects=True) as client,
             client.stream("GET", url, headers=headers) as answer,

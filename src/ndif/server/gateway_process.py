@@ -16,7 +16,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
-from ndif.control.rpc import RemoteControlPlane
+from ndif.control.remote import RemoteControlPlane
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror

@@ -19,12 +19,11 @@ import uvloop
 
 from ndif.cluster.fleet import Fleet, ThisMachine
 from ndif.config.settings import Settings
-from ndif.control.publisher import Publisher
-from ndif.control.rpc import perform_event
+from ndif.control.remote import Publisher, perform_event
 from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
 from ndif.net import STOP_SIGNALS
-from ndif.queue.holding_queue import HoldingQueue
+from ndif.queue.dispatcher import HoldingQueue
 from ndif.schema.request import Request
 from ndif.server.coordinator import Coordinator
 from ndif.server.process_config import ProcessConfig, configure_logging, on_parent_exit

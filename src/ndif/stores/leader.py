@@ -143,7 +143,7 @@ class LeaderRpc:
     """Calls from gateways to the leader: events on a stream, each with its answer in a list of its own.
 
     Gateways `ask`, and the leader's `serve` answers. Names and arguments of events belong to its callers
-    (`ndif.control.rpc`).
+    (`ndif.control.remote`).
     """
 
     def __init__(self, client: Redis) -> None:

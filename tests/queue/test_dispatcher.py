@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ndif.queue.holding_queue import HoldingQueue
+from ndif.queue.dispatcher import HoldingQueue
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.status import Status

@@ -1,0 +1,90 @@
+"""Gateways in other processes: operations that they ask the leader for, and models that it publishes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ndif.cluster.controller import Controller
+from ndif.cluster.status import client_status, describe, files
+from ndif.control.control_plane import ControlPlane
+from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
+from ndif.schema.deployment import OperationError
+from ndif.stores.broker import BrokerError
+
+if TYPE_CHECKING:
+    # A server of one process has no client of Redis.
+    from ndif.stores.leader import LeaderRpc, SharedCache
+
+logger = logging.getLogger(__name__)
+
+STATUS, MODELS, FILES = "status", "models", "files"
+"""Names of the published values in the shared cache."""
+
+_INTERVAL_S = 0.5
+_WRITES_PER_LIFE = 3
+"""Writes of an unchanged value before it would expire."""
+_MAX_QUOTED = 100
+"""Characters of an unknown event's name that an error repeats."""
+
+
+@dataclass(eq=False)
+class Publisher:
+    """Writes the models, their state and the addresses of their files to the shared cache.
+
+    It writes a value when it changes, and again before it expires. `PublishedCatalogue` and
+    `PublishedHfMirror` of each gateway read the values.
+    """
+
+    controller: Controller
+    cache: SharedCache
+    life_s: float
+    """Seconds until a value expires whose writer is gone."""
+    _written: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            models, replicas = self.controller.models, self.controller.replicas()
+            try:
+                await self._write(MODELS, describe(models))
+                await self._write(STATUS, client_status(models, replicas))
+                await self._write(FILES, files(replicas))
+            except BrokerError as error:
+                logger.warning("the models could not be published: %s", error)
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def _write(self, name: str, value: Any) -> None:
+        now = asyncio.get_running_loop().time()
+        at, written = self._written.get(name, (now, None))
+        if value != written or now - at > self.life_s / _WRITES_PER_LIFE:
+            await self.cache.write(name, value, self.life_s)
+            self._written[name] = now, value
+
+
+@dataclass(frozen=True)
+class RemoteControlPlane:
+    """The gateway's side: sends each operation to the leader, except the one that stops the server."""
+
+    leader: LeaderRpc
+    stop: Callable[[], None]
+    """End the server that this gateway belongs to."""
+
+    async def perform(self, operation: Operation) -> Answer:
+        """Return the leader's answer to the operation; raise OperationError if no process leads."""
+        if isinstance(operation, Stop):
+            self.stop()
+            return STOPPING
+        answer: Answer = await self.leader.ask(operation.event, operation.model_dump(mode="json"))
+        return answer
+
+
+async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
+    """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
+    for kind in OPERATIONS:
+        if kind.event == event:
+            return await kind.model_validate(arguments).perform(control)
+    raise OperationError(400, f"There is no event {event[:_MAX_QUOTED]!r}.")
