@@ -74,7 +74,7 @@ class RayModelActor:
 
     name: str
     make: Callable[[], Any]
-    """Return an actor that Ray has still to start, which may take its time."""
+    """Maker of the process in Ray, which may take its time."""
     job_sender: JobSender
     whereabouts: MutableMapping[str, RayModelActor]
     """Replicas that run jobs of another leader, each of which is awaited where it runs."""
