@@ -41,69 +41,51 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Outcome of the checks of a server, with the port that they took."""
+    """Outcome of the checks of a start, with the port that they took."""
 
     server: ServerOptions
-    listening: socket.socket
-    port: int
-    deployments: tuple[DeploymentConfig, ...]
     services: tuple[Service, ...]
     """Services to start, in this order."""
+    listening: socket.socket | None
+    """Socket of a server; None if only services are started."""
+    port: int
+    deployments: tuple[DeploymentConfig, ...]
 
 
 def preflight(options: Settings, server: ServerOptions) -> Prepared:
-    """Check that a server can start, and take its port; a StartError names every problem."""
-    deployments, unreadable = _deployments(options, server)
-    installed = Runtimes(options.runtimes).installed()
+    """Check all that is to start, and take a server's port; a StartError names every problem."""
     services, lacking = plan_services(options, server.role)
-    problems = [
-        *_machine_problems(options),
-        *_account_problems(options),
-        *unreadable,
-        *(
-            f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
-            f"run `ndif runtime add {generation}`."
-            for config in deployments
-            for generation in config.deployed_for
-            if generation not in installed
-        ),
-        *lacking,
-    ]
-    try:
+    problems = list(_machine_problems(options, server))
+    deployments: tuple[DeploymentConfig, ...] = ()
+    listening, port = None, 0
+    if server.is_server:
+        deployments, unusable = _deployments(options, server)
+        problems += [*_account_problems(options), *unusable]
         port = server.port or options.api_port
-        listening = listen(server.host, port, "Choose another with --port, or stop what uses it.")
-    except StartError as error:
-        raise StartError(_numbered([str(error), *problems])) from error
-    if problems:
+        try:
+            advice = "Choose another with --port, or stop what uses it."
+            listening = listen(server.host, port, advice)
+        except StartError as error:
+            problems.insert(0, str(error))
+    problems += lacking
+    if not problems:
+        return Prepared(server, services, listening, port, deployments)
+    if listening is not None:
         listening.close()
-        raise StartError(_numbered(problems))
-    return Prepared(server, listening, listening.getsockname()[1], deployments, services)
-
-
-def preflight_of_services(options: Settings, role: Role) -> tuple[Service, ...]:
-    """Check that services can start without a server, and return them; a StartError names every problem."""
-    services, problems = plan_services(options, role)
-    problems = [*_machine_problems(options, runs_models=role in ("ray", "worker")), *problems]
-    if problems:
-        raise StartError(_numbered(problems, "It"))
-    return services
-
-
-def _numbered(problems: list[str], subject: str = "The server") -> str:
     if len(problems) == 1:
-        return problems[0]
-    return "\n".join(
-        [f"{subject} cannot start:", *(f"  {n}. {text}" for n, text in enumerate(problems, 1))]
-    )
+        raise StartError(problems[0])
+    numbered = [f"  {number}. {text}" for number, text in enumerate(problems, 1)]
+    subject = "The server" if server.is_server else "It"
+    raise StartError("\n".join([f"{subject} cannot start:", *numbered]))
 
 
-def _machine_problems(options: Settings, *, runs_models: bool = True) -> Iterator[str]:
+def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]:
     """Check the disk, and what a machine that runs models, and untrusted code next to them, must have."""
     root = options.session_root.expanduser().absolute()
     problem = disk_space_problem(root, "Sessions and results", name_of("session_root"))
     if problem is not None:
         yield problem
-    if not runs_models:
+    if server.role in ("broker", "object-store"):
         return
     try:
         verify(options.sandbox)
@@ -142,6 +124,14 @@ def _deployments(
             found.update((str(config.key).lower(), config) for config in source())
         except NdifError as error:
             problems += str(error).splitlines()
+    installed = Runtimes(options.runtimes).installed()
+    problems += [
+        f"{config.repo_id} is deployed for nnsight {generation}, which is not installed: "
+        f"run `ndif runtime add {generation}`."
+        for config in found.values()
+        for generation in config.deployed_for
+        if generation not in installed
+    ]
     return tuple(found.values()), problems
 
 

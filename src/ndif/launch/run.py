@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +15,8 @@ from ndif.config.reference import changed
 from ndif.config.settings import Settings
 from ndif.launch.preflight import Prepared
 from ndif.launch.run_folder import ActiveRunFolder, RunRecord
-from ndif.launch.services import Role
 from ndif.launch.services.plan import addresses
-from ndif.launch.services.service import Service, ServiceError
+from ndif.launch.services.service import ServiceError
 from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url, is_loopback
 from ndif.server.embedded import Server
 from ndif.server.process_config import ProcessConfig, configure_logging
@@ -38,28 +37,31 @@ class Run:
     """
 
     options: Settings
-    role: Role
     run_folder: ActiveRunFolder
-    services: Sequence[Service]
+    prepared: Prepared
     was_ready: bool = field(default=False, init=False)
     """True once the run has served."""
 
     @property
     def log(self) -> Path:
         """Return the file of the run's log."""
-        return self.run_folder.log(self.services[0].name)
+        return self.run_folder.log(self.prepared.services[0].name)
 
     @property
     def start_timeout_s(self) -> float:
         """Return the seconds that the start may take."""
-        return _SERVER_START_TIMEOUT_S + sum(service.start_timeout_s for service in self.services)
+        return _SERVER_START_TIMEOUT_S + sum(
+            service.start_timeout_s for service in self.prepared.services
+        )
 
     def answers(self) -> bool:
         """Return True if the run serves, as seen from another process."""
-        return all(service.answers(self.run_folder) for service in self.services)
+        return all(service.answers(self.run_folder) for service in self.prepared.services)
 
     def close_inherited(self) -> None:
         """Close the descriptors that a forked child now owns."""
+        if self.prepared.listening is not None:
+            self.prepared.listening.close()
 
     def serve(
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
@@ -67,7 +69,7 @@ class Run:
         """Serve until told to stop, and call `on_ready` once it does; `handlers` receive the log, too."""
         configure_logging([logging.FileHandler(self.log), *handlers])
         url, host, port, arguments = self._description()
-        started = {service.name for service in self.services}
+        started = {service.name for service in self.prepared.services}
         record = RunRecord.of_this_process(
             self.run_folder.id,
             url=url,
@@ -76,7 +78,7 @@ class Run:
             version=__version__,
             arguments=arguments,
             settings=changed(self.options),
-            node_type="worker" if self.role == "worker" else "head",
+            node_type="worker" if self.prepared.server.role == "worker" else "head",
             services={
                 name: {"address": address, "ours": name in started}
                 for name, address in addresses(self.options).items()
@@ -115,7 +117,7 @@ class Run:
         _stop_on_signals(stopping)
         supervisor = Supervisor(stopping)
         try:
-            for service in self.services:
+            for service in self.prepared.services:
                 await service.start(supervisor, self.run_folder)
             if not stopping.is_set():
                 await self._serve(supervisor, on_ready, stopping)
@@ -133,19 +135,16 @@ class Run:
 
     def _description(self) -> tuple[str, str, int, list[str]]:
         """Return the URL, host and port for the record, and the arguments that start the same again."""
-        service = self.services[0]
-        argument = "--worker" if self.role == "worker" else self.role
+        service, role = self.prepared.services[0], self.prepared.server.role
+        argument = "--worker" if role == "worker" else role
         return service.address, service.host, service.port, [argument]
 
 
-@dataclass(eq=False, kw_only=True)
 class ServerRun(Run):
     """One server: the gateway, the dispatcher and what they need.
 
     They are in this one process, or, with a broker, in several that this one only supervises.
     """
-
-    prepared: Prepared
 
     @property
     def log(self) -> Path:
@@ -156,14 +155,11 @@ class ServerRun(Run):
         """See `Run.answers`."""
         return answers(self.prepared.server.host, self.prepared.port)
 
-    def close_inherited(self) -> None:
-        """See `Run.close_inherited`."""
-        self.prepared.listening.close()
-
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
     ) -> None:
         listening = self.prepared.listening
+        assert listening is not None  # noqa: S101 - the preflight of a server took its port
         config = ProcessConfig(
             listening=listening.fileno(),
             results=self.run_folder.results,
@@ -201,7 +197,7 @@ class ServerRun(Run):
         server, port = self.prepared.server, self.prepared.port
         file = server.deployment_file
         arguments = [
-            *([self.role] if self.role != "all" else []),
+            *([server.role] if server.role != "all" else []),
             *("--host", server.host, "--port", str(port)),
             *(["--deployment-config", str(file.absolute())] if file else []),
             *map(_absolute, server.checkpoints),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 
@@ -10,7 +11,7 @@ from rich.logging import RichHandler
 
 from ndif.config.reference import read
 from ndif.launch.detached import run_detached
-from ndif.launch.preflight import ServerOptions, preflight, preflight_of_services
+from ndif.launch.preflight import ServerOptions, preflight
 from ndif.launch.run import Run, ServerRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
@@ -26,15 +27,11 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
         run_folders = run_folders.of_service(server.role)
     if run_folders.running() is not None:
         raise StartError(run_folders.already_running())
-    if not server.is_server:
-        services = preflight_of_services(options, server.role)
-        run_folder = _create(run_folders, console, *(service.name for service in services))
-        _run(Run(options, server.role, run_folder, services), console, detach, as_json, verbose)
-        return
     prepared = preflight(options, server)
-    with prepared.listening:
-        run_folder = _create(run_folders, console)
-        run = ServerRun(options, server.role, run_folder, prepared.services, prepared=prepared)
+    logs = [] if server.is_server else [service.name for service in prepared.services]
+    with prepared.listening or contextlib.nullcontext():
+        run_folder = _create(run_folders, console, *logs)
+        run = (ServerRun if server.is_server else Run)(options, run_folder, prepared)
         _run(run, console, detach, as_json, verbose)
 
 
@@ -78,7 +75,8 @@ def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
     if isinstance(run, ServerRun):
         _print_server(record, run, console)
     else:
-        subject = "A worker of the cluster" if run.role == "worker" else f"The {run.role} is"
+        role = run.prepared.server.role
+        subject = "A worker of the cluster" if role == "worker" else f"The {role} is"
         console.print(
             f"{subject} at [bold]{record.url}[/].\nLog: {run.log}", highlight=False, soft_wrap=True
         )
