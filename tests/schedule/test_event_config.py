@@ -171,6 +171,20 @@ def test_one_bad_event_spoils_no_other() -> None:
     assert schedule.problems[0].startswith("The event '' ")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RDATE;VALUE=PERIOD:20261006T090000Z/20251006T090000Z",
+        "DTSTART;VALUE=PERIOD:20261006T090000Z/20251006T090000Z",
+        "CATEGORIES;VALUE=FLOAT:three",
+        "DURATION:P99999999999999D",
+    ],
+)
+def test_what_the_library_cannot_read_spoils_no_other_event(line: str) -> None:
+    schedule = read(calendar(once(line), once(uid="good", summary="org/good")), now=NOW)
+    assert len(spans(schedule, "org/good")) == 1
+
+
 # Conflicts
 
 

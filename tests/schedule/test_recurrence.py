@@ -124,6 +124,8 @@ def test_several_exceptions_in_a_line_and_more_dates() -> None:
         "RDATE;VALUE=PERIOD:20261021T120000Z/PT3H",
     )
     assert starts(calendar(text)) == ["10-06 09:00", "10-08 09:00", "10-20 12:00", "10-21 14:00"]
+    begin, end = spans(read(calendar(text), now=NOW))[-1]
+    assert end - begin == timedelta(hours=3)  # a period has its own length
 
 
 def test_a_moved_occurrence() -> None:

@@ -21,7 +21,7 @@ import math
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import Generic, TypeVar
@@ -62,17 +62,15 @@ def _charge(entry: Entry[T], ran_s: float | None = None) -> float:
     return max(entry.cost if ran_s is None else ran_s, _LEAST_COST_S) / entry.weight
 
 
+@dataclass(eq=False, slots=True)
 class _Account(Generic[T]):
     """The waiting entries of one user, and the virtual time at which the user's next turn starts."""
 
-    __slots__ = ("ordinary", "priority", "start", "turn")
-
-    def __init__(self) -> None:
-        self.start = 0.0
-        self.priority: OrderedDict[str, Entry[T]] = OrderedDict()
-        self.ordinary: OrderedDict[str, Entry[T]] = OrderedDict()
-        self.turn: _Turn[T] | None = None
-        """The turn in the heap that counts for this account; None while nothing waits."""
+    start: float = 0.0
+    priority: OrderedDict[str, Entry[T]] = field(default_factory=OrderedDict)
+    ordinary: OrderedDict[str, Entry[T]] = field(default_factory=OrderedDict)
+    turn: _Turn[T] | None = None
+    """The turn in the heap that counts for this account; None while nothing waits."""
 
     def entries_beside(self, entry: Entry[T]) -> OrderedDict[str, Entry[T]]:
         """Return the entries of this user that an entry waits among."""

@@ -25,11 +25,11 @@ from types import FrameType
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import icalendar
 import recurring_ical_events
 from dateutil.tz import tzlocal
-from icalendar.cal import Component
-from icalendar.prop import vBroken, vDDDTypes, vRecur
+from icalendar.cal import ComponentFactory
+from icalendar.parser.ical.calendar import CalendarIcalParser
+from icalendar.prop import TypesFactory, vBroken, vDDDTypes, vRecur
 from icalendar.timezone import tzp
 from icalendar.timezone.zoneinfo import ZONEINFO
 
@@ -47,9 +47,6 @@ _MARGIN = timedelta(days=1)
 _DATES = ("DTSTART", "DTEND", "RECURRENCE-ID", "RDATE", "EXDATE")
 _SINGLE = ("DTSTART", "DTEND", "DURATION", "RECURRENCE-ID")
 _RULE_PARTS = frozenset(vRecur.canonical_order) - {"RSCALE", "SKIP"}
-
-# The library notes malformed text of an event and reads on; it shall of every other component, too.
-Component.ignore_exceptions = True
 
 
 class CalendarError(ValueError):
@@ -187,6 +184,20 @@ def expand(
     return Expansion(tuple(found), tuple(problems))
 
 
+class _Parser(CalendarIcalParser):  # type: ignore[misc]
+    """The library's parser, which keeps a component whose lines or properties are malformed."""
+
+    def handle_line_parse_error(self, exception: Exception) -> None:
+        """Skip the line."""
+
+    def handle_property(self, name: str, params: Any, vals: str, line: Any) -> None:
+        """Add a property; one that cannot be read is broken."""
+        try:
+            super().handle_property(name, params, vals, line)
+        except Exception:  # others' code on anybody's text
+            self.component.add(name, vBroken(vals), encode=False)
+
+
 class _Zones(ZONEINFO):  # type: ignore[misc]
     """The zones of the system and of the calendar; one that cannot be read is not known."""
 
@@ -215,7 +226,7 @@ def _parse(content: bytes) -> list[Any]:
         raise CalendarError("it is cut off: it does not end with END:VCALENDAR")
     tzp.use(_Zones())  # and forget the zones of another calendar
     try:
-        calendars: list[Any] = icalendar.Calendar.from_ical(text, multiple=True)
+        calendars: list[Any] = _Parser(text, ComponentFactory(), TypesFactory()).parse()
     except Exception as error:  # others' code on anybody's text
         raise CalendarError(f"it cannot be read ({error})") from error
     if not calendars:
@@ -239,8 +250,12 @@ def _name(event: Any) -> str:
     """Return the subject of a sentence about an event."""
     text = " ".join(_text(event, "SUMMARY").split())
     short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    days = [start.to_ical().decode()[:8] for start in _values(event, "DTSTART")]
-    day = re.sub(r"^(\d{4})(\d\d)(\d\d)$", r"\1-\2-\3", days[0]) if days else ""
+    start = next(iter(_values(event, "DTSTART")), None)
+    day = ""
+    if isinstance(start, vBroken):
+        day = re.sub(r"^(\d{4})(\d\d)(\d\d)$", r"\1-\2-\3", str(start)[:8])
+    elif start is not None and isinstance(start.dt, date):
+        day = f"{date(start.dt.year, start.dt.month, start.dt.day)}"
     return f"The event {short!r} of {day}" if day else f"The event {short!r}"
 
 
