@@ -51,6 +51,7 @@ from ndif.host.request_lifecycle import (
     Event,
     IllegalTransitionError,
     Party,
+    Stored,
     next_state,
 )
 from ndif.placement.node import Node
@@ -102,6 +103,12 @@ def test_every_state_is_reached_and_left_by_those_who_hold_requests() -> None:
             # Wherever a request is, the queue can end it, and give it back.
             assert next_state(state, Event.FAIL, Party.QUEUE) is Status.ERROR
             assert next_state(state, Event.GIVE_BACK, Party.QUEUE) in WAITING
+
+
+def test_an_end_is_stored_by_those_events_that_lead_to_it() -> None:
+    for transition in TRANSITIONS.values():
+        ends = transition.target is not None and transition.target.terminal
+        assert ends is (transition.stored is Stored.END)
 
 
 @pytest.mark.parametrize(

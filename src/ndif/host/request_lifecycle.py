@@ -1,7 +1,7 @@
 """The life of a request: its states, the events between them, and the one class that performs these.
 
-`TRANSITIONS` says which event takes a request from which states to which state, and who may cause it.
-`RequestLifecycle` holds the requests of one process and applies that table.
+`TRANSITIONS` says which event takes a request from which states to which state, who may cause the event and
+what is stored by then. `RequestLifecycle` holds the requests of one process and applies that table.
 
 Both of its users can import this file from here: the queue, which claims requests from the broker, and the
 jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which the queue sends them.
@@ -57,13 +57,25 @@ class Event(Enum):
     RELEASE = "release"
 
 
+class Stored(Enum):
+    """A change in the stores that an event makes."""
+
+    REQUEST = "the request and its payload, with the broker"
+    CLAIM = "the claim, with the broker, for the next leader to take over"
+    STATUS = "the status: published to a live client, an object for a client that polls"
+    END = "the terminal response likewise, as an object of its own; then the broker forgets the request"
+    RELEASED = "the request, its payload and its claim are deleted"
+
+
 class Transition(NamedTuple):
-    """An event, where it may happen and who may cause it."""
+    """An event: where it may happen, who may cause it and what it leaves."""
 
     sources: Set[Status | None]
     """States before it; None is a request that this process does not hold."""
     target: Status | None
     by: Set[Party]
+    stored: Stored | None
+    """None where the claim alone says all that has to survive."""
 
 
 WAITING: Set[Status | None] = {Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING}
@@ -73,19 +85,19 @@ _HELD = WAITING | _RUNS
 _QUEUE, _HOLDERS = {Party.QUEUE}, {Party.QUEUE, Party.REPLICA}
 
 TRANSITIONS = {
-    Event.SUBMIT: Transition({None}, Status.RECEIVED, {Party.GATEWAY}),
-    Event.CLAIM: Transition({None, Status.RECEIVED}, Status.QUEUED, _HOLDERS),
-    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE),
-    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE),
-    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE),
-    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS),
-    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS),
+    Event.SUBMIT: Transition({None}, Status.RECEIVED, {Party.GATEWAY}, Stored.REQUEST),
+    Event.CLAIM: Transition({None, Status.RECEIVED}, Status.QUEUED, _HOLDERS, Stored.CLAIM),
+    Event.WAIT: Transition(WAITING, Status.QUEUED, _QUEUE, Stored.STATUS),
+    Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
+    Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
+    Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
+    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
     # A request that waits is given back where its client is away: it waits for that client first.
-    Event.GIVE_BACK: Transition(_HELD, Status.QUEUED, _HOLDERS),
-    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS),
-    Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS),
+    Event.GIVE_BACK: Transition(_HELD, Status.QUEUED, _HOLDERS, None),
+    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
+    Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS, Stored.END),
     # Another process has stored the end: this one lets go.
-    Event.RELEASE: Transition(_HELD, None, _HOLDERS),
+    Event.RELEASE: Transition(_HELD, None, _HOLDERS, Stored.RELEASED),
 }
 
 _REPORTS = {
