@@ -137,10 +137,10 @@ class StandIn(RemoteActor):
 
     # As a Broker
 
-    async def absent(self, subscriptions: Iterable[str]) -> set[str]:
+    async def disconnected(self, subscriptions: Iterable[str]) -> set[str]:
         return {*subscriptions} & self.gone
 
-    async def has_ended(self, request: Request) -> bool:
+    async def is_complete(self, request: Request) -> bool:
         return False
 
     # As a JobChannel

@@ -613,7 +613,7 @@ async def test_a_request_whose_replica_is_lost_after_its_last_response_does_not_
         second = await line.join()
         await second.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, second.request.id]
-        assert await line.broker.has_ended(first.request)
+        assert await line.broker.is_complete(first.request)
         if polled:
             assert (await first.polls())["status"] == "COMPLETED"
         else:
@@ -761,8 +761,8 @@ async def test_a_client_that_left_while_it_waited_is_skipped(
         await third.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, third.request.id]
         assert all(replica.cancelled.empty() for replica in line.replicas)
-        assert not await line.broker.has_ended(gone.request), "it may be back in a moment"
-        while not await line.broker.has_ended(gone.request):  # noqa: ASYNC110 - it tells nobody
+        assert not await line.broker.is_complete(gone.request), "it may be back in a moment"
+        while not await line.broker.is_complete(gone.request):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(OFTEN_S)
 
 

@@ -178,7 +178,7 @@ class SubmitRoute:
                 "on its way. Send it again.",
             )
         waits_on = submission.subscription_id
-        if waits_on is not None and await self.broker.absent([waits_on]):
+        if waits_on is not None and await self.broker.disconnected([waits_on]):
             raise HttpError(
                 409,
                 "The connection for updates that this request names is not open. Run the trace again; "

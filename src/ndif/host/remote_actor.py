@@ -126,7 +126,7 @@ class Jobs:
         """Cancel the job that runs once its client has left: its leader, who would do so, may be gone."""
         while True:
             current = self._current
-            if current is not None and await self._lifecycle.absent([current]):
+            if current is not None and await self._lifecycle.disconnected([current]):
                 self.cancel(current.id, "The client left.")
             await asyncio.sleep(_LOOK_S)
 

@@ -245,7 +245,7 @@ class RequestLifecycle:
             return False
         self._move(life, Event.GIVE_BACK)
         if isinstance(error, ReplicaLostError):
-            if await self._has_ended(request):  # the replica was lost after that
+            if await self._is_complete(request):  # the replica was lost after that
                 await self.release(request)
                 return False
             reason = self._reason_after_loss(life, error)
@@ -314,11 +314,11 @@ class RequestLifecycle:
         lives = [self._lives[request.id] for request in requests if request.id in self._lives]
         await asyncio.gather(*(life.over.wait() for life in lives))
 
-    async def absent(self, requests: Iterable[Request]) -> set[str]:
+    async def disconnected(self, requests: Iterable[Request]) -> set[str]:
         """Return the ids of the requests whose live client is not there."""
         live = {request.id: request.subscription_id for request in requests}
-        absent = await self.broker.absent({id_ for id_ in live.values() if id_ is not None})
-        return {request_id for request_id, id_ in live.items() if id_ in absent}
+        gone = await self.broker.disconnected({id_ for id_ in live.values() if id_ is not None})
+        return {request_id for request_id, id_ in live.items() if id_ in gone}
 
     async def stop(self) -> None:
         """Give responses on their way a few seconds to be delivered."""
@@ -359,12 +359,12 @@ class RequestLifecycle:
 
     async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
         """Cancel a job whose client has left: the job only holds up the others."""
-        await self.broker.departed(subscription_id)
+        await self.broker.until_disconnected(subscription_id)
         actor.cancel(_LEFT)
 
-    async def _has_ended(self, request: Request) -> bool:
+    async def _is_complete(self, request: Request) -> bool:
         try:
-            return await self.broker.has_ended(request)
+            return await self.broker.is_complete(request)
         except BrokerError as error:
             logger.warning("request %s: %s", request.id, error)
             return False
@@ -389,7 +389,7 @@ class RequestLifecycle:
     async def _reason_after_absence(self, life: _Life) -> str | None:
         """Return why a request ends whose client is away; None once that client is back."""
         for _ in range(_LOOKS):
-            if not await self.absent([life.request]):
+            if not await self.disconnected([life.request]):
                 return None
             await asyncio.sleep(_LOOK_S)
         logger.info("request %s: its client left", life.request.id)
@@ -420,7 +420,7 @@ class RequestLifecycle:
         elif response.delivered:
             # The replica that delivered the response may be lost before it lets go of the request.
             await self.broker.release(request)
-        elif await self._has_ended(request):
+        elif await self._is_complete(request):
             # Two leaders sent it to two replicas: the first end holds.
             await self.responder.ensure_end(request, response)
         else:

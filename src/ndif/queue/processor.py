@@ -282,8 +282,8 @@ class Processor:
     async def provision(self) -> None:
         """Request missing replicas, or tell waiting clients why there are none."""
         # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
-        absent = await self._lifecycle.absent(entry.item for entry in self.queue)
-        for entry in self.queue.remove_all(lambda entry: entry.id in absent):
+        gone = await self._lifecycle.disconnected(entry.item for entry in self.queue)
+        for entry in self.queue.remove_all(lambda entry: entry.id in gone):
             self._await_client(entry.item)
         if not self.model.dedicated:
             refused = self.queue.remove_all(lambda entry: not entry.item.hotswapping)

@@ -138,10 +138,10 @@ class JournalBroker(MemoryBroker):
         self._journal.record(request, response, asyncio.get_running_loop().time())
         return True
 
-    async def absent(self, sessions: Iterable[str]) -> set[str]:
-        """Return no session: every client is connected. See `Broker.absent`."""
+    async def disconnected(self, sessions: Iterable[str]) -> set[str]:
+        """Return no session: every client is connected. See `Broker.disconnected`."""
         return set()
 
-    async def departed(self, session: str) -> None:
-        """Wait for ever: no client leaves. See `Broker.departed`."""
+    async def until_disconnected(self, session: str) -> None:
+        """Wait for ever: no client leaves. See `Broker.until_disconnected`."""
         await self._left.wait()

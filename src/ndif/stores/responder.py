@@ -55,7 +55,7 @@ class Responder:
             elif response.status not in (Status.LOG, Status.STREAM):
                 await self._keep(request, response)
                 if response.status.terminal:
-                    await self._broker.conclude(request, response)
+                    await self._broker.complete(request, response)
         if request.callback and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
             start(_call_back(request, response), self._callbacks, "callback")

@@ -69,7 +69,7 @@ class Loads:
     def __call__(self, content: bytes, objects: dict[str, Any] | None = None) -> Any:
         held = self._protector.objects(OBJECTS if objects is None else objects)
         self.looked_up = 0
-        return self._protector.unpickler(pickle.Unpickler, {})(io.BytesIO(content), held).load()
+        return self._protector.unpickler({})(io.BytesIO(content), held).load()
 
 
 @pytest.fixture
@@ -151,9 +151,7 @@ def test_another_payload_is_decoded(
 
     plain = Protector()
     expected = outcome(
-        lambda given: plain.unpickler(pickle.Unpickler, {})(
-            io.BytesIO(given), plain.objects(OBJECTS)
-        ).load()
+        lambda given: plain.unpickler({})(io.BytesIO(given), plain.objects(OBJECTS)).load()
     )
     assert outcome(loads(payload("warm-up"))) == expected
 

@@ -27,7 +27,7 @@ from ndif.sandbox.protector.unpickling import ForbiddenError
 def load(content: bytes, persistent: dict[str, Any] | None = None) -> Any:
     protector = Protector()
     objects = protector.objects(persistent or {})
-    return protector.unpickler(pickle.Unpickler, {})(io.BytesIO(content), objects).load()
+    return protector.unpickler({})(io.BytesIO(content), objects).load()
 
 
 class Call:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import pickle
 from pathlib import Path
 from types import ModuleType
 
@@ -237,6 +236,6 @@ SENT = {
 def test_a_table_can_be_sent(name: str) -> None:
     made = eval(SENT[name], {"pd": pandas})
     protector = Protector()
-    unpickler = protector.unpickler(pickle.Unpickler, {})
+    unpickler = protector.unpickler({})
     content = io.BytesIO(cloudpickle.dumps(made, protocol=4))
     assert repr(unpickler(content, protector.objects({})).load()) == repr(made)

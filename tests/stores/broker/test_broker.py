@@ -223,14 +223,14 @@ async def test_a_closed_channel_hears_no_more(opening: Opening) -> None:
 @on_loop
 async def test_a_session_is_present_while_its_channel_is_open(opening: Opening) -> None:
     async with opening() as broker:
-        assert await broker.absent(["nobody"]) == {"nobody"}
+        assert await broker.disconnected(["nobody"]) == {"nobody"}
         channel, other = await broker.subscribe(), await broker.subscribe()
-        assert not await broker.absent([channel.id])
+        assert not await broker.disconnected([channel.id])
         await channel.close()
-        assert await broker.absent([channel.id])
-        assert not await broker.absent([other.id])
+        assert await broker.disconnected([channel.id])
+        assert not await broker.disconnected([other.id])
         await channel.close()
-        assert not await broker.absent([other.id])
+        assert not await broker.disconnected([other.id])
 
 
 @on_loop
@@ -238,7 +238,7 @@ async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Open
     async with opening() as broker:
         older, newer = await broker.subscribe("name"), await broker.subscribe("name")
         await older.close()
-        assert not await broker.absent(["name"])
+        assert not await broker.disconnected(["name"])
         request = make_request("name")
         await broker.publish(request, update(request, "to the newer"))
         assert frames.read(await newer.next()).description == "to the newer"
@@ -247,14 +247,14 @@ async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Open
 @on_loop
 async def test_a_departure_is_noticed(opening: Opening) -> None:
     async with opening() as broker:
-        await broker.departed("nobody")
+        await broker.until_disconnected("nobody")
         channel = await broker.subscribe()
-        both = [asyncio.create_task(broker.departed(channel.id)) for _ in range(2)]
+        both = [asyncio.create_task(broker.until_disconnected(channel.id)) for _ in range(2)]
         await asyncio.sleep(SOON_S)
         assert not any(task.done() for task in both)
         await channel.close()
         await asyncio.gather(*both)
-        await broker.departed(channel.id)
+        await broker.until_disconnected(channel.id)
 
 
 # Uploads
@@ -382,11 +382,11 @@ async def test_a_request_is_let_go_of_with_its_last_response(opening: Opening) -
             await broker.submit(request)
         claimed = [await broker.claim(), await broker.claim()]
         await broker.publish(claimed[0], update(live, "not the last"))
-        assert [await broker.has_ended(request) for request in claimed] == [False, False]
+        assert [await broker.is_complete(request) for request in claimed] == [False, False]
         for _ in range(2):  # whoever did not hear that it was done does it again
             await broker.publish(claimed[0], Response(live.id, Status.COMPLETED))
-            await broker.conclude(claimed[1], Response(polled.id, Status.COMPLETED))
-        assert [await broker.has_ended(request) for request in claimed] == [True, True]
+            await broker.complete(claimed[1], Response(polled.id, Status.COMPLETED))
+        assert [await broker.is_complete(request) for request in claimed] == [True, True]
         # Nothing of them counts any more, and nothing of them comes again.
         whole = make_request(payload=bytes(INLINE))
         await broker.submit(whole)
@@ -406,7 +406,7 @@ async def test_with_the_last_response_goes_what_was_too_large_for_the_queue(
             claimed = await broker.claim()
             assert await store.get(f"requests/{request.id}") == request.payload
             end = Response(request.id, Status.COMPLETED)
-            await (broker.publish if subscription_id else broker.conclude)(claimed, end)
+            await (broker.publish if subscription_id else broker.complete)(claimed, end)
             await until_gone(store, f"requests/{request.id}")
         assert redis.command("keys", "request:*") == ""
         assert redis.command("get", "queue:bytes") == "0"
@@ -422,16 +422,16 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
         for request in sent:
             await broker.submit(request)
         live, polled, waiting = [await broker.claim() for _ in sent]
-        assert not await broker.has_ended(live)
+        assert not await broker.is_complete(live)
         await broker.publish(live, Response(live.id, Status.COMPLETED))
-        await broker.conclude(polled, Response(polled.id, Status.COMPLETED))
+        await broker.complete(polled, Response(polled.id, Status.COMPLETED))
     # Its process has ended before it heard of either.
     another = RedisBroker(redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE)
     await another.start()
     later = make_request()
     await another.submit(later)
     assert [(await another.claim()).id for _ in range(2)] == [waiting.id, later.id]
-    assert [await another.has_ended(each) for each in (live, polled, waiting)] == [
+    assert [await another.is_complete(each) for each in (live, polled, waiting)] == [
         True,
         True,
         False,
@@ -494,7 +494,7 @@ async def test_a_redis_that_is_full_takes_nothing_more_and_lets_go_of_what_it_ha
             done = Response(request.id, Status.COMPLETED)
             assert await broker.publish(claimed, done)
             assert frames.read(await channel.next()) == done
-            await within(broker.conclude(claimed, done), 1)
+            await within(broker.complete(claimed, done), 1)
             with pytest.raises(BrokerError, match="is there no longer"):
                 await broker.payload(claimed)
         finally:
@@ -515,13 +515,13 @@ async def test_what_is_let_go_of_while_redis_is_away_is_so_once_it_is_back(
         claimed = await broker.claim()
         redis.kill()
         end = Response(request.id, Status.COMPLETED)
-        coming = broker.conclude(claimed, end) if with_an_end else broker.release(claimed)
+        coming = broker.complete(claimed, end) if with_an_end else broker.release(claimed)
         letting_go = asyncio.create_task(coming)
         await asyncio.sleep(SOON_S)
         assert not letting_go.done()
         redis.start()
         await within(letting_go, 10)
-        assert await broker.has_ended(claimed) is with_an_end
+        assert await broker.is_complete(claimed) is with_an_end
         with pytest.raises(BrokerError, match="is there no longer"):
             await broker.payload(claimed)
         assert redis.command("xlen", "queue") == "0"
@@ -532,7 +532,7 @@ async def test_what_cannot_be_sent_fails_whoever_sends_it_and_nobody_else(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with on_redis(redis.url, tmp_path)() as broker:
-        asked = [broker.absent(["nobody"]) for _ in range(50)]
+        asked = [broker.disconnected(["nobody"]) for _ in range(50)]
         outcomes = await asyncio.gather(*asked, broker.client.get("\ud800"), return_exceptions=True)
         assert outcomes[:50] == [{"nobody"}] * 50
         assert isinstance(outcomes[50], UnicodeEncodeError)

@@ -87,7 +87,7 @@ async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
         assert (job.id, job.model, job.wire) == (request.id, request.model, request.wire)
         assert bool(job.payload) is (size <= INLINE)
         assert await there.payload(job) == payload[:size]
-        await there.conclude(job, Response(job.id, Status.ERROR, "Too bad. " * 100))
+        await there.complete(job, Response(job.id, Status.ERROR, "Too bad. " * 100))
         ended = await run
         assert ended is not None
         assert (ended.id, ended.status, ended.delivered) == (request.id, Status.ERROR, True)
@@ -165,7 +165,7 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
             run = running(lanes, request)
         assert (await within(lane.next(), PATIENCE_S)).id == request.id
         while not run.done():
-            await there.conclude(request, Response(request.id, Status.COMPLETED))
+            await there.complete(request, Response(request.id, Status.COMPLETED))
             await asyncio.wait([run], timeout=SOON_S)
         assert run.result() == Response(request.id, Status.COMPLETED, delivered=True)
 

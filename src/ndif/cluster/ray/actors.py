@@ -209,13 +209,13 @@ class RayModelActor:
 
         If it was lost after the job had ended, an `EndedError` is raised.
         """
-        if not await self.job_sender.has_ended(request):  # else its client knows more than that
+        if not await self.job_sender.is_complete(request):  # else its client knows more than that
             await announce(request, respond)
         self.whereabouts.pop(request.id, None)
         try:
             return await elsewhere._run(request)
         except ReplicaLostError:
-            if await self.job_sender.has_ended(request):
+            if await self.job_sender.is_complete(request):
                 raise EndedError from None
             if elsewhere is self:
                 raise

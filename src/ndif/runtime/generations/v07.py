@@ -217,7 +217,7 @@ class Nnsight07(Generation):
                 (_SERIALIZATION, "make_function"): make_function,
                 (_SERIALIZATION, "_source_function_setstate"): setstate,
             }
-            return policy.unpickler(_Unpickler, rebuilders)(file, persistent)
+            return policy.unpickler(rebuilders)(file, persistent)
 
         def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
             if isinstance(fn, str):

@@ -206,13 +206,11 @@ class _Unpickler:
             (_SERIALIZATION, "_fill"): fill,
         }
         self._policy = policy
-        self._ordinary = policy.unpickler(serialization.CustomCloudUnpickler, rebuilders)(
-            file, persistent
-        )
+        self._unpickler = policy.unpickler(rebuilders)(file, persistent)
 
     def load(self) -> Any:
         """Return a tracer, and the source of its block with its names and variables."""
-        tracer, (source, names, variables) = self._ordinary.load()
+        tracer, (source, names, variables) = self._unpickler.load()
         if not isinstance(tracer, tracing.Tracer) or not isinstance(source, str):
             raise PayloadError("The request holds no trace of nnsight 0.8.")
         code = tracer.info.frame.f_code

@@ -117,9 +117,9 @@ class Protector:
         return dict(persistent)
 
     def unpickler(
-        self, ordinary: type, rebuilders: Mapping[tuple[str, str], Any]
+        self, rebuilders: Mapping[tuple[str, str], Any]
     ) -> Callable[[Any, Mapping[str, Any] | None], Any]:
-        """Return a replacement of the class `ordinary`, called with a file and persistent objects.
+        """Return what stands for an unpickler class: called with a file and persistent objects.
 
         `rebuilders` replace functions of an nnsight generation, by module and name.
         """

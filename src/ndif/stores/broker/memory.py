@@ -98,23 +98,23 @@ class MemoryBroker:
         if subscription is not None:
             subscription.frames.put_nowait(wires.frame(request, response))
         if response.status.terminal:
-            await self.conclude(request, response)
+            await self.complete(request, response)
         return subscription is not None
 
-    async def conclude(self, request: Request, response: Response) -> None:
-        """See `Broker.conclude`."""
+    async def complete(self, request: Request, response: Response) -> None:
+        """See `Broker.complete`."""
         await self.release(request)
 
-    async def has_ended(self, request: Request) -> bool:
-        """See `Broker.has_ended`."""
+    async def is_complete(self, request: Request) -> bool:
+        """See `Broker.is_complete`."""
         return request.id not in self._unfinished
 
-    async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
-        """See `Broker.absent`."""
+    async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
+        """See `Broker.disconnected`."""
         return {each for each in subscription_ids if each not in self._subscriptions}
 
-    async def departed(self, subscription_id: str) -> None:
-        """See `Broker.departed`."""
+    async def until_disconnected(self, subscription_id: str) -> None:
+        """See `Broker.until_disconnected`."""
         if subscription := self._subscriptions.get(subscription_id):
             await subscription.closed.wait()
 

@@ -45,7 +45,7 @@ class Broker(Protocol):
 
     A submitted request stays stored until it is released or has its terminal response. The gateway submits
     and subscribes; the queue claims; whoever runs a request publishes. The broker never reads a payload.
-    `start`, `submit`, `payload`, `subscribe`, `publish` and `has_ended` raise `BrokerError` if they fail.
+    `start`, `submit`, `payload`, `subscribe`, `publish` and `is_complete` raise `BrokerError` if they fail.
     """
 
     outlives: bool
@@ -75,19 +75,19 @@ class Broker(Protocol):
     async def publish(self, request: Request, response: Response) -> bool:
         """Send an update to the subscription of `request`, and return True if its client receives it.
 
-        A terminal response also concludes a claimed request, in the same step.
+        A terminal response also completes a claimed request, in the same step.
         """
 
-    async def conclude(self, request: Request, response: Response) -> None:
+    async def complete(self, request: Request, response: Response) -> None:
         """Delete a claimed request whose terminal `response` is stored, so that it does not run again."""
 
-    async def has_ended(self, request: Request) -> bool:
+    async def is_complete(self, request: Request) -> bool:
         """Return True if a request that this process claimed has had its terminal response."""
 
-    async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
+    async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
         """Return those of the subscriptions that no client holds open."""
 
-    async def departed(self, subscription_id: str) -> None:
+    async def until_disconnected(self, subscription_id: str) -> None:
         """Return once no client holds the subscription open."""
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:

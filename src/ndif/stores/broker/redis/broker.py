@@ -77,7 +77,7 @@ class RedisBroker:
         register = self.client.register_script
         self._submit = register(scripts.SUBMIT)
         self._release = register(f"{scripts.RELEASE} return elsewhere")
-        self._conclude = register(f"{scripts.CONCLUDE} return elsewhere")
+        self._complete = register(f"{scripts.COMPLETE} return elsewhere")
         self._publish_last = register(scripts.PUBLISH_LAST)
         self._upload = register(scripts.UPLOAD)
         self.hand_over = register(scripts.HAND_OVER)
@@ -155,21 +155,21 @@ class RedisBroker:
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`. Continues in the background while Redis is away."""
-        await self._let_go(request, self._release, [GROUP, request.receipt])
+        await self._drop(request, self._release, [GROUP, request.receipt])
 
-    async def conclude(self, request: Request, response: Response) -> None:
-        """See `Broker.conclude`. Continues in the background while Redis is away."""
-        await self._let_go(request, self._conclude, end_arguments(request, response))
+    async def complete(self, request: Request, response: Response) -> None:
+        """See `Broker.complete`. Continues in the background while Redis is away."""
+        await self._drop(request, self._complete, end_arguments(request, response))
 
-    async def _let_go(self, request: Request, script: AsyncScript, arguments: list[Any]) -> None:
-        async def let_go() -> None:
+    async def _drop(self, request: Request, script: AsyncScript, arguments: list[Any]) -> None:
+        async def drop() -> None:
             try:
                 if await retry(lambda: script(keys_of(request), arguments), _TERMINAL_S):
                     await self._delete_payload(request)
             except BrokerError as error:
                 logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
 
-        await asyncio.wait([start(let_go(), self._releases, "release")], timeout=_UPDATE_S)
+        await asyncio.wait([start(drop(), self._releases, "release")], timeout=_UPDATE_S)
 
     async def _delete_payload(self, request: Request) -> None:
         try:
@@ -273,13 +273,13 @@ class RedisBroker:
             start(self._delete_payload(request), self._releases, "release")
         return bool(received)
 
-    async def has_ended(self, request: Request) -> bool:
-        """See `Broker.has_ended`."""
+    async def is_complete(self, request: Request) -> bool:
+        """See `Broker.is_complete`."""
         ended = scripts.ended_of(request.id)
         return bool(await retry(lambda: self.client.exists(ended), _UPDATE_S))
 
-    async def absent(self, subscription_ids: Iterable[str]) -> set[str]:
-        """See `Broker.absent`. While Redis is away, no subscription counts as absent."""
+    async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
+        """See `Broker.disconnected`. While Redis is away, no subscription counts as absent."""
         elsewhere = [each for each in subscription_ids if not self.channels.is_open(each)]
         counts: list[Any] = []
         if elsewhere:
@@ -287,8 +287,8 @@ class RedisBroker:
                 counts = await self.client.pubsub_numsub(*map(channel_of, elsewhere))
         return {each for each, (_, count) in zip(elsewhere, counts, strict=False) if not count}
 
-    async def departed(self, subscription_id: str) -> None:
-        """See `Broker.departed`."""
+    async def until_disconnected(self, subscription_id: str) -> None:
+        """See `Broker.until_disconnected`."""
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch_forever(), name="departures")
         await self._departures.setdefault(subscription_id, asyncio.Event()).wait()
@@ -301,7 +301,7 @@ class RedisBroker:
         missing: set[str] = set()
         while True:
             await asyncio.sleep(_LOOK_S)
-            absent = await self.absent(list(self._departures))
+            absent = await self.disconnected(list(self._departures))
             for subscription_id in absent & missing:
                 self._departures.pop(subscription_id).set()
             missing = absent

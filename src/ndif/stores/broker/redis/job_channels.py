@@ -109,10 +109,10 @@ class JobSender:
         finally:
             self._running.pop(request.id, None)
 
-    async def has_ended(self, request: Request) -> bool:
+    async def is_complete(self, request: Request) -> bool:
         """Return True if a request is known to have had its terminal response."""
         with contextlib.suppress(BrokerError):
-            return await self._broker.has_ended(request)
+            return await self._broker.is_complete(request)
         return False
 
     async def _receive_forever(self) -> None:

@@ -48,7 +48,7 @@ if bytes then redis.call('DECRBY', KEYS[4], bytes) end
 """
 
 # The mark that a request has ended is read after the loss of a replica. Without memory, it is left out.
-CONCLUDE = (
+COMPLETE = (
     RELEASE
     + """
 redis.pcall('SET', KEYS[5], 1, 'EX', ARGV[3])
@@ -60,7 +60,7 @@ redis.call('PUBLISH', ARGV[4], ARGV[5])
 # A request has one end, even where two leaders each take themselves for the only one.
 PUBLISH_LAST = (
     "local ended = redis.call('EXISTS', KEYS[5])\n"
-    + CONCLUDE
+    + COMPLETE
     + """
 if ended == 1 then return {1, elsewhere} end
 local heard = redis.call('PUBLISH', ARGV[6], ARGV[7])
@@ -107,5 +107,5 @@ def keys_of(request: Request) -> list[str]:
 
 
 def end_arguments(request: Request, response: Response) -> list[Any]:
-    """Return the arguments of `CONCLUDE`, with which those of `PUBLISH_LAST` begin."""
+    """Return the arguments of `COMPLETE`, with which those of `PUBLISH_LAST` begin."""
     return [GROUP, request.receipt, _ENDED_S, ENDS, encode_end(response)]
