@@ -448,7 +448,7 @@ def test_killed_it_leaves_no_process_behind(
         if moment == "running":
             stack.enter_context(running_job(server, recorded / "never ends"))
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-        assert place.gone_within(2), place.processes()
+        assert place.gone_within(10), place.processes()
     if moment == "idle":
         # The checkpoint's own dtype, where none was asked for.
         assert says(server, "bfloat16 on cpu")
