@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.runtime.process.fork_server import OPTION
+from tests.clients.fork_server import ForkedClient, fork_server
 
 CLIENTS = Path(__file__).parent
 NDIF = Path(sys.executable).with_name("ndif")
@@ -140,7 +141,7 @@ class Client:
     """One generation's client process; another where that one hangs by a fault of its own."""
 
     def __init__(self, module: str, name: str, folder: Path, environment: dict[str, str]) -> None:
-        self._command = [sys.executable, CLIENTS / "worker.py", module, name, folder]
+        self._arguments = (module, name, str(folder))
         self._environment = {
             **os.environ,
             **CHEAP_TLS,
@@ -150,21 +151,13 @@ class Client:
         self._start()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._process = fork_server().fork(self._arguments, self._environment)
         self._errors: deque[str] = deque(maxlen=200)
         self._has_lost = threading.Event()
         threading.Thread(target=self._read_errors, args=(self._process,), daemon=True).start()
         assert self._answer()["ready"]
 
-    def _read_errors(self, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
+    def _read_errors(self, process: ForkedClient) -> None:
         for line in process.stderr:
             self._errors.append(line.rstrip())
             if _LOST_IN_CLIENT in line:
@@ -172,7 +165,6 @@ class Client:
                 process.kill()
 
     def _answer(self) -> dict[str, object]:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             time.sleep(0.2)
@@ -196,7 +188,6 @@ class Client:
 
     def _run(self, scenario: str) -> object:
         """Why it failed; None if it did not."""
-        assert self._process.stdin is not None
         self._process.stdin.write(scenario + "\n")
         self._process.stdin.flush()
         patience = threading.Timer(PATIENCE_S, self._process.kill)
@@ -208,6 +199,5 @@ class Client:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(20)

@@ -21,8 +21,7 @@ from typing import IO, Any
 
 import torch
 import transformers
-from huggingface_hub import HfApi, get_local_safetensors_metadata
-from huggingface_hub.errors import NotASafetensorsRepoError
+from huggingface_hub import HfApi, parse_local_safetensors_file_metadata
 from transformers.core_model_loading import build_glob_alternation
 from transformers.pipelines import check_task
 from transformers.utils import cached_file
@@ -156,21 +155,23 @@ def _dtype_named(name: Any) -> torch.dtype | None:
 
 def _dtype_of_files(spec: ModelSpec) -> torch.dtype | None:
     """Return the dtype of a checkpoint's first tensor, for a config without one; None if unknown."""
-    with contextlib.suppress(Exception):  # another format, or no hub
+    path = _file(spec, "model.safetensors")
+    if path is None and (index := _file(spec, "model.safetensors.index.json")):
+        shards = json.loads(Path(index).read_text())["weight_map"].values()
+        path = _file(spec, min(shards))
+    if path is not None:
+        found = parse_local_safetensors_file_metadata(path)
+    elif spec.is_folder:
+        return None
+    else:
         try:
-            config = Path(_file(spec, "config.json") or "")
-            files = get_local_safetensors_metadata(config.parent).files_metadata
-            tensors = files[min(files)].tensors
-        except (NotASafetensorsRepoError, FileNotFoundError):
-            if spec.is_folder:
-                return None
             found = HfApi().parse_safetensors_file_metadata(
                 spec.checkpoint, "model.safetensors", revision=spec.revision
             )
-            tensors = found.tensors
-        dtypes = (_DTYPES.get(tensor.dtype) for _, tensor in sorted(tensors.items()))
-        return next((dtype for dtype in dtypes if dtype is not None), None)
-    return None
+        except Exception:  # another format, or no hub
+            return None
+    dtypes = (_DTYPES.get(tensor.dtype) for _, tensor in sorted(found.tensors.items()))
+    return next((dtype for dtype in dtypes if dtype is not None), None)
 
 
 def _file(spec: ModelSpec, name: str) -> str | None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from ndif.schema.deployment import OperationError
 from ndif.stores.broker.port import BrokerError
-from ndif.stores.redis import Redis
-from ndif.tasks import end, start
+from ndif.stores.redis import ANSWER_S, Redis, broker_errors
+from ndif.tasks import end, start, within
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,10 @@ class LeaderRpc:
             logger.exception("the event %s could not be carried out", event)
             content = {"refused": "The server failed; its log says why.", "status": 500}
         try:
-            await self._client.rpush(_answer_to(event_id), json.dumps(content))
-            await self._client.expire(_answer_to(event_id), _ANSWER_TTL_S)
+            pipeline = self._client.pipeline()  # a transaction: no answer stays for ever
+            pipeline.rpush(_answer_to(event_id), json.dumps(content))
+            pipeline.expire(_answer_to(event_id), _ANSWER_TTL_S)
+            with broker_errors():
+                await within(pipeline.execute(), ANSWER_S)
         except BrokerError as error:
             logger.warning("the answer to %s is lost: %s", event, error)

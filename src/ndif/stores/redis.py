@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
 from ndif.config.settings import OLDEST_REDIS
 from ndif.stores.broker.port import BrokerError
+from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class BrokerClient(Redis):
         super().__init__(**options)
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._running: set[asyncio.Future[Any]] = set()
+        self._answers = 0
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """See `Redis.execute_command`."""
@@ -64,14 +66,30 @@ class BrokerClient(Redis):
         with broker_errors():
             if args[0] in _BLOCKING:
                 return await self._in_time(command(*args, **options))  # type: ignore[no-untyped-call]
-            async with self._free:
+            await self._wait_for_turn()
+            try:
                 return await self._in_time(command(*args, **options))  # type: ignore[no-untyped-call]
+            finally:
+                self._free.release()
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         """See `Redis.aclose`. Commands without an answer fail."""
         for command in self._running:
             command.cancel()
         await super().aclose(close_connection_pool)
+
+    async def _wait_for_turn(self) -> None:
+        """Wait while others are answered: if the server answers nobody, all fail now and not in turn."""
+        while True:
+            before = self._answers
+            try:
+                async with timeout(ANSWER_S):
+                    await self._free.acquire()
+            except asyncio.TimeoutError:
+                if self._answers == before:
+                    raise
+            else:
+                return
 
     async def _in_time(self, command: Awaitable[T]) -> T:
         """Return the answer to `command`, which is cancelled if the server gives none for `ANSWER_S`."""
@@ -89,6 +107,7 @@ class BrokerClient(Redis):
             running.cancel()
         if running.cancelled():
             raise RedisConnectionError("the client is closed")
+        self._answers += 1
         return running.result()
 
 
@@ -96,6 +115,8 @@ def connect(url: str) -> Redis:
     """Return a client of the server at `url`, which connects when it is first used."""
     backoff = ExponentialBackoff(cap=_PAUSE_S, base=0.02)
     client: Redis = BrokerClient.from_url(url, **_OPTIONS, retry=Retry(backoff, _RETRIES))
+    # Options of the URL come before those above.
+    client.connection_pool.connection_kwargs["protocol"] = _OPTIONS["protocol"]
     return client
 
 

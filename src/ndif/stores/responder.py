@@ -64,7 +64,8 @@ class Responder:
     async def ensure_end(self, request: Request, end: Response) -> None:
         """Store `end` for a client that polls, unless a terminal response is stored already."""
         async with self._turns.setdefault(request.id, asyncio.Lock()):
-            if await self._objects.get(_end_key(request.id)) is None:
+            kept = await last_response(self._objects, request.id)
+            if kept is None or not Status(json.loads(kept)["status"]).terminal:
                 await self._keep(request, end)
 
     async def _keep(self, request: Request, response: Response) -> None:

@@ -393,8 +393,8 @@ def laughs() -> bytes:
 
 
 def counts_to_the_end() -> bytes:
-    """a pickle that sums a range: C that runs for as long as one likes"""
-    return b"\x80\x04cbuiltins\nsum\n(cbuiltins\nrange\n(L400000000L\ntRtR."
+    """a pickle that sums a range: C that runs for longer than the limit on any machine"""
+    return b"\x80\x04cbuiltins\nsum\n(cbuiltins\nrange\n(L1200000000L\ntRtR."
 
 
 def asks_for_all_memory() -> bytes:

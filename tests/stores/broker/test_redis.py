@@ -203,7 +203,8 @@ def test_a_server_that_does_not_answer_is_not_waited_for(play: Play, redis: Redi
                 loop = asyncio.get_running_loop()
                 for _ in range(2):  # the second finds no connection
                     began = loop.time()
-                    asked = client.ping(), client.blpop(["nothing"], timeout=1), client.ping()
+                    many = (client.ping() for _ in range(100))  # more than may be without an answer
+                    asked = client.ping(), client.blpop(["nothing"], timeout=1), *many
                     outcomes = await asyncio.gather(*asked, return_exceptions=True)
                     assert all(isinstance(o, BrokerError) for o in outcomes), outcomes
                     assert loop.time() - began < 4 * SHORT_S
@@ -336,5 +337,13 @@ def test_it_is_reached_as_its_url_says(play: Play, confidential: str) -> None:
             assert await client.execute_command("ACL WHOAMI") == "friend"  # type: ignore[no-untyped-call]
             assert (await client.client_info())["db"] == 3
             assert len(await client.echo(LARGE)) == len(LARGE)  # type: ignore[no-untyped-call]
+
+    play(scene)
+
+
+def test_answers_have_one_form_whatever_the_url_says(play: Play, redis: RedisServer) -> None:
+    async def scene() -> None:
+        async with a_client(f"{redis.url}?protocol=3") as client:
+            assert (await client.client_info())["resp"] == 2
 
     play(scene)

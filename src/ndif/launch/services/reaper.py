@@ -32,11 +32,12 @@ def main() -> int:
     parent_pipe, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     # Descendants whose parent ends become children of this process, which can then find and stop them.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # A signal that comes before its handler is there waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         program = subprocess.Popen(  # noqa: S603 - an operator's own program
             command,
-            # The program also ends if this process is killed. No thread exists that a fork could harm.
-            preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=_prepare_program,  # no thread exists that a fork could harm
             start_new_session=True,
         )
     except OSError as error:
@@ -50,6 +51,7 @@ def main() -> int:
     signal.signal(signal.SIGALRM, lambda *_: _kill(program.pid, signal.SIGKILL))
     for number in _STOP_SIGNALS:
         signal.signal(number, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     threading.Thread(target=_stop_with_owner, args=(parent_pipe,), daemon=True).start()
     ended = 0
     while ended != program.pid:  # other children are processes that the program left behind
@@ -59,6 +61,13 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     _stop_orphans()
     return program.returncode
+
+
+def _prepare_program() -> None:
+    _libc.prctl(
+        _PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # the program also ends if this process is killed
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
 def _stop_with_owner(parent_pipe: int) -> None:

@@ -137,23 +137,24 @@ def _set_warnings(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def _loggers() -> dict[logging.Logger, tuple[Any, ...]]:
-    known = [logging.root, *logging.root.manager.loggerDict.values()]
+def _loggers() -> dict[str, tuple[Any, ...]]:
+    known = {"": logging.root, **logging.root.manager.loggerDict}
     return {
-        logger: (
+        name: (
+            logger,
             logger.level,
             logger.propagate,
             logger.disabled,
             [(handler, handler.level, handler.formatter) for handler in logger.handlers],
             list(logger.filters),
         )
-        for logger in known
+        for name, logger in known.items()
         if isinstance(logger, logging.Logger)
     }
 
 
-def _set_loggers(before: Mapping[logging.Logger, tuple[Any, ...]]) -> None:
-    for logger, (level, propagate, disabled, handlers, filters) in before.items():
+def _set_loggers(before: Mapping[str, tuple[Any, ...]]) -> None:
+    for logger, level, propagate, disabled, handlers, filters in before.values():
         logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
         logger.handlers[:] = [handler for handler, _, _ in handlers]

@@ -206,11 +206,12 @@ class Zygote:
             if owner is not None and owner.channel.fileno() >= 0:
                 channels.append(owner.channel)
             ready = wait(channels)
+            # First: an owner's last words are passed on before its end ends this process.
+            if owner is not None and owner.channel in ready:
+                self._pass_on(owner)
             if wake in ready:
                 wake.recv(4096)
                 self._reap()
-            if owner is not None and owner.channel in ready:
-                self._pass_on(owner)
             if self._control.socket in ready:
                 self._obey(owner)
 

@@ -69,6 +69,9 @@ class PerClassCache(Generic[T]):
     def __getitem__(self, cls: type) -> T:
         number = id(cls)
         if number not in self._found:
-            self._found[number] = self._find(cls)
-            self._kept.append(cls)
+            found = self._find(cls)
+            self._kept.append(
+                cls
+            )  # first: without it the entry may come to stand for another class
+            self._found[number] = found
         return self._found[number]

@@ -218,6 +218,7 @@ class RedisBroker:
 
         A leader that was halted claims what waits before it learns that another leads.
         """
+        await self._have_group()  # Redis may have been restarted without its data
         summary = await self.client.xpending(QUEUE, GROUP)
         names = [consumer["name"].decode() for consumer in summary["consumers"]]
         return any(name != self._consumer for name in names)
