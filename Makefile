@@ -11,7 +11,7 @@ demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
 test: .venv/dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # While working: what starts neither a model process nor a cluster.
 FAST := config control launch placement queue schedule schema simulation stores sandbox/protector gateway \
