@@ -7,6 +7,7 @@ import contextvars
 import gc
 import io
 import os
+import secrets
 import select
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 import zstandard
 
@@ -79,6 +81,12 @@ def _show_warning(
 ) -> None:
     """Print a warning for the user, without the path of the file on this server that raised it."""
     print(f"{category.__name__}: {message}", file=sys.stderr)
+
+
+def _seed() -> None:
+    """Give the request random numbers of its own: every fork begins with the numbers of its zygote."""
+    torch.manual_seed(secrets.randbits(64))
+    numpy.random.seed(secrets.randbits(32))
 
 
 class Runner:
@@ -157,6 +165,7 @@ class Runner:
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
         # An earlier block may have ended inside a `no_grad`.
         torch.set_grad_enabled(True)
+        _seed()
         self._channel.send({"kind": "running"})
         self._reset_peak()
         started = time.perf_counter()
