@@ -108,3 +108,16 @@ def test_a_class_that_came_with_the_request_goes_back_as_the_clients_own() -> No
 def test_what_cannot_be_pickled_raises() -> None:
     with pytest.raises(TypeError, match="lock"):
         Result({"lock": __import__("threading").Lock()}, MB, MB)
+
+
+def test_a_function_that_holds_code_is_loaded() -> None:
+    """cloudpickle refers to the class of code objects, which `builtins` does not have."""
+    content = Result({"make": eval("lambda value: (lambda: value)")}, MB, MB).content
+    assert content is not None
+    assert loaded(content)["make"](3)() == 3
+
+
+def test_the_class_of_code_is_loaded() -> None:
+    content = Result({"kinds": [types.CodeType, types.CellType]}, MB, MB).content
+    assert content is not None
+    assert loaded(content)["kinds"] == [types.CodeType, types.CellType]

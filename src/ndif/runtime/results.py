@@ -166,8 +166,10 @@ def _clients_name(obj: type | types.FunctionType) -> Any:
     A class that is sent back by value would be another class there, and `isinstance` would be False.
     """
     module, qualname = obj.__module__, obj.__qualname__
-    if not module or "<" in qualname:
-        return None
+    if not module or module == "builtins" or "<" in qualname:
+        return (
+            None  # cloudpickle has its own names for builtin classes that have none in `builtins`
+        )
     try:
         here: Any = functools.reduce(getattr, qualname.split("."), sys.modules[module])
     except (KeyError, AttributeError):
