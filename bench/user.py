@@ -23,9 +23,9 @@ _KEPT_ALIVE_S = 3.0
 
 
 @functools.lru_cache(maxsize=64)
-def post(port: int, session: str, payload: bytes) -> bytes:
+def post(port: int, session: str, payload: bytes, key: str = KEY) -> bytes:
     """Return a request as nnsight 0.8 sends it."""
-    data = json.dumps({"model_key": KEY, "session_id": session, "compress": False, "env": {}})
+    data = json.dumps({"model_key": key, "session_id": session, "compress": False, "env": {}})
     parts = b"".join(
         b"--%s\r\nContent-Disposition: form-data; name=%s\r\n\r\n%s\r\n"
         % (_BOUNDARY.encode(), name, content)
@@ -64,8 +64,9 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 class User:
     """One client: a WebSocket for responses, and a connection for requests."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, key: str = KEY) -> None:
         self._port = port
+        self._key = key
 
     async def connect(self) -> None:
         """Open both connections."""
@@ -108,7 +109,7 @@ class User:
             self._requests.close()
             await self._reconnect()
         self._used = time.monotonic()
-        self._requests.write(post(self._port, self._session, payload))
+        self._requests.write(post(self._port, self._session, payload, self._key))
         await answered(self._answers)
 
     def _answer_ping(self, kind: int, content: bytes) -> bool:
