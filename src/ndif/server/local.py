@@ -140,6 +140,7 @@ class Local:
         )
 
     async def _serve(self, server: Server, listening: socket.socket, console: Console) -> None:
+        port = listening.getsockname()[1]
         http = Http(server.uvicorn_config(listening), farewell=server.farewell)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         loading = asyncio.create_task(self._load(server, listening, console))
@@ -154,7 +155,7 @@ class Local:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(serving, loading, return_exceptions=True)
             left = server.unfinished
-            console.print("Stopped." if not left else f"Stopped. {_will_run(left, listening)}")
+            console.print("Stopped." if not left else f"Stopped. {_will_run(left, port)}")
 
     async def _load(self, server: Server, listening: socket.socket, console: Console) -> None:
         bar = Progress(
@@ -202,6 +203,6 @@ class Local:
         console.print("Ctrl-C stops it.")
 
 
-def _will_run(polled: int, listening: socket.socket) -> str:
+def _will_run(polled: int, port: int) -> str:
     jobs = "1 polled job waits" if polled == 1 else f"{polled} polled jobs wait"
-    return f"{jobs}, to run once port {listening.getsockname()[1]} is served again."
+    return f"{jobs}, to run once port {port} is served again."
