@@ -121,7 +121,7 @@ def a_place(environment: dict[str, str], root: Path) -> Iterator[Place]:
     try:
         yield place
     finally:
-        place.ndif("stop")
+        place.ndif("stop", "--services")
         assert within(lambda: not place.processes()), place.processes()
 
 
