@@ -262,7 +262,7 @@ class Ended:
     temporary: list[str]
     stored: list[str]
     kept: Path
-    """Its folder of results."""
+    """The folder of its results."""
     place: Place
 
 

@@ -100,7 +100,12 @@ class Coordinator:
             settings.controller_sync_interval_s,
         )
         self.control_plane = ControlPlane(
-            self.controller, self.dispatcher, self.reconciler, self.generations, stop
+            self.controller,
+            self.dispatcher,
+            self.reconciler,
+            self.generations,
+            stop,
+            responder.problem,
         )
 
     def generations(self) -> list[str]:

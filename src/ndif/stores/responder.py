@@ -36,6 +36,10 @@ class Responder:
         self._callbacks: set[asyncio.Task[None]] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    def problem(self) -> str | None:
+        """Return the sentence that the store of responses takes little more; None if it is not known to."""
+        return self._objects.problem()
+
     async def respond(
         self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
     ) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,9 @@ from ndif.stores.broker.spool import Spool, SpoolError
 from ndif.stores.objects import DiskError, FileStore
 from ndif.stores.responder import Responder, last_response
 from tests.on_loop import on_loop
+from tests.stores.small_disk import fill, small_disk
+
+__all__ = ["small_disk"]
 
 SMALL, LARGE = b"opaque", bytes(range(256)) * 1024
 """Payloads in the file of all requests, and in one of its own."""
@@ -57,14 +59,6 @@ async def opened(folder: Path, objects: FileStore, **present: object) -> AsyncIt
 @pytest.fixture
 def objects(tmp_path: Path) -> FileStore:
     return FileStore(tmp_path / "objects", 60)
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(500):
-        if await holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError
 
 
 async def ids(folder: Path, objects: FileStore) -> list[str]:
@@ -202,30 +196,6 @@ async def test_live_requests_cost_nothing(tmp_path: Path, objects: FileStore) ->
 # A full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", folder]
-    if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("this user mounts no disks")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Fill a disk to its last byte; the file to delete."""
-    with closing((disk / "filling").open("wb", buffering=0)) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while file.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
-    return disk / "filling"
-
-
 @on_loop
 async def test_on_a_full_disk_nothing_is_accepted_and_nothing_lost(small_disk: Path) -> None:
     objects = FileStore(small_disk / "objects", 60)
@@ -235,7 +205,10 @@ async def test_on_a_full_disk_nothing_is_accepted_and_nothing_lost(small_disk: P
     first = a_request()
     await broker.submit(first)
     await responder.respond(first, Response(first.id, Status.QUEUED))
+    assert objects.problem() is None
     filling = fill(small_disk)
+    assert "The disk of" in (objects.problem() or "")
+    assert " is full: " in (objects.problem() or "")
     for payload in (SMALL * 1000, LARGE):
         with pytest.raises(BrokerError, match="the server's disk is full"):
             await broker.submit(a_request(payload))

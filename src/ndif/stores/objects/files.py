@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import mkstemp
 
-from ndif.stores.disk import disk_problem, sync
+from ndif.stores.disk import disk_problem, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
 from ndif.tasks import end
 
@@ -104,6 +104,10 @@ class FileStore:
         """See `ObjectStore.delete`."""
         with _disk_errors(), contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
+
+    def problem(self) -> str | None:
+        """See `ObjectStore.problem`."""
+        return space_problem(self.root)
 
     async def settle(self, *keys: str) -> None:
         """See `ObjectStore.settle`."""

@@ -60,6 +60,9 @@ class ObjectStore(Protocol):
     async def delete(self, key: str) -> None:
         """Delete the object `key`, if there is one."""
 
+    def problem(self) -> str | None:
+        """Return the sentence that the store takes little more; None if it is not known to."""
+
     async def settle(self, *keys: str) -> None:
         """Return once those of these objects that exist outlive a loss of power."""
 
