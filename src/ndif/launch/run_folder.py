@@ -7,8 +7,8 @@
     ├── config.json                     record of the run: process, address, options
     ├── token                           bearer token of /admin/*
     ├── logs/api/output.log             likewise logs/dispatcher and one for each service of the run
-    ├── results/                        results and responses until they are fetched or expire; the next run
-    │                                   takes them over
+    ├── results/                        results and responses until they are fetched or expire, and polled
+    │                                   jobs that have not ended; the next run takes them over
     └── data/                           data of the run's services, removed when it ends
 
 A service that runs without a server has a run folder of its own in ~/.ndif/services/NAME.
