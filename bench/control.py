@@ -23,6 +23,7 @@ _ROUNDS = 5
 _ROUND_S = 4.0
 _RATE = 300
 _RATE_S = 20.0
+_ACCEPTED, _PAUSE_S = 200, 0.01
 
 
 async def sustained(users: list[User]) -> float:
@@ -66,6 +67,22 @@ async def at_rate(users: list[User]) -> list[float]:
     return sorted(took)
 
 
+async def accepting(user: User) -> tuple[float, float]:
+    """Return the median seconds until a live and a polled request are accepted, one after the other."""
+    medians = []
+    for polled in (False, True):
+        took = []
+        for _ in range(_ACCEPTED):
+            await asyncio.sleep(_PAUSE_S)  # until the one before has ended
+            began = time.perf_counter()
+            await user.send(polled=polled)
+            took.append(time.perf_counter() - began)
+            if not polled:
+                await user.result()
+        medians.append(statistics.median(took))
+    return medians[0], medians[1]
+
+
 @contextlib.asynccontextmanager
 async def _users() -> AsyncIterator[list[User]]:
     with tempfile.TemporaryDirectory() as folder:
@@ -87,16 +104,16 @@ async def _users() -> AsyncIterator[list[User]]:
             await process.wait()
 
 
-async def _measure() -> tuple[list[float], list[float]]:
+async def _measure() -> tuple[list[float], list[float], tuple[float, float]]:
     async with _users() as users:
         await sustained(users)
         rates = [await sustained(users) for _ in range(_ROUNDS)]
-        return rates, await at_rate(users)
+        return rates, await at_rate(users), await accepting(users[0])
 
 
 def control() -> list[Figure]:
     """Measure the throughput, and the latency at a fixed rate."""
-    rates, took = uvloop.run(_measure())
+    rates, took, (live_s, polled_s) = uvloop.run(_measure())
     p50, p99 = (took[int(len(took) * part)] * 1e3 for part in (0.5, 0.99))
     return [
         Figure(
@@ -114,6 +131,13 @@ def control() -> list[Figure]:
             50,
             "ms",
             how=f"{len(took):,} requests at random times, p50 {p50:.1f} ms",
+        ),
+        Figure(
+            "POST /request: a polled job beyond a live one",
+            (polled_s - live_s) * 1e3,
+            2,
+            "ms",
+            how=f"medians of {_ACCEPTED}: its disk has the job; a live one takes {live_s * 1e3:.1f} ms",
         ),
     ]
 

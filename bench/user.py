@@ -99,8 +99,8 @@ class User:
         await self.send(payload)
         await self.result()
 
-    async def send(self, payload: bytes = SMALL) -> None:
-        """Send one request and wait until it is accepted.
+    async def send(self, payload: bytes = SMALL, *, polled: bool = False) -> None:
+        """Send one request and wait until it is accepted; a polled one has no result here.
 
         Raises:
             RuntimeError: If it is refused.
@@ -109,7 +109,8 @@ class User:
             self._requests.close()
             await self._reconnect()
         self._used = time.monotonic()
-        self._requests.write(post(self._port, self._session, payload, self._key))
+        session = "" if polled else self._session
+        self._requests.write(post(self._port, session, payload, self._key))
         await answered(self._answers)
 
     def _answer_ping(self, kind: int, content: bytes) -> bool:

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ import pytest
 import torch
 import zstandard
 
-from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
+from ndif.runtime.results import (
+    STORE_LEVEL,
+    Result,
+    ResultNotStoredError,
+    ResultTooLargeError,
+)
 
 MB = 1 << 20
 
@@ -68,6 +74,17 @@ def test_only_results_that_compress_are_compressed() -> None:
 def test_a_result_that_is_too_large_is_explained() -> None:
     with pytest.raises(ResultTooLargeError, match=r"more than 1,000,000 bytes.*Save fewer"):
         Result({"x": torch.zeros(MB)}, max_bytes=1_000_000, max_inline=100)
+
+
+@pytest.mark.parametrize("numbers", [300, 3_000_000])
+def test_a_full_disk_is_not_the_users_fault(numbers: int) -> None:
+    result = Result({"values": torch.randn(numbers)}, 1 << 30, 0)
+    for write in (result.write, partial(result.write_compressed, level=1, threads=2)):
+        with (
+            Path("/dev/full").open("wb") as full,
+            pytest.raises(ResultNotStoredError, match="the server's disk is full"),
+        ):
+            write(full.fileno())
 
 
 def test_a_view_is_saved_without_its_storage() -> None:

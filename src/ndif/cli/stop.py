@@ -1,4 +1,4 @@
-"""`ndif stop`: stop the server, its model processes and the services that were started with it."""
+"""`ndif stop`: stop the server and all that was started with it; services of their own, if asked to."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from ndif.cli.output import show_json
 from ndif.cli.server_client import (
     CommandError,
+    NoServerError,
     ServerClient,
     connect,
     json_option,
@@ -40,12 +41,25 @@ _ASK_TIMEOUT_S = 5.0
     metavar="URL",
     help="Address of a server elsewhere; default: what runs on this machine.",
 )
+@click.option(
+    "--services",
+    "with_services",
+    is_flag=True,
+    help="Then stop the services that were started alone on this machine, a broker with its queue.",
+)
 @token_option
 @json_option
-def command(url: str | None, token: str | None, as_json: bool, timeout: float) -> None:
-    """Stop the server with its model processes, then the services that were started on this machine."""
+def command(
+    url: str | None, token: str | None, as_json: bool, timeout: float, with_services: bool
+) -> None:
+    """Stop the server with its model processes and the services that were started with it."""
+    if with_services and url is not None:
+        raise click.UsageError(
+            "--services stops services of this machine; --url is another's server."
+        )
     running = run_folders().running()
-    alone = _standalone_services() if url is None else []
+    services = _standalone_services() if url is None else []
+    alone = services if with_services else []
     stopped: dict[str, object] = {}
     if running is not None and running[1].node_type == "worker" and url is None:
         _terminate(running[1])  # a worker answers no requests
@@ -55,6 +69,8 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
         server = connect(url, token)
         stopped = {"stopped": server.url, "how": end(server, timeout)}
         text = f"The server at {server.url} has stopped."
+    elif services and not alone:
+        raise NoServerError(f"No server is running here. {_still_run(services)}")
     elif not alone:
         raise no_server()
     if stopped and not as_json:
@@ -65,6 +81,8 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
             click.echo(f"The {name} at {record.url} has stopped.")
     if as_json:
         show_json({**stopped, "services": [name for name, _ in alone]})
+    elif services and not alone:
+        click.echo(_still_run(services))
 
 
 def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
@@ -94,6 +112,13 @@ def _standalone_services() -> list[tuple[str, RunRecord]]:
     """Return the services that run without a server, in the order in which they are stopped."""
     found = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
     return [(name, running[1]) for name, running in found if running is not None]
+
+
+def _still_run(services: list[tuple[str, RunRecord]]) -> str:
+    """Return the sentence on services that were started alone and go on."""
+    named = " and ".join(f"the {name} at {record.url}" for name, record in services)
+    runs, them = ("run", "them") if len(services) > 1 else ("runs", "it")
+    return f"{named[0].upper()}{named[1:]} still {runs}; `ndif stop --services` stops {them}."
 
 
 def _terminate(record: RunRecord) -> None:

@@ -45,8 +45,8 @@ class Settings(BaseSettings):
     broker_url: str = Field(
         default="",
         description=f"Redis ({OLDEST_REDIS} or newer) or Valkey, as redis://HOST:PORT, that joins "
-        "several processes and machines into one server. Empty: one process, which keeps "
-        "requests in memory.",
+        "several processes and machines into one server. Empty: one process, which keeps live "
+        "requests in memory and polled ones on its disk.",
     )
     broker_inline_bytes: int = Field(default=1 * MiB, ge=0)
     """With NDIF_BROKER_URL: maximum size in bytes of a payload or result that travels through the

@@ -81,10 +81,10 @@ class GetStatus(Operation):
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        return {
-            **describe_server(control.controller, control.dispatcher),
-            "schedule": control.reconciler.describe_schedule(),
-        }
+        described = describe_server(control.controller, control.dispatcher)
+        if (problem := control.store_problem()) is not None:
+            described["problems"].append(problem)
+        return {**described, "schedule": control.reconciler.describe_schedule()}
 
 
 class GetQueue(Operation):

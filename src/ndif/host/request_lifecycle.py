@@ -127,7 +127,6 @@ def next_state(state: Status | None, event: Event, by: Party) -> Status | None:
 _LOOKS, _LOOK_S = 10, 0.5
 _REMEMBERED = 1000
 """Ends that a process remembers: whoever else takes part may not have heard of them."""
-_PERSIST_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STOP_S = 5.0
 _LOST = "The job ended, and its result was lost with its replica. Send it again."
@@ -143,7 +142,7 @@ class _Life:
     request: Request
     state: Status | None = None
     losses: int = 0
-    """Replicas that failed while they ran the request."""
+    """Runs that were cut short because their replica failed, or the server."""
     cancelled: str | None = None
     """Reason to end the request, once it was cancelled."""
     actor: ModelActor | None = None
@@ -185,6 +184,16 @@ class RequestLifecycle:
         """Return how a request ended here, without its result; None if it is not known to have ended."""
         return self._ended.get(request_id)
 
+    def exhausted(self, request: Request) -> str | None:
+        """Return why a request that was just claimed does not run again; None if it may."""
+        losses = self._lives[request.id].losses
+        if losses < self.max_attempts:
+            return None
+        return (
+            f"The server ended {_times(losses)} while it ran this job. "
+            "It may need more memory than the server has."
+        )
+
     # The five verbs
 
     def claim(self, request: Request) -> bool:
@@ -194,7 +203,7 @@ class RequestLifecycle:
         """
         if request.id in self._lives or request.id in self._ended:
             return False
-        life = _Life(request)
+        life = _Life(request, losses=request.attempts)
         self._move(life, Event.CLAIM)
         self._lives[request.id] = life
         return True
@@ -207,6 +216,8 @@ class RequestLifecycle:
         """
         life = self._lives[request.id]
         self._move(life, Event.DISPATCH)
+        if self.by is Party.QUEUE:
+            self.broker.note_attempts(request, life.losses + 1)
         watching = None
         if request.subscription_id is not None and self.by is Party.QUEUE:
             watching = asyncio.create_task(self._cancel_once_absent(request.subscription_id, actor))
@@ -252,6 +263,7 @@ class RequestLifecycle:
         else:
             reason = await self._reason_after_absence(life)
         if reason is None:
+            self.broker.note_attempts(request, life.losses)
             return True
         await self.fail(request, reason)
         return False
@@ -321,7 +333,13 @@ class RequestLifecycle:
         return {request_id for request_id, id_ in live.items() if id_ in gone}
 
     async def stop(self) -> None:
-        """Give responses on their way a few seconds to be delivered."""
+        """Give responses on their way a few seconds to be delivered.
+
+        Runs that end with this process, which was told to stop, are not held against their requests.
+        """
+        for life in self._lives.values():
+            if life.state in _RUNS and self.by is Party.QUEUE:
+                self.broker.note_attempts(life.request, life.losses)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
         await end(self._tasks)
@@ -380,9 +398,8 @@ class RequestLifecycle:
         if life.losses < self.max_attempts:
             logger.warning("request %s: %s; it is tried again", life.request.id, error)
             return None
-        times = "once" if self.max_attempts == 1 else f"{self.max_attempts} times"
         return (
-            f"The model's process was lost {times} while it ran this job ({error}). "
+            f"The model's process was lost {_times(life.losses)} while it ran this job ({error}). "
             "It may need more memory than the server has."
         )
 
@@ -427,10 +444,10 @@ class RequestLifecycle:
             await self.responder.respond(request, response)
 
     async def _deliver_later(self, life: _Life, response: Response) -> None:
-        loop = asyncio.get_running_loop()
-        until, pause_s = loop.time() + _PERSIST_S, _FIRST_PAUSE_S
+        """Deliver an end however long the store is away: without it, a poll would never find one."""
+        pause_s = _FIRST_PAUSE_S
         try:
-            while loop.time() < until:
+            while True:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
                 try:
@@ -464,6 +481,10 @@ class RequestLifecycle:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _undelivered(request: Request) -> Response:

@@ -55,10 +55,10 @@ class Dispatcher:
         self._claiming = asyncio.create_task(self._claim_forever(), name="dispatcher")
 
     async def fail_all(self, reason: str) -> None:
-        """End every request as an ERROR, because no later process will run it."""
+        """End every request as an ERROR that no later process will run."""
         for processor in list(self.processors.values()):
-            await processor.fail_waiting(reason)
-        held = self.lifecycle.held
+            await processor.fail_waiting(reason, unless=self._broker.outlives)
+        held = [each for each in self.lifecycle.held if not self._broker.outlives(each)]
         for request in held:
             self.lifecycle.cancel(request.id, reason)
         with contextlib.suppress(asyncio.TimeoutError):
@@ -125,8 +125,13 @@ class Dispatcher:
 
     async def accept(self, request: Request) -> None:
         """Hold a request that the broker handed out, and put it into the queue of its model."""
-        if self.lifecycle.claim(request):
+        if not self.lifecycle.claim(request):
+            return
+        reason = self.lifecycle.exhausted(request)
+        if reason is None:
             await self.enqueue(request)
+        else:
+            await self.lifecycle.fail(request, reason)
 
     async def enqueue(self, request: Request) -> None:
         """Put a request into the queue of its model, or tell its client why there is none."""

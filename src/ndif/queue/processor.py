@@ -213,9 +213,11 @@ class Processor:
         """Tell all waiting clients, whose requests go on waiting."""
         await self._send_all(Status.QUEUED, text)
 
-    async def fail_waiting(self, reason: str) -> int:
-        """End every waiting request as an ERROR, and return how many there were."""
-        return await self._fail(self.queue.remove_all(lambda _: True), reason)
+    async def fail_waiting(
+        self, reason: str, unless: Callable[[Request], bool] = lambda _: False
+    ) -> int:
+        """End every waiting request as an ERROR, except some, and return how many have ended."""
+        return await self._fail(self.queue.remove_all(lambda e: not unless(e.item)), reason)
 
     async def _fail(self, entries: list[Entry[Request]], reason: str) -> int:
         await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in entries))

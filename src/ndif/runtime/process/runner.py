@@ -26,7 +26,7 @@ from ndif.runtime.process import proc_files
 from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.warmup_request import start_threads
-from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
+from ndif.runtime.results import STORE_LEVEL, Result, ResultNotStoredError, ResultTooLargeError
 from ndif.runtime.tracebacks import explain
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Runner:
             self._deliver(result, header, cost)
         except BlockError as error:
             self._fail(error.traceback + self._limit_hint(error.traceback), meta())
-        except (PayloadError, ResultTooLargeError, DeviceError) as error:
+        except (PayloadError, ResultTooLargeError, ResultNotStoredError, DeviceError) as error:
             self._fail(str(error), meta())
         except (EOFError, ConnectionError):
             raise

@@ -48,9 +48,6 @@ class Broker(Protocol):
     `start`, `submit`, `payload`, `subscribe`, `publish` and `is_complete` raise `BrokerError` if they fail.
     """
 
-    outlives: bool
-    """True if requests outlive this process and can be claimed by the next."""
-
     async def start(self) -> None:
         """Prepare for the methods below."""
 
@@ -60,11 +57,20 @@ class Broker(Protocol):
     async def submit(self, request: Request) -> None:
         """Store a request for the queue."""
 
+    def outlives(self, request: Request) -> bool:
+        """Return True if a request that has not ended outlives this process, and the next claims it."""
+
     async def claim(self) -> Request:
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
 
     async def payload(self, request: Request) -> bytes | bytearray:
         """Return the payload of a request that has not been released."""
+
+    def note_attempts(self, request: Request, attempts: int) -> None:
+        """Say how many runs of a claimed request have been cut short if this process ends now.
+
+        The next process finds the number in `Request.attempts`.
+        """
 
     async def release(self, request: Request) -> None:
         """Delete a claimed request that gets no further response."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ndif.config.settings import Settings
 from ndif.stores.objects.files import FileStore as FileStore
+from ndif.stores.objects.port import DiskError as DiskError
 from ndif.stores.objects.port import ObjectStore as ObjectStore
 from ndif.stores.objects.port import ObjectStoreError as ObjectStoreError
 from ndif.stores.objects.port import Upload as Upload

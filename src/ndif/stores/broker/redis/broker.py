@@ -60,8 +60,6 @@ class RedisBroker:
     Owns the process's connections to Redis. Payloads above `inline_bytes` are in the object store.
     """
 
-    outlives = True
-
     def __init__(
         self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
     ) -> None:
@@ -131,6 +129,10 @@ class RedisBroker:
                 await self._objects.delete(_object_of(request.id))
             raise QueueFullError(held_too_much, self._max_bytes)
 
+    def outlives(self, request: Request) -> bool:
+        """See `Broker.outlives`."""
+        return True
+
     async def claim(self) -> Request:
         """See `Broker.claim`."""
         if self._claiming is None:
@@ -152,6 +154,9 @@ class RedisBroker:
         if content is None:
             raise BrokerError("what was sent with this request is there no longer; send it again")
         return content
+
+    def note_attempts(self, request: Request, attempts: int) -> None:
+        """See `Broker.note_attempts`. Not stored: a replica that outlives its leader runs on."""
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`. Continues in the background while Redis is away."""
