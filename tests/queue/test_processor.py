@@ -767,6 +767,24 @@ async def test_a_client_that_left_while_it_waited_is_skipped(
 
 
 @on_loop
+async def test_clients_that_hang_up_leave_the_line(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        running = await line.join()
+        await gate.began.get()
+        waiting = await line.join()
+        for client in [await line.join() for _ in range(40)]:
+            await client.leave()
+        await asyncio.sleep(OFTEN_S)
+        last = await line.join()
+        assert position(await last.hears(Status.QUEUED)) == 3
+        gate.let_end(3)
+        for client in (running, waiting, last):
+            await client.hears(Status.COMPLETED)
+        assert len(line.ran) == 3
+
+
+@on_loop
 async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
@@ -775,7 +793,7 @@ async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
         await gate.began.get()
         await away.leave()
         gate.let_end()
-        await gate.began.get()  # the third runs: the second has had its turn
+        await gate.began.get()  # the third runs: the second has left the line
         assert await line.dispatcher.cancel(away.request.id, "Killed.")
         away.channel = await line.broker.subscribe(away.channel.id)
         gate.let_end()

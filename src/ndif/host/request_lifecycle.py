@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Set
+from collections.abc import Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -147,6 +147,8 @@ class _Life:
     cancelled: str | None = None
     """Reason to end the request, once it was cancelled."""
     actor: ModelActor | None = None
+    watching: asyncio.Task[None] | None = None
+    """The watch over its live client."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -167,6 +169,8 @@ class RequestLifecycle:
     """The party that this process is."""
     max_attempts: int = 1
     """Times that a request runs whose replica fails."""
+    on_absence: Callable[[Request], None] = lambda _: None
+    """Receives a request on no replica whose live client has disconnected."""
     _lives: dict[str, _Life] = field(default_factory=dict)
     _ended: dict[str, Response] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -197,6 +201,7 @@ class RequestLifecycle:
         life = _Life(request)
         self._move(life, Event.CLAIM)
         self._lives[request.id] = life
+        self._watch(life)
         return True
 
     async def dispatch(self, request: Request, actor: ModelActor) -> Response:
@@ -207,9 +212,6 @@ class RequestLifecycle:
         """
         life = self._lives[request.id]
         self._move(life, Event.DISPATCH)
-        watching = None
-        if request.subscription_id is not None and self.by is Party.QUEUE:
-            watching = asyncio.create_task(self._cancel_once_absent(request.subscription_id, actor))
         life.actor = actor
         try:
             if life.cancelled is not None:
@@ -226,8 +228,6 @@ class RequestLifecycle:
             return Response(request.id, Status.ERROR, _DEFECT)
         finally:
             life.actor = None
-            if watching is not None:
-                watching.cancel()
 
     async def give_back(
         self, request: Request, error: ClientLeftError | ReplicaLostError | None = None
@@ -252,6 +252,7 @@ class RequestLifecycle:
         else:
             reason = await self._reason_after_absence(life)
         if reason is None:
+            self._watch(life)
             return True
         await self.fail(request, reason)
         return False
@@ -324,7 +325,8 @@ class RequestLifecycle:
         """Give responses on their way a few seconds to be delivered."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
-        await end(self._tasks)
+        watching = [life.watching for life in self._lives.values() if life.watching is not None]
+        await end([*self._tasks, *watching])
 
     # How it is done
 
@@ -357,10 +359,20 @@ class RequestLifecycle:
             return True  # the queue has said so
         return await self.report(request, response)
 
-    async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
-        """Cancel a job whose client has left: the job only holds up the others."""
+    def _watch(self, life: _Life) -> None:
+        """Watch over the live client of a request that waits: without one, it only holds up the others."""
+        subscription_id = life.request.subscription_id
+        if self.by is not Party.QUEUE or subscription_id is None:
+            return
+        if life.watching is None or life.watching.done():
+            life.watching = asyncio.create_task(self._await_absence(life, subscription_id))
+
+    async def _await_absence(self, life: _Life, subscription_id: str) -> None:
         await self.broker.until_disconnected(subscription_id)
-        actor.cancel(_LEFT)
+        if life.actor is not None:
+            life.actor.cancel(_LEFT)
+        elif life.state in WAITING:
+            self.on_absence(life.request)
 
     async def _is_complete(self, request: Request) -> bool:
         try:
@@ -458,6 +470,8 @@ class RequestLifecycle:
     def _forget(self, life: _Life) -> None:
         self._lives.pop(life.request.id, None)
         life.over.set()
+        if life.watching is not None:
+            life.watching.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)

@@ -209,6 +209,13 @@ class Processor:
             if self.queue:
                 self._short.set()
 
+    def await_client_of(self, request: Request) -> bool:
+        """Take a waiting request out of the queue until its client is back; return False if none waits."""
+        if self.queue.remove(request.id) is None:
+            return False
+        self._await_client(request)
+        return True
+
     async def notify_waiting(self, text: str) -> None:
         """Tell all waiting clients, whose requests go on waiting."""
         await self._send_all(Status.QUEUED, text)

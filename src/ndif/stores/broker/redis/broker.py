@@ -47,7 +47,8 @@ _GONE_MS = 600_000
 _GATHER_S = 0.005
 """Seconds between two reads of the stream, so that under load each read returns several requests."""
 _LOOK_S = 1.0
-"""Seconds between two checks that the clients of running jobs are present."""
+_PRESENCE_S = 0.4
+"""Seconds between two checks that the clients of unfinished requests are present."""
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
 _TERMINAL_S = 600.0
@@ -301,7 +302,7 @@ class RedisBroker:
         """
         missing: set[str] = set()
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PRESENCE_S)
             absent = await self.disconnected(list(self._departures))
             for subscription_id in absent & missing:
                 self._departures.pop(subscription_id).set()
