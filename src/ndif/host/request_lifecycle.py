@@ -21,7 +21,7 @@ from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaL
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.port import Broker, BrokerError, ClientLeftError
+from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 from ndif.tasks import end
@@ -217,7 +217,7 @@ class RequestLifecycle:
             if life.cancelled is not None:
                 return Response(request.id, Status.ERROR, life.cancelled)
             return await actor.run(request, partial(self._report_from_replica, request))
-        except (ClientLeftError, EndedError, ReplicaLostError):
+        except (BrokerAwayError, ClientLeftError, EndedError, ReplicaLostError):
             raise
         except (BrokerError, ObjectStoreError) as error:
             logger.error("request %s: %s", request.id, error)  # noqa: TRY400 - a sentence
@@ -230,12 +230,15 @@ class RequestLifecycle:
             life.actor = None
 
     async def give_back(
-        self, request: Request, error: ClientLeftError | ReplicaLostError | None = None
+        self,
+        request: Request,
+        error: BrokerAwayError | ClientLeftError | ReplicaLostError | None = None,
     ) -> bool:
         """Take a request back from a replica, or from the queue where its client is away.
 
         A request whose client is away waits some seconds for that client: a gateway that lost its
-        connection has it again soon. Return True if the request is to wait in the queue again.
+        connection has it again soon. While the broker is away, the request waits for the broker. Return
+        True if the request is to wait in the queue again.
         """
         life = self._lives.get(request.id)
         if life is None or life.over.is_set() or life.state not in _HELD:
@@ -244,11 +247,13 @@ class RequestLifecycle:
             self._forget(life)
             return False
         self._move(life, Event.GIVE_BACK)
-        if isinstance(error, ReplicaLostError):
-            if await self._is_complete(request):  # the replica was lost after that
+        if isinstance(error, (BrokerAwayError, ReplicaLostError)):
+            if await self._is_complete_at_last(life):  # the replica was lost after that
                 await self.release(request)
                 return False
-            reason = self._reason_after_loss(life, error)
+            reason = life.cancelled
+            if isinstance(error, ReplicaLostError):
+                reason = self._reason_after_loss(life, error)
         else:
             reason = await self._reason_after_absence(life)
         if reason is None:
@@ -357,7 +362,13 @@ class RequestLifecycle:
     async def _report_from_replica(self, request: Request, response: Response) -> bool:
         if response.status is Status.DISPATCHED and self.by is Party.REPLICA:
             return True  # the queue has said so
-        return await self.report(request, response)
+        try:
+            return await self.report(request, response)
+        except BrokerAwayError as error:
+            if response.status is Status.STREAM:  # its client's part of the block waits for that
+                raise BrokerError(str(error)) from error
+            logger.warning("request %s: %s is not told: %s", request.id, response.status, error)
+            return True
 
     def _watch(self, life: _Life) -> None:
         """Watch over the live client of a request that waits: without one, it only holds up the others."""
@@ -373,6 +384,19 @@ class RequestLifecycle:
             life.actor.cancel(_LEFT)
         elif life.state in WAITING:
             self.on_absence(life.request)
+
+    async def _is_complete_at_last(self, life: _Life) -> bool:
+        """Return True if a request has had its terminal response, once the broker answers.
+
+        Without a broker nothing can run anyway. A request that is cancelled waits no longer.
+        """
+        while life.cancelled is None:
+            try:
+                return await self.broker.is_complete(life.request)
+            except BrokerError as error:
+                logger.warning("request %s waits: %s", life.request.id, error)
+            await asyncio.sleep(_LOOK_S)
+        return False
 
     async def _is_complete(self, request: Request) -> bool:
         try:

@@ -21,7 +21,7 @@ from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import ClientLeftError
+from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -382,6 +382,10 @@ class Processor:
                     self._arrived.set()
                     self._short.set()
                 return
+            except BrokerAwayError as error:
+                if await self._lifecycle.give_back(entry.item, error):
+                    self.queue.give_back(entry)
+                    self._arrived.set()
             except Exception:
                 # The next request has nothing to do with this defect.
                 logger.exception("request %s could not be brought to its end", entry.id)

@@ -13,6 +13,10 @@ class BrokerError(Exception):
     """The broker cannot be used now; the message is a clause that says why."""
 
 
+class BrokerAwayError(BrokerError):
+    """The broker does not answer: nothing is lost, and whatever needs it can go on once it is back."""
+
+
 class QueueFullError(BrokerError):
     """The payloads of unfinished requests have as many bytes as the server holds."""
 
@@ -64,7 +68,10 @@ class Broker(Protocol):
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
 
     async def payload(self, request: Request) -> bytes | bytearray:
-        """Return the payload of a request that has not been released."""
+        """Return the payload of a request that has not been released.
+
+        A broker that does not answer is a `BrokerAwayError`, a payload that it has lost a `BrokerError`.
+        """
 
     async def release(self, request: Request) -> None:
         """Delete a claimed request that gets no further response."""

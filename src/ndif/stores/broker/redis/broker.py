@@ -51,8 +51,6 @@ _PRESENCE_S = 0.4
 """Seconds between two checks that the clients of unfinished requests are present."""
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
-_TERMINAL_S = 600.0
-"""Seconds for which a terminal update or a release is retried."""
 
 
 class RedisBroker:
@@ -164,11 +162,9 @@ class RedisBroker:
 
     async def _drop(self, request: Request, script: AsyncScript, arguments: list[Any]) -> None:
         async def drop() -> None:
-            try:
-                if await retry(lambda: script(keys_of(request), arguments), _TERMINAL_S):
-                    await self._delete_payload(request)
-            except BrokerError as error:
-                logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
+            # However long that takes: what is not released runs again.
+            if await retry(lambda: script(keys_of(request), arguments), math.inf):
+                await self._delete_payload(request)
 
         await asyncio.wait([start(drop(), self._releases, "release")], timeout=_UPDATE_S)
 
@@ -269,7 +265,7 @@ class RedisBroker:
                 [*keys_of(request), unconfirmed_of(subscription_id)],
                 [*end_arguments(request, response), channel, update, scripts.UNCONFIRMED_S],
             ),
-            _TERMINAL_S,
+            math.inf,
         )
         if elsewhere:
             start(self._delete_payload(request), self._releases, "release")
