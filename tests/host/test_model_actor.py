@@ -168,6 +168,27 @@ async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
         assert (await served.run(reading(client))).status is Status.COMPLETED
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_idle_runners_that_are_killed_cost_nobody_a_job(
+    trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    read, last = reading(client), lasting(client)
+    settings = None if trusted else strict.model_copy(update={"protector": "off"})
+    async with serve(tiny_gpt2, settings=settings) as served:
+        for runner in children(served.zygote):
+            os.kill(runner, signal.SIGKILL)
+        # Nobody has heard of their end yet.
+        assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED
+        # What has begun is not begun again.
+        running = await begun(served, last, trusted=trusted)
+        for runner in children(served.zygote):
+            os.kill(runner, signal.SIGKILL)
+        response = await running
+        assert response.status is Status.ERROR
+        assert "SIGKILL" in response.description
+
+
 @on_loop
 async def test_a_killed_process_has_ended(tiny_gpt2: Path, client: TransformersModel) -> None:
     last = lasting(client)

@@ -41,8 +41,19 @@ _NOT_STORED = (
     "again in a moment."
 )
 
+_RUNNERS = 5
+"""Runners that a request is given whose processes end before its block begins."""
+_NOT_BEGUN = (
+    f"{_RUNNERS} processes in a row ended before your block could begin in them: something on this server "
+    "ends them. Send the job again, and tell its operator if that does not help."
+)
+
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
+
+
+class _NotBegunError(Exception):
+    """The runner ended before the block began, so that the request may run on the next one."""
 
 
 class LocalModelActor:
@@ -250,14 +261,24 @@ class LocalModelActor:
         if self._away:
             raise ReplicaEvictedError(self._away)
         self._idle.clear()
+        self._cancelled = ""
         try:
-            return await self._serve(request, respond)
+            await announce(request, respond)
+            for _ in range(_RUNNERS):
+                with contextlib.suppress(_NotBegunError):
+                    return await self._serve(request, respond)
+            return Response(request.id, Status.ERROR, _NOT_BEGUN)
         finally:
             self._idle.set()
 
     async def _serve(self, request: Request, respond: Respond) -> Response:
-        self._cancelled = ""
-        await announce(request, respond)
+        begun = False
+
+        async def respond_once_begun(response: Response) -> bool:
+            nonlocal begun
+            begun = True
+            return await respond(response)
+
         runners: RunnerPool = self._kept if request.trusted else self._fresh
         try:
             await self._pristine(trusted=request.trusted)
@@ -281,11 +302,11 @@ class LocalModelActor:
                 await runner.unless_ended(self._adapters.fetch(request.env))
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
-            response = await self._execution.run(request, runner, respond)
+            response = await self._execution.run(request, runner, respond_once_begun)
             answered = response is not None and runner.usable
             if self._cancelled:  # while its result was stored, it may be
                 response = None
-            return response or await self._ended(request, runner)
+            return response or await self._ended(request, runner, begun=begun)
         except ProtocolError as error:
             runner.kill()
             reason = f"The runner broke its protocol and was ended: {error}."
@@ -359,13 +380,16 @@ class LocalModelActor:
         if self._runner is not None:
             self._runner.kill()
 
-    async def _ended(self, request: Request, runner: RunnerHandle) -> Response:
+    async def _ended(self, request: Request, runner: RunnerHandle, *, begun: bool) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)
         if self._away or self.process.ended.is_set():
             raise self._lost("the model process ended")
         logger.warning("request %s: its runner ended (%s)", request.id, describe_exit(code))
+        if not begun:
+            runner.kill()  # the pool need not have heard of its end
+            raise _NotBegunError
         return Response(request.id, Status.ERROR, describe_crash(code))
 
     def _lost(self, why: str) -> ReplicaLostError:

@@ -80,6 +80,7 @@ class ModelActor(Protocol):
         """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
 
         Raises:
+            BrokerAwayError: if the payload could not be read, so that the request did not run.
             ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
             EndedError: if the request has ended already.
             ReplicaLostError: if the replica ended, or was evicted.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Set
+from collections.abc import Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -21,7 +21,7 @@ from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaL
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.port import Broker, BrokerError, ClientLeftError
+from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 from ndif.tasks import end
@@ -146,6 +146,8 @@ class _Life:
     cancelled: str | None = None
     """Reason to end the request, once it was cancelled."""
     actor: ModelActor | None = None
+    watching: asyncio.Task[None] | None = None
+    """The watch over its live client."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -166,6 +168,8 @@ class RequestLifecycle:
     """The party that this process is."""
     max_attempts: int = 1
     """Times that a request runs whose replica fails."""
+    on_absence: Callable[[Request], None] = lambda _: None
+    """Receives a request on no replica whose live client has disconnected."""
     _lives: dict[str, _Life] = field(default_factory=dict)
     _ended: dict[str, Response] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -206,6 +210,7 @@ class RequestLifecycle:
         life = _Life(request, losses=request.attempts)
         self._move(life, Event.CLAIM)
         self._lives[request.id] = life
+        self._watch(life)
         return True
 
     async def dispatch(self, request: Request, actor: ModelActor) -> Response:
@@ -218,15 +223,12 @@ class RequestLifecycle:
         self._move(life, Event.DISPATCH)
         if self.by is Party.QUEUE:
             self.broker.note_attempts(request, life.losses + 1)
-        watching = None
-        if request.subscription_id is not None and self.by is Party.QUEUE:
-            watching = asyncio.create_task(self._cancel_once_absent(request.subscription_id, actor))
         life.actor = actor
         try:
             if life.cancelled is not None:
                 return Response(request.id, Status.ERROR, life.cancelled)
             return await actor.run(request, partial(self._report_from_replica, request))
-        except (ClientLeftError, EndedError, ReplicaLostError):
+        except (BrokerAwayError, ClientLeftError, EndedError, ReplicaLostError):
             raise
         except (BrokerError, ObjectStoreError) as error:
             logger.error("request %s: %s", request.id, error)  # noqa: TRY400 - a sentence
@@ -237,16 +239,17 @@ class RequestLifecycle:
             return Response(request.id, Status.ERROR, _DEFECT)
         finally:
             life.actor = None
-            if watching is not None:
-                watching.cancel()
 
     async def give_back(
-        self, request: Request, error: ClientLeftError | ReplicaLostError | None = None
+        self,
+        request: Request,
+        error: BrokerAwayError | ClientLeftError | ReplicaLostError | None = None,
     ) -> bool:
         """Take a request back from a replica, or from the queue where its client is away.
 
         A request whose client is away waits some seconds for that client: a gateway that lost its
-        connection has it again soon. Return True if the request is to wait in the queue again.
+        connection has it again soon. While the broker is away, the request waits for the broker. Return
+        True if the request is to wait in the queue again.
         """
         life = self._lives.get(request.id)
         if life is None or life.over.is_set() or life.state not in _HELD:
@@ -255,15 +258,18 @@ class RequestLifecycle:
             self._forget(life)
             return False
         self._move(life, Event.GIVE_BACK)
-        if isinstance(error, ReplicaLostError):
-            if await self._is_complete(request):  # the replica was lost after that
+        if isinstance(error, (BrokerAwayError, ReplicaLostError)):
+            if await self._is_complete_at_last(life):  # the replica was lost after that
                 await self.release(request)
                 return False
-            reason = self._reason_after_loss(life, error)
+            reason = life.cancelled
+            if isinstance(error, ReplicaLostError):
+                reason = self._reason_after_loss(life, error)
         else:
             reason = await self._reason_after_absence(life)
         if reason is None:
             self.broker.note_attempts(request, life.losses)
+            self._watch(life)
             return True
         await self.fail(request, reason)
         return False
@@ -342,7 +348,8 @@ class RequestLifecycle:
                 self.broker.note_attempts(life.request, life.losses)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
-        await end(self._tasks)
+        watching = [life.watching for life in self._lives.values() if life.watching is not None]
+        await end([*self._tasks, *watching])
 
     # How it is done
 
@@ -373,12 +380,41 @@ class RequestLifecycle:
     async def _report_from_replica(self, request: Request, response: Response) -> bool:
         if response.status is Status.DISPATCHED and self.by is Party.REPLICA:
             return True  # the queue has said so
-        return await self.report(request, response)
+        try:
+            return await self.report(request, response)
+        except BrokerAwayError as error:
+            if response.status is Status.STREAM:  # its client's part of the block waits for that
+                raise BrokerError(str(error)) from error
+            logger.warning("request %s: %s is not told: %s", request.id, response.status, error)
+            return True
 
-    async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
-        """Cancel a job whose client has left: the job only holds up the others."""
+    def _watch(self, life: _Life) -> None:
+        """Watch over the live client of a request that waits: without one, it only holds up the others."""
+        subscription_id = life.request.subscription_id
+        if self.by is not Party.QUEUE or subscription_id is None:
+            return
+        if life.watching is None or life.watching.done():
+            life.watching = asyncio.create_task(self._await_absence(life, subscription_id))
+
+    async def _await_absence(self, life: _Life, subscription_id: str) -> None:
         await self.broker.until_disconnected(subscription_id)
-        actor.cancel(_LEFT)
+        if life.actor is not None:
+            life.actor.cancel(_LEFT)
+        elif life.state in WAITING:
+            self.on_absence(life.request)
+
+    async def _is_complete_at_last(self, life: _Life) -> bool:
+        """Return True if a request has had its terminal response, once the broker answers.
+
+        Without a broker nothing can run anyway. A request that is cancelled waits no longer.
+        """
+        while life.cancelled is None:
+            try:
+                return await self.broker.is_complete(life.request)
+            except BrokerError as error:
+                logger.warning("request %s waits: %s", life.request.id, error)
+            await asyncio.sleep(_LOOK_S)
+        return False
 
     async def _is_complete(self, request: Request) -> bool:
         try:
@@ -475,6 +511,8 @@ class RequestLifecycle:
     def _forget(self, life: _Life) -> None:
         self._lives.pop(life.request.id, None)
         life.over.set()
+        if life.watching is not None:
+            life.watching.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)

@@ -45,7 +45,9 @@ class Dispatcher:
         self._controller = controller
         self._broker = broker
         self._policy = policy or QueuePolicy()
-        self.lifecycle = RequestLifecycle(broker, responder, Party.QUEUE, self._policy.max_attempts)
+        self.lifecycle = RequestLifecycle(
+            broker, responder, Party.QUEUE, self._policy.max_attempts, self._client_leaves
+        )
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[None] | None = None
         controller.on_leave(self._replica_leaves)
@@ -146,6 +148,9 @@ class Dispatcher:
             logger.exception("request %s could not be put into its queue", request.id)
             reason = "The server failed before it ran this job; its log says why."
             await self.lifecycle.fail(request, reason)
+
+    def _client_leaves(self, request: Request) -> None:
+        any(processor.await_client_of(request) for processor in self.processors.values())
 
     def _replica_leaves(self, key: ReplicaKey, why: str) -> None:
         model_key, replica_id = key

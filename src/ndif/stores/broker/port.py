@@ -13,6 +13,10 @@ class BrokerError(Exception):
     """The broker cannot be used now; the message is a clause that says why."""
 
 
+class BrokerAwayError(BrokerError):
+    """The broker does not answer: nothing is lost, and whatever needs it can go on once it is back."""
+
+
 class QueueFullError(BrokerError):
     """The payloads of unfinished requests have as many bytes as the server holds."""
 
@@ -64,7 +68,10 @@ class Broker(Protocol):
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
 
     async def payload(self, request: Request) -> bytes | bytearray:
-        """Return the payload of a request that has not been released."""
+        """Return the payload of a request that has not been released.
+
+        A broker that does not answer is a `BrokerAwayError`, a payload that it has lost a `BrokerError`.
+        """
 
     def note_attempts(self, request: Request, attempts: int) -> None:
         """Say how many runs of a claimed request have been cut short if this process ends now.

@@ -47,11 +47,10 @@ _GONE_MS = 600_000
 _GATHER_S = 0.005
 """Seconds between two reads of the stream, so that under load each read returns several requests."""
 _LOOK_S = 1.0
-"""Seconds between two checks that the clients of running jobs are present."""
+_PRESENCE_S = 0.4
+"""Seconds between two checks that the clients of unfinished requests are present."""
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
-_TERMINAL_S = 600.0
-"""Seconds for which a terminal update or a release is retried."""
 
 
 class RedisBroker:
@@ -168,11 +167,9 @@ class RedisBroker:
 
     async def _drop(self, request: Request, script: AsyncScript, arguments: list[Any]) -> None:
         async def drop() -> None:
-            try:
-                if await retry(lambda: script(keys_of(request), arguments), _TERMINAL_S):
-                    await self._delete_payload(request)
-            except BrokerError as error:
-                logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
+            # However long that takes: what is not released runs again.
+            if await retry(lambda: script(keys_of(request), arguments), math.inf):
+                await self._delete_payload(request)
 
         await asyncio.wait([start(drop(), self._releases, "release")], timeout=_UPDATE_S)
 
@@ -273,7 +270,7 @@ class RedisBroker:
                 [*keys_of(request), unconfirmed_of(subscription_id)],
                 [*end_arguments(request, response), channel, update, scripts.UNCONFIRMED_S],
             ),
-            _TERMINAL_S,
+            math.inf,
         )
         if elsewhere:
             start(self._delete_payload(request), self._releases, "release")
@@ -306,7 +303,7 @@ class RedisBroker:
         """
         missing: set[str] = set()
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PRESENCE_S)
             absent = await self.disconnected(list(self._departures))
             for subscription_id in absent & missing:
                 self._departures.pop(subscription_id).set()
