@@ -25,6 +25,7 @@ from tests.runtime.replica import (
     children,
     dying,
     expected,
+    fork_servers,
     lasting,
     reading,
     serve,
@@ -260,3 +261,36 @@ def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
     given = {"gpu_mem_bytes_by_id": {1: 100, 2: 80}, "context_bytes": 30}
     assert a_replica(tiny_gpt2, **given).actor.process.spec.max_memory == {1: 70, 2: 50}
     assert a_replica(tiny_gpt2, context_bytes=30).actor.process.spec.max_memory is None
+
+
+async def rehearsal_of(zygote: int) -> int:
+    """Return the first child that lasts: those before it look for libraries."""
+    seen: dict[int, int] = {}
+    while True:
+        seen = {child: seen.get(child, 0) + 1 for child in children(zygote)}
+        if lasting := [child for child, times in seen.items() if times > 20]:
+            return lasting[0]
+        await asyncio.sleep(0.001)
+
+
+@on_loop
+async def test_one_that_is_killed_while_it_rehearses(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    """Three times in a row, each of which is told at once and leaves nothing; the fourth serves."""
+    settings = strict.model_copy(update={"model_start_timeout_s": 30})
+    servers = await fork_servers(untrusted=True)
+    for _ in range(3):
+        served = a_replica(tiny_gpt2, settings=settings, fork_servers=servers)
+        starting = asyncio.create_task(served.start())
+        await until(lambda served=served: served.actor.process._process is not None)
+        rehearsal = await rehearsal_of(served.zygote)
+        os.kill(rehearsal, signal.SIGSTOP)  # a rehearsal that takes its time
+        os.kill(served.zygote, signal.SIGKILL)
+        with pytest.raises(ActorError, match="killed by SIGKILL"):
+            await asyncio.wait_for(starting, 10)
+        await until(lambda rehearsal=rehearsal: not alive(rehearsal))
+        assert served.actor.ended.is_set()
+    async with serve(tiny_gpt2, settings=settings) as served:
+        response = await served.run(reading(client), trusted=False)
+        assert response.status is Status.COMPLETED

@@ -129,10 +129,16 @@ class ModelProcess:
             self._process = await self.fork_servers.start(
                 self.runtime, "ndif.runtime", theirs, untrusted=self.spec.untrusted is not None
             )
+        self._tasks.append(asyncio.create_task(self._watch(self._process, self._control)))
         self._bind(cpus)
         self._output = asyncio.create_task(self._keep_output(), name="model process output")
         self._tasks.append(self._output)
         return self._control
+
+    async def _watch(self, process: Process, control: Channel) -> None:
+        """Hang up once the process has ended: what it has forked may hold the other end of its channel."""
+        await process.wait()
+        control.hang_up()
 
     async def _download(self, timeout_s: float, progress: Progress) -> Found:
         try:
