@@ -181,6 +181,8 @@ class Zygote:
         except (EOFError, ConnectionError):
             self._end()
         match header["kind"]:
+            case "ping":
+                self._control.send({"kind": "pong"})
             case "fork":
                 self._fork(header["runner"], fds[0], fresh=header["fresh"], reused=header["reused"])
             case "verify" if owner is not None:
