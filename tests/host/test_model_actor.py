@@ -324,7 +324,7 @@ async def impatient(
 async def test_a_frozen_process_is_ended_and_gives_its_job_back(
     tiny_gpt2: Path, client: TransformersModel, strict: Settings
 ) -> None:
-    """Its runner goes on, and nobody else could have one."""
+    """A runner that is at work goes on, and nobody else could have one."""
     async with impatient(tiny_gpt2, strict) as served:
         await asyncio.sleep(FROZEN_S * 1.5)  # nothing happens to one that has nothing to do
         assert not served.actor.ended.is_set()
