@@ -33,7 +33,7 @@ _MASKS = ("SigBlk", "SigIgn", "SigCgt")
 
 def answer(fd: int) -> None:
     """Answer each line that comes over a socket; end with it."""
-    from ndif.runtime.process.zygote import end_with_parent
+    from ndif.runtime.process.children import end_with_parent
 
     end_with_parent()
     connection = socket.socket(fileno=fd)

@@ -206,6 +206,22 @@ def test_a_child_of_the_real_server() -> None:
 
 
 @on_loop
+async def test_a_process_has_ended_although_its_output_is_held(tmp_path: Path) -> None:
+    """A process that a block has started may outlive the model process."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nsleep 30 & echo $!; exec sleep 30\n")
+    program.chmod(0o755)
+    async with some_servers() as servers:
+        child = await a_child(servers, replace(HERE, interpreter=program))
+        assert child.process.stdout is not None
+        holder = int(await child.process.stdout.readline())
+        child.process.kill()
+        assert await within(child.process.wait(), 5) == -signal.SIGKILL
+        assert alive(holder)
+        os.kill(holder, signal.SIGKILL)
+
+
+@on_loop
 async def test_how_a_child_ended_is_known(runtime: Runtime) -> None:
     async with some_servers() as servers:
         servers.prepare(runtime, untrusted=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.runtime.replica import (
     children,
     dying,
     expected,
+    fork_servers,
     lasting,
     reading,
     serve,
@@ -281,3 +284,135 @@ def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
     given = {"gpu_mem_bytes_by_id": {1: 100, 2: 80}, "context_bytes": 30}
     assert a_replica(tiny_gpt2, **given).actor.process.spec.max_memory == {1: 70, 2: 50}
     assert a_replica(tiny_gpt2, context_bytes=30).actor.process.spec.max_memory is None
+
+
+async def rehearsal_of(zygote: int) -> int:
+    """Return the first child that lasts: those before it look for libraries."""
+    seen: dict[int, int] = {}
+    while True:
+        seen = {child: seen.get(child, 0) + 1 for child in children(zygote)}
+        if lasting := [child for child, times in seen.items() if times > 20]:
+            return lasting[0]
+        await asyncio.sleep(0.001)
+
+
+@on_loop
+async def test_one_that_is_killed_while_it_rehearses(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    """Three times in a row, each of which is told at once and leaves nothing; the fourth serves."""
+    settings = strict.model_copy(update={"model_start_timeout_s": 30})
+    servers = await fork_servers(untrusted=True)
+    for _ in range(3):
+        served = a_replica(tiny_gpt2, settings=settings, fork_servers=servers)
+        starting = asyncio.create_task(served.start())
+        await until(lambda served=served: served.actor.process._process is not None)
+        rehearsal = await rehearsal_of(served.zygote)
+        os.kill(rehearsal, signal.SIGSTOP)  # a rehearsal that takes its time
+        os.kill(served.zygote, signal.SIGKILL)
+        with pytest.raises(ActorError, match="killed by SIGKILL"):
+            await asyncio.wait_for(starting, 10)
+        await until(lambda rehearsal=rehearsal: not alive(rehearsal))
+        assert served.actor.ended.is_set()
+    async with serve(tiny_gpt2, settings=settings) as served:
+        response = await served.run(reading(client), trusted=False)
+        assert response.status is Status.COMPLETED
+
+
+# Frozen processes
+
+
+FROZEN_S = 2.0
+
+
+@contextlib.asynccontextmanager
+async def impatient(
+    checkpoint: Path, settings: Settings, frozen_s: float = FROZEN_S, *, starts: bool = True
+) -> AsyncIterator[Served]:
+    """A replica whose processes count as frozen sooner."""
+    servers = await fork_servers(untrusted=True)
+    served = a_replica(checkpoint, settings=settings, fork_servers=servers)
+    served.actor.process.frozen_s = frozen_s
+    if starts:
+        await served.start()
+    try:
+        yield served
+    finally:
+        await served.actor.stop()
+
+
+@on_loop
+async def test_a_frozen_process_is_ended_and_gives_its_job_back(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    """A runner that is at work goes on, and nobody else could have one."""
+    async with impatient(tiny_gpt2, strict) as served:
+        await asyncio.sleep(FROZEN_S * 1.5)  # nothing happens to one that has nothing to do
+        assert not served.actor.ended.is_set()
+        running = await begun(served, lasting(client), trusted=False)
+        os.kill(served.zygote, signal.SIGSTOP)
+        with pytest.raises(ReplicaLostError) as lost:
+            await asyncio.wait_for(running, FROZEN_S * 5)
+        assert not isinstance(lost.value, ReplicaEvictedError)
+        assert served.actor.ended.is_set()
+        with pytest.raises(ReplicaLostError, match="no sign of life for 2 s"):
+            await served.run(reading(client), trusted=False)
+
+
+@pytest.mark.parametrize("phase", ["load", "rehearsal"])
+@on_loop
+async def test_one_that_freezes_before_it_is_ready(
+    phase: str, tiny_gpt2: Path, strict: Settings
+) -> None:
+    async with impatient(tiny_gpt2, strict, starts=False) as served:
+        starting = asyncio.create_task(served.start())
+        await until(lambda: served.actor.process._process is not None)
+        frozen = served.zygote if phase == "load" else await rehearsal_of(served.zygote)
+        os.kill(frozen, signal.SIGSTOP)
+        with pytest.raises(ActorError, match="no sign of life"):
+            await asyncio.wait_for(starting, FROZEN_S * 5)
+        await until(lambda: not alive(frozen))
+
+
+@on_loop
+async def test_who_waits_for_a_frozen_process_need_not(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    """The time of a job runs from when it was dispatched, and a client may leave at any time."""
+    settings = strict.model_copy(
+        update={"execution_timeout_seconds": 1.0, "runner_pool": 1, "protector": "off"}
+    )
+    read, last = reading(client), lasting(client)
+    async with impatient(tiny_gpt2, settings, frozen_s=60) as served:
+        assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+        os.kill(served.zygote, signal.SIGSTOP)  # before it has forked the next runner
+        response = await asyncio.wait_for(served.run(read, trusted=False), 5)
+        assert response.status is Status.ERROR
+        assert "longer than 1 seconds" in response.description
+
+        running = asyncio.create_task(served.run(read, trusted=False))
+        await asyncio.sleep(0.1)
+        served.actor.cancel("The client left.")
+        assert (await asyncio.wait_for(running, 0.5)).description == "The client left."
+
+        os.kill(served.zygote, signal.SIGCONT)
+        assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+        # A runner that is stopped in the middle of a block.
+        running = await begun(served, last, trusted=False)
+        runner = served.actor._runner
+        assert runner is not None
+        runner.pause()
+        served.actor.cancel("The client left.")
+        assert (await asyncio.wait_for(running, 5)).description == "The client left."
+        assert (await served.run(read, trusted=False)).status is Status.COMPLETED
+
+
+@on_loop
+async def test_a_runner_that_froze_before_its_block_began(
+    tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    async with impatient(tiny_gpt2, strict) as served:
+        for runner in children(served.zygote):
+            os.kill(runner, signal.SIGSTOP)
+        await asyncio.wait_for(served.run(reading(client), trusted=False), FROZEN_S * 5)
+        assert not served.actor.ended.is_set()

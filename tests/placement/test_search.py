@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -234,10 +235,28 @@ def test_a_replica_is_placed_where_there_is_any_place_and_at_the_lowest_level(
     assert (new.on_cpu, placement.level) == min(ways)
     before = cluster.nodes[new.node_id]
     candidate = before.evaluate(demand, new.replica_id, NOW, DEFAULT_RULES, together)
+    if placement.level is CandidateLevel.FREE:
+        room = cpu_room if new.on_cpu else gpu_room
+        beside = {
+            node.id: len(node.hot.get(demand.model_key, ()))
+            for node in cluster.nodes.values()
+            if room(node, list(node.replicas()), demand.size_bytes)
+        }
+        event(f"replicas beside it: {beside[new.node_id]}")
+        assert beside[new.node_id] == min(beside.values())
     evicted = [*candidate.evictions, *candidate.dropped]
     event(f"replicas that go: {len(evicted)}")
     assert all(goes(d, demand, together, new.on_cpu) for d in evicted)
     assert could_have_stayed(before, evicted, new.size_bytes, new.on_cpu) == []
+
+
+@given(chances)
+def test_no_node_has_a_second_replica_before_each_has_one(rng: random.Random) -> None:
+    nodes = (Node(f"n{i}", f"n{i}", Resources.of([24, 24], 60, 1.0)) for i in range(3))
+    device = rng.choice([Device.GPU, Device.CPU])
+    decision = Cluster.of(*nodes).deploy([Demand("a", 20, 4, device=device)], NOW, rng)
+    of_node = Counter(replica.node_id for replica in decision.cluster.replicas())
+    assert sorted(of_node.values()) == [1, 1, 2]
 
 
 @examples

@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     object_store_verify: bool | FilePath = True
     """Verification of the S3 server's certificate: true, false, or a file of certificate authorities."""
     execution_timeout_seconds: float = Field(default=3600, gt=0)
-    """Maximum run time of a request, in seconds."""
+    """Maximum run time of a request in seconds, from DISPATCHED on."""
     model_start_timeout_s: float = Field(default=1800, gt=0)
     """Maximum seconds until a model process is ready; a slower one counts as failed."""
     processor_reply_freq_s: float = Field(

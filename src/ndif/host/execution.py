@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -58,12 +59,15 @@ class Execution:
             is_hybrid=request.wire is Wire.HEADERS,
             has_live_client=request.subscription_id is not None,
         )
+        until_begun: asyncio.Task[None] | None = None
         try:
             payload = await self._broker.payload(request)
+            until_begun = runner.kill_if_frozen()
             await runner.send(self._instructions(request), payload)
             async for header, body in runner.frames(protocol.max_body_bytes):
                 match protocol.accept(header, body):
                     case "running":
+                        until_begun.cancel()  # a block may sleep
                         started = "Your job has started running."
                         await respond(Response(request.id, Status.RUNNING, started))
                     case "log":
@@ -100,6 +104,8 @@ class Execution:
                         return Response(request.id, Status.ERROR, text, meta=parse_meta(header))
             return None
         finally:
+            if until_begun is not None:
+                until_begun.cancel()
             if upload is not None:
                 upload.discard()
 

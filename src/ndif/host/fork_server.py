@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from typing import IO
 
 from ndif.host.channel import until_ready
 from ndif.host.environment import environment, for_untrusted
@@ -24,28 +25,27 @@ logger = logging.getLogger(__name__)
 _IDLE_S = 600.0
 _PATIENCE_S = 5.0
 """Seconds within which a fork server reports the exit code of a child that has ended."""
+_POLL_S = 0.1
+"""Seconds between looks at a process where the kernel does not tell that it has ended."""
 
 
 class ForkServerError(Exception):
     """A fork server cannot fork, or has ended."""
 
 
-class ForkedProcess:
-    """A child of a fork server, with the part of `asyncio.subprocess.Process` that its users need.
+class Process:
+    """A process of this host, with the part of `asyncio.subprocess.Process` that its users need.
 
-    A descriptor of the process tells when it ends, whatever its server does; the server reports the exit
-    code. A child ends with its server, and the server with this process.
+    A descriptor of the process tells when it ends, whoever else holds its pipes: what a block has started
+    may outlive it.
     """
 
-    def __init__(
-        self, pid: int, descriptor: int, status: socket.socket, stdout: asyncio.StreamReader | None
-    ) -> None:
+    def __init__(self, pid: int, stdout: asyncio.StreamReader | None) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self.stdout = stdout
         """Output of the process, from both streams; None if nobody reads it."""
-        self._descriptor = descriptor
-        self._ended = asyncio.create_task(self._watch(status), name="forked process")
+        self._ended = asyncio.create_task(self._watch(), name="process")
 
     async def wait(self) -> int:
         """Wait for the end, and return the exit code, or minus a signal's number."""
@@ -53,25 +53,83 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """End the process now; raise `ProcessLookupError` if it has ended."""
+        raise NotImplementedError
+
+    async def _watch(self) -> int:
+        """Record and return the exit code once the process has ended."""
+        raise NotImplementedError
+
+
+class ForkedProcess(Process):
+    """A child of a fork server, which reports its exit code.
+
+    A child ends with its server, and the server with this process.
+    """
+
+    def __init__(
+        self, pid: int, descriptor: int, status: socket.socket, stdout: asyncio.StreamReader | None
+    ) -> None:
+        self._descriptor = descriptor
+        self._status = status
+        super().__init__(pid, stdout)
+
+    def kill(self) -> None:
+        """See `Process.kill`."""
         if self.returncode is not None:
             raise ProcessLookupError
         signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
-    async def _watch(self, status: socket.socket) -> int:
+    async def _watch(self) -> int:
         try:
             await until_ready(self._descriptor)
             said = b""
             with contextlib.suppress(OSError, asyncio.TimeoutError):
-                said = await within(asyncio.get_running_loop().sock_recv(status, 64), _PATIENCE_S)
+                loop = asyncio.get_running_loop()
+                said = await within(loop.sock_recv(self._status, 64), _PATIENCE_S)
             # A child is killed when its server ends, which then says nothing.
             self.returncode = code = int(STATUS.unpack(said)[0] if said else -signal.SIGKILL)
             return code
         finally:
             os.close(self._descriptor)
-            status.close()
+            self._status.close()
 
 
-Process = ForkedProcess | asyncio.subprocess.Process
+class StartedProcess(Process):
+    """A child of this process, which was started anew."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader | None
+    ) -> None:
+        self._process = process
+        super().__init__(process.pid, stdout)
+
+    def kill(self) -> None:
+        """See `Process.kill`."""
+        if self.returncode is not None:
+            raise ProcessLookupError
+        self._process.kill()
+
+    async def _watch(self) -> int:
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except OSError:  # before Linux 5.3
+            while self._process.poll() is None:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(_POLL_S)
+        else:
+            try:
+                await until_ready(descriptor)
+            finally:
+                os.close(descriptor)
+        self.returncode = code = self._process.wait()
+        return code
+
+
+async def _reader(pipe: IO[bytes]) -> asyncio.StreamReader:
+    """Return a reader of a pipe, which it closes at the end of file."""
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+    return reader
 
 
 class _ForkServer:
@@ -143,10 +201,7 @@ class _ForkServer:
             until_forked.pop_all()
             stdout = None
             if keep_output:
-                stdout = asyncio.StreamReader()
-                protocol = asyncio.StreamReaderProtocol(stdout)
-                pipe = os.fdopen(reading, "rb", buffering=0)
-                await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+                stdout = await _reader(os.fdopen(reading, "rb", buffering=0))
             child = ForkedProcess(STATUS.unpack(said)[0], descriptors[0], status, stdout)
             self._has_forked = True
             self._children = {one for one in self._children if one.returncode is None} | {child}
@@ -216,17 +271,18 @@ class ForkServers:
             finally:
                 server.asked -= 1
                 self._retire_later(key)
-        return await asyncio.create_subprocess_exec(
-            str(runtime.interpreter),
-            *("-m", module, str(channel.fileno())),
+        # Ctrl-C is for the host, which decides when its processes end: a session of their own.
+        process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter
+            [str(runtime.interpreter), "-m", module, str(channel.fileno())],
             pass_fds=[channel.fileno()],
             env=dict(key[1]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if keep_output else subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
-            # Ctrl-C is for the host, which decides when its processes end.
             start_new_session=True,
         )
+        pipe = process.stdout
+        return StartedProcess(process, None if pipe is None else await _reader(pipe))
 
     def stop(self) -> None:
         """End every server, and what is left of their children."""

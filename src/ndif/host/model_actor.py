@@ -127,7 +127,10 @@ class LocalModelActor:
         """The untrusted runner that served last and may have written to the weights since."""
         self._trusted_ran = False
         """True if a trusted request has run since the weights were last verified."""
-        self._cancelled = ""
+        self._stopped: asyncio.Future[str] | None = None
+        """The reason why the last request ends early; not done while it does not."""
+        self._acquiring = asyncio.Lock()
+        """Held while a runner is sought, which may go on for a request that has ended."""
         self._away = "the replica has not been started"
         """Why no request may run here; nothing if one may."""
         self._forks = True
@@ -208,7 +211,8 @@ class LocalModelActor:
             self._evict("the replica was taken off its device")
             await self.process.end_runners()
             await self._idle.wait()
-            await asyncio.gather(self._kept.clear(), self._fresh.clear())
+            async with self._acquiring:
+                await asyncio.gather(self._kept.clear(), self._fresh.clear())
             await self._pristine()
             await self._verify_after(None)
             if self.process.exposes_weights:
@@ -261,17 +265,66 @@ class LocalModelActor:
         if self._away:
             raise ReplicaEvictedError(self._away)
         self._idle.clear()
-        self._cancelled = ""
+        loop = asyncio.get_running_loop()
+        stopped = self._stopped = loop.create_future()
+        timer = None
         try:
             await announce(request, respond)
+            timer = loop.call_later(
+                self._timeout_s,
+                self.cancel,
+                f"The job ran longer than {self._timeout_s:g} seconds, the most that this server allows "
+                "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
+            )
             for _ in range(_RUNNERS):
                 with contextlib.suppress(_NotBegunError):
-                    return await self._serve(request, respond)
+                    return await self._serve(request, respond, stopped)
             return Response(request.id, Status.ERROR, _NOT_BEGUN)
         finally:
+            if timer is not None:
+                timer.cancel()
+            if not stopped.done():
+                stopped.set_result("")  # a runner that is still sought is for nobody
             self._idle.set()
 
-    async def _serve(self, request: Request, respond: Respond) -> Response:
+    async def _serve(
+        self, request: Request, respond: Respond, stopped: asyncio.Future[str]
+    ) -> Response:
+        """Run a request on a runner, or end it as soon as it is `stopped`."""
+        acquiring = asyncio.create_task(self._acquire(request, stopped), name="acquire a runner")
+        acquiring.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            either: set[asyncio.Future[Any]] = {acquiring, stopped}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            runner = acquiring.result() if acquiring.done() else None
+            if runner is None:
+                return Response(request.id, Status.ERROR, stopped.result())
+            return await self._serve_on(runner, request, respond)
+        except (ModelProcessError, RunnerError) as error:
+            raise self._lost(str(error)) from error
+
+    async def _acquire(self, request: Request, stopped: asyncio.Future[str]) -> RunnerHandle | None:
+        """Return a runner on which the request finds nothing of others; None once it is `stopped`."""
+        runners = self._pool(request)
+        async with self._acquiring:
+            if stopped.done():
+                return None
+            await self._pristine(trusted=request.trusted)
+            if request.trusted:
+                # No untrusted process is left beside it.
+                await self._fresh.end_last_runner()
+            runner = await runners.acquire(request.key if self._per_user else "")
+            await self._verify_after(None if request.trusted else runner)
+            if not stopped.done():
+                return runner
+            runners.release(runner, answered=False)
+            return None
+
+    def _pool(self, request: Request) -> RunnerPool:
+        return self._kept if request.trusted else self._fresh
+
+    async def _serve_on(self, runner: RunnerHandle, request: Request, respond: Respond) -> Response:
+        """Run one request on a runner, and return the runner to its pool."""
         begun = False
 
         async def respond_once_begun(response: Response) -> bool:
@@ -279,26 +332,10 @@ class LocalModelActor:
             begun = True
             return await respond(response)
 
-        runners: RunnerPool = self._kept if request.trusted else self._fresh
-        try:
-            await self._pristine(trusted=request.trusted)
-            if request.trusted:
-                # No untrusted process is left beside it.
-                await self._fresh.end_last_runner()
-            runner = await runners.acquire(request.key if self._per_user else "")
-            await self._verify_after(None if request.trusted else runner)
-            self._runner = runner
-        except (ModelProcessError, RunnerError) as error:
-            raise self._lost(str(error)) from error
+        self._runner = runner
         watching, answered = self._watchers(request, runner), False
-        timer = asyncio.get_running_loop().call_later(
-            self._timeout_s,
-            self.cancel,
-            f"The job ran longer than {self._timeout_s:g} seconds, the most that this server allows "
-            "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
-        )
         try:
-            if not request.trusted:
+            if not request.trusted and not self._cancelled:
                 await runner.unless_ended(self._adapters.fetch(request.env))
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
@@ -318,11 +355,10 @@ class LocalModelActor:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))
         finally:
-            timer.cancel()
             for task in watching:
                 task.cancel()
             self._runner = None
-            runners.release(runner, answered=answered)
+            self._pool(request).release(runner, answered=answered)
             if self.process.exposes_weights and not request.trusted:
                 self._verifying = asyncio.create_task(self._verify(runner), name="weights")
             self._trusted_ran |= request.trusted
@@ -376,9 +412,16 @@ class LocalModelActor:
 
     def cancel(self, reason: str) -> None:
         """End what is running now; its request becomes an ERROR with `reason`."""
-        self._cancelled = reason
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(reason)
         if self._runner is not None:
             self._runner.kill()
+
+    @property
+    def _cancelled(self) -> str:
+        """Return the reason why the request that runs now ends early; nothing if it does not."""
+        stopped = self._stopped
+        return stopped.result() if stopped is not None and stopped.done() else ""
 
     async def _ended(self, request: Request, runner: RunnerHandle, *, begun: bool) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)

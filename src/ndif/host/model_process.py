@@ -9,7 +9,7 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
+from ndif.host.heartbeat import FROZEN_S, sign_of_family, sign_of_life, until_frozen
 from ndif.host.hub import DownloadError, Found, download
 from ndif.host.port import ActorError, Progress
 from ndif.host.runner_handle import RunnerHandle, describe_exit
@@ -30,11 +31,13 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 0.5
 GONE_S = 30.0
 """Seconds within which a killed runner is gone. On a GPU the driver first ends the runner's work."""
 _VERIFY_S = 60.0
 """Seconds within which weights are verified. Loading them again takes no longer."""
+_PINGS = 10
+"""Pings to a process in the time after which it counts as frozen."""
 _ANSWERS = ("verified", "cached", "uncached", "failed")
 
 
@@ -63,6 +66,15 @@ class ModelProcess:
     exposes_weights: bool = False
     """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    frozen_s: float = FROZEN_S
+    """Seconds without a sign of life after which the process is ended."""
+    _is_frozen: bool = False
+    _is_loaded: bool = False
+    _is_awaited: bool = False
+    """True while the process waits for an answer of this host."""
+    _answers: int = 0
+    """Answers to the host's pings."""
+    _answered: asyncio.Event = field(default_factory=asyncio.Event)
     _is_bound: bool = False
     """True if the process and its runners are bound to some of the CPUs."""
     _asked: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = field(default_factory=deque)
@@ -100,6 +112,7 @@ class ModelProcess:
                 await end([started])
             spec = replace(self.spec, task=found.task)
             await control.send({"kind": "load", "spec": spec.header()})
+            self._tasks.append(asyncio.create_task(self._end_if_frozen(), name="sign of life"))
             await within(self._loaded(control, progress), timeout_s)
         except BaseException as error:
             await self.stop()
@@ -113,7 +126,32 @@ class ModelProcess:
             raise ModelProcessError(why) from error
         if found.repo_id is not None:
             self.model = {**self.model, "repo_id": found.repo_id}
+        self._is_loaded = True
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
+        self._tasks.append(asyncio.create_task(self._ping(control), name="model process pings"))
+
+    async def _end_if_frozen(self) -> None:
+        await until_frozen(self._sign_of_life, self.frozen_s)
+        logger.error("model process %s: no sign of life, it is ended", self.spec.checkpoint)
+        self._is_frozen = True
+        self.kill()
+
+    def _sign_of_life(self) -> Hashable:
+        if self._is_awaited or self.pid is None:
+            return object()
+        if self._asked or not self._is_loaded:
+            # It is at work, and so deaf, or waits for a child that is.
+            return sign_of_family(self.pid)
+        return self._answers, sign_of_life(self.pid)
+
+    async def _ping(self, control: Channel) -> None:
+        """Give a process that has nothing to do occasions to show that it lives."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._answered.clear()
+                await control.send({"kind": "ping"})
+                await self._answered.wait()
+                await asyncio.sleep(self.frozen_s / _PINGS)
 
     def _bind(self, cpus: Collection[int] | None) -> None:
         """Bind the process to these CPUs; None unbinds it."""
@@ -129,10 +167,16 @@ class ModelProcess:
             self._process = await self.fork_servers.start(
                 self.runtime, "ndif.runtime", theirs, untrusted=self.spec.untrusted is not None
             )
+        self._tasks.append(asyncio.create_task(self._watch(self._process, self._control)))
         self._bind(cpus)
         self._output = asyncio.create_task(self._keep_output(), name="model process output")
         self._tasks.append(self._output)
         return self._control
+
+    async def _watch(self, process: Process, control: Channel) -> None:
+        """Hang up once the process has ended: what it has forked may hold the other end of its channel."""
+        await process.wait()
+        control.hang_up()
 
     async def _download(self, timeout_s: float, progress: Progress) -> Found:
         try:
@@ -154,7 +198,9 @@ class ModelProcess:
                     self._failed = body.decode(errors="replace")
                     raise ModelProcessError(self._failed)
                 case "weights":
+                    self._is_awaited = True  # perhaps until another process has filled the memory
                     fd = await self.weights.of(self, header["name"], int(header["size"]))
+                    self._is_awaited = False
                     filled = self.weights.filled(header["name"])
                     given = [] if fd is None else [fd]
                     await control.send({"kind": "weights", "filled": filled}, fds=given)
@@ -181,7 +227,7 @@ class ModelProcess:
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
         channel, theirs = Channel.pair()
-        runner = RunnerHandle(uuid.uuid4().hex, channel)
+        runner = RunnerHandle(uuid.uuid4().hex, channel, self.frozen_s)
         self._runners[runner.id] = runner
         try:
             with theirs:
@@ -281,6 +327,10 @@ class ModelProcess:
                     if asked is not None and not asked.done():
                         asked.set_result((header, body))
                     continue
+                if header["kind"] == "pong":
+                    self._answers += 1
+                    self._answered.set()
+                    continue
                 runner = self._runners.get(header.get("runner", ""))
                 if runner is None:
                     continue
@@ -323,6 +373,8 @@ class ModelProcess:
             logger.info("model process %s: %s", self.spec.checkpoint, text)
 
     def _why_it_ended(self) -> str:
+        if self._is_frozen:
+            return f"the model process showed no sign of life for {self.frozen_s:g} s and was ended"
         code = self._process.returncode if self._process else None
         said = next((line for line in reversed(self._stderr) if line.strip()), "it said nothing")
         return f"the model process ended ({describe_exit(code)}); its last words: {said}"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ndif.host.channel import Channel
+from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
 from ndif.runtime.frames import Header
 from ndif.tasks import within
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -30,12 +34,15 @@ class RunnerHandle:
     `exited`; a pool decides what the runner serves.
     """
 
-    def __init__(self, runner_id: str, channel: Channel) -> None:
+    def __init__(self, runner_id: str, channel: Channel, frozen_s: float = FROZEN_S) -> None:
         self.id = runner_id
         self.pid: int | None = None
-        self._killed = False
         self.channel = channel
-        self._exit: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._frozen_s = frozen_s
+        loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int | None] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
+        """Done once the process was killed or has ended."""
 
     @property
     def alive(self) -> bool:
@@ -45,18 +52,23 @@ class RunnerHandle:
     @property
     def usable(self) -> bool:
         """Return True if the process is alive and was not killed."""
-        return self.alive and not self._killed
+        return not self._over.done()
 
     def forked(self, pid: int) -> None:
         """Record the process id."""
         self.pid = pid
-        if self._killed:
+        if not self.usable:
             self.kill()
 
     def exited(self, code: int | None) -> None:
         """Record the exit code; None if the zygote ended first. Unread frames can still be read."""
         if not self._exit.done():
             self._exit.set_result(code)
+        self._be_over()
+
+    def _be_over(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
     async def exit_code(self, patience_s: float) -> int | None:
         """Return the exit code, or minus a signal's number; None if it is not known in time."""
@@ -65,9 +77,9 @@ class RunnerHandle:
         return None
 
     async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `coming`; None if the process ends first."""
+        """Return the result of `coming`; None if the process ends or is killed first."""
         task = asyncio.create_task(coming)
-        either: set[asyncio.Future[Any]] = {task, self._exit}
+        either: set[asyncio.Future[Any]] = {task, self._over}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
@@ -76,13 +88,29 @@ class RunnerHandle:
 
     async def ready(self) -> None:
         """Return once the runner waits for a request; raise a `RunnerError` if it never does."""
-        async for header, body in self.frames(lambda _: _MAX_REASON):
-            if header["kind"] in ("failed", "spent"):
-                raise RunnerError(body.decode(errors="replace"))
-            if header["kind"] != "idle":
-                raise RunnerError("a runner sent a frame before it was ready")
-            return
+        watching = self.kill_if_frozen()
+        try:
+            async for header, body in self.frames(lambda _: _MAX_REASON):
+                if header["kind"] in ("failed", "spent"):
+                    raise RunnerError(body.decode(errors="replace"))
+                if header["kind"] != "idle":
+                    raise RunnerError("a runner sent a frame before it was ready")
+                return
+        finally:
+            watching.cancel()
         raise RunnerError("a runner ended before it was ready")
+
+    def kill_if_frozen(self) -> asyncio.Task[None]:
+        """Start to watch a process that runs no user's code, and kill it once it shows no sign of life."""
+        return asyncio.create_task(self._kill_if_frozen(), name="runner's sign of life")
+
+    async def _kill_if_frozen(self) -> None:
+        # Until it is forked, the zygote is to show that it lives.
+        await until_frozen(
+            lambda: object() if self.pid is None else sign_of_life(self.pid), self._frozen_s
+        )
+        logger.error("runner %s: no sign of life, it is killed", self.pid)
+        self.kill()
 
     async def send(
         self, header: dict[str, Any], body: bytes | bytearray = b"", fds: Sequence[int] = ()
@@ -108,9 +136,11 @@ class RunnerHandle:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the process."""
-        self._killed = True
+        """Kill the process, from which nothing more is read."""
         self._signal(signal.SIGKILL)
+        # It may not be forked yet, or its zygote may be frozen: no reader waits for its end.
+        self.channel.hang_up()
+        self._be_over()
 
     def _signal(self, number: signal.Signals) -> None:
         # The zygote reaps the process, so until `exited` no other process can have its id.

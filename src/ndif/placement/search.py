@@ -1,14 +1,17 @@
 """The choice of a node for one replica.
 
-The lowest `CandidateLevel` wins, and chance decides ties. `Device.AUTO` tries GPUs first, at every level,
-and CPUs only if no GPU can be had: evicting another replica is better than running many times slower.
+The lowest `CandidateLevel` wins, then the node with the fewest HOT replicas of the same model, so that the
+loss of a node costs a model as few as possible; chance decides ties. `Device.AUTO` tries GPUs first, at
+every level, and CPUs only if no GPU can be had: evicting another replica is better than running many times
+slower.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -18,6 +21,9 @@ from ndif.placement.node import Candidate, Node
 from ndif.placement.replica import PlacedReplica
 
 Nodes = Mapping[str, Node]
+
+Choice = tuple[Node, PlacedReplica | None]
+"""A node, and the WARM replica that is to return there; None for a new replica."""
 
 
 class TieEnumerator(Random):
@@ -96,11 +102,10 @@ def choose(nodes: Nodes, search: Search, rng: Random) -> tuple[Node, str, Candid
     return None
 
 
-def _best(
-    nodes: Nodes, search: Search, on_cpu: bool, rng: Random
-) -> tuple[Node, PlacedReplica | None] | None:
+def _best(nodes: Nodes, search: Search, on_cpu: bool, rng: Random) -> Choice | None:
     """Return one of the best nodes, and the WARM replica there if one is to return."""
     rules, size = search.rules, search.demand.size_bytes
+    spread = partial(_spread, search.demand.model_key, rng=rng)
     warm = [
         (node, replica)
         for node in nodes.values()
@@ -114,17 +119,27 @@ def _best(
         if on_cpu or replica.size_bytes <= node.room(on_cpu, rules)
     ]
     if ready:
-        return rng.choice(ready)
-    free = [node for node in nodes.values() if size <= node.room(on_cpu, rules)]
+        return spread(ready)
+    free = [(node, None) for node in nodes.values() if size <= node.room(on_cpu, rules)]
     if free:
-        return rng.choice(free), None
+        return spread(free)
     ready = [
         (node, replica) for node, replica in warm if search.fits(node, on_cpu, replica.size_bytes)
     ]
     if ready:
-        return rng.choice(ready)
-    full = [node for node in nodes.values() if search.fits(node, on_cpu, size)]
-    return (rng.choice(full), None) if full else None
+        return spread(ready)
+    full = [(node, None) for node in nodes.values() if search.fits(node, on_cpu, size)]
+    return spread(full) if full else None
+
+
+def _spread(model_key: str, choices: Sequence[Choice], *, rng: Random) -> Choice:
+    """Return one of the choices whose node has the fewest HOT replicas of a model."""
+    beside = [len(node.hot.get(model_key, ())) for node, _ in choices]
+    fewest = min(beside)
+    choice: Choice = rng.choice(
+        [one for one, count in zip(choices, beside, strict=True) if count == fewest]
+    )
+    return choice
 
 
 def new_replica_id(nodes: Nodes, rng: Random) -> str:

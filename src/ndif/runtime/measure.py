@@ -27,7 +27,7 @@ from transformers.pipelines import check_task
 from transformers.utils import cached_file
 
 from ndif.runtime.process import cuda
-from ndif.runtime.process.zygote import end_with_parent
+from ndif.runtime.process.children import end_with_parent
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 from ndif.runtime.weights.fetch import HUB_TIMEOUT_S, explain_unavailable

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
+from ndif.runtime.process.children import fork
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError
 from ndif.sandbox.confinement.confinement import DriverFiles, library_folders
@@ -353,12 +354,11 @@ def _count_devices() -> int:
     """
     if not torch.backends.cuda.is_built():
         return 0
-    pid = os.fork()
-    if pid == 0:
-        count = 0
-        try:
+
+    def count() -> int:
+        with contextlib.suppress(Exception):
             if torch.cuda.is_available():
-                count = min(torch.cuda.device_count(), _MOST_DEVICES)
-        finally:
-            os._exit(count)
-    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+                return min(torch.cuda.device_count(), _MOST_DEVICES)
+        return 0
+
+    return max(os.waitstatus_to_exitcode(os.waitpid(fork(count), 0)[1]), 0)

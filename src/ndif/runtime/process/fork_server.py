@@ -24,10 +24,10 @@ from typing import NoReturn
 
 from ndif.runtime.frames import Channel
 from ndif.runtime.process import zygote
-from ndif.runtime.process.zygote import (
-    be_child,
+from ndif.runtime.process.children import (
     end_with_parent,
     ended_children,
+    fork,
     wake_for_children,
 )
 
@@ -128,15 +128,12 @@ class ForkServer:
             os._exit(0)
         status_fd, output, channel = fds
         status = socket.socket(fileno=status_fd)
-        server = os.getpid()
         try:
-            pid = os.fork()
+            pid = fork(lambda: self._run(status, output, header["module"], channel))
         except OSError:
             traceback.print_exc()
             status.close()  # by which the host knows
         else:
-            if pid == 0:
-                be_child(lambda: self._run(server, status, output, header["module"], channel))
             self._children[pid] = status
             with contextlib.suppress(OSError):  # the host does not wait any more
                 # A number may be given to another process once this one is reaped. A descriptor is not.
@@ -153,13 +150,9 @@ class ForkServer:
             with self._children.pop(pid) as channel, contextlib.suppress(OSError):
                 channel.send(STATUS.pack(code))
 
-    def _run(
-        self, server: int, status: socket.socket, output: int, module: str, channel: int
-    ) -> int:
+    def _run(self, status: socket.socket, output: int, module: str, channel: int) -> int:
         """Be as a process that was started with `python -m MODULE FD`; return its exit code."""
         os.setsid()
-        if os.getppid() != server:  # it ended before this process could end with it
-            return 1
         for connection in [*self._own, *self._children.values(), status]:
             connection.close()
         os.dup2(output, 1)

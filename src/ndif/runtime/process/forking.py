@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ndif.runtime.process.children import fork
 from ndif.runtime.process.proc_files import exclusive, found
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
@@ -29,15 +30,14 @@ class Pages:
     def used_by(cls, run: Callable[[], None]) -> Pages:
         """Return the pages that a fork reads and writes while it calls `run`; no pages if that fails."""
         reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(reading)
-                run()
-                os.write(writing, b".")
-                signal.pause()
-            finally:
-                os._exit(1)
+
+        def rehearse() -> None:
+            os.close(reading)
+            run()
+            os.write(writing, b".")
+            signal.pause()
+
+        pid = fork(rehearse)
         os.close(writing)
         done = os.read(reading, 1)
         os.close(reading)

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -232,13 +232,13 @@ class WeightOwnerClient:
         spec: ModelSpec,
         generation: Generation,
         driver: Cuda,
-        run_as_child: Callable[[Callable[[], None]], NoReturn],
+        fork: Callable[[Callable[[], None]], int],
     ) -> None:
-        """Start an owner that loads the model, in a fork that `run_as_child` ends."""
+        """Start an owner that loads the model, in a child that `fork` makes."""
         self._control = control
         self._generation = generation
         self._driver = driver
-        self._run_as_child = run_as_child
+        self._fork = fork
         self._cache: Cache | None = None
         self.owner: int | None = None
         """Process id of the owner; None if there is none."""
@@ -302,10 +302,12 @@ class WeightOwnerClient:
         """Fork an owner of the weights, and return once it has loaded them."""
         self._node_spec, self._spec = spec, self._driver.select(spec)
         connection, owner_end = socket.socketpair()
-        self.owner = os.fork()
-        if self.owner == 0:
+
+        def own() -> None:
             connection.close()
-            self._run_as_child(lambda: self._own(Channel(owner_end), keep_cache=keep_cache))
+            self._own(Channel(owner_end), keep_cache=keep_cache)
+
+        self.owner = self._fork(own)
         owner_end.close()
         # The socket stays open: the owner ends when it is closed.
         self._channel = Channel(connection)

@@ -6,8 +6,6 @@ weights copy-on-write. Weights on GPUs are held by another process (see `weight_
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -15,12 +13,18 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ndif.runtime.frames import Channel
+from ndif.runtime.process.children import (
+    end_with_parent,
+    ended_children,
+    fork,
+    wake_for_children,
+)
 from ndif.runtime.spec import ModelSpec, by_index
 from ndif.runtime.tracebacks import sentence
 
@@ -30,8 +34,6 @@ if TYPE_CHECKING:
     from ndif.runtime.process.isolation import Isolation
     from ndif.runtime.process.warmup_request import WarmupRequest
     from ndif.runtime.process.weight_owner import WeightOwnerClient
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(fd: int, driver: Cuda | None = None) -> None:
@@ -53,49 +55,6 @@ def main(fd: int, driver: Cuda | None = None) -> None:
         control.send({"kind": "failed"}, sentence(error).encode())
         return
     zygote.serve()
-
-
-# Processes that fork others
-
-
-def end_with_parent() -> None:
-    """Make the kernel end this process when the process that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def wake_for_children() -> tuple[socket.socket, socket.socket]:
-    """Return a socket that can be read once a child has ended, and its other end, to be kept open."""
-    wake, woken = socket.socketpair()
-    wake.setblocking(False)
-    woken.setblocking(False)
-    signal.set_wakeup_fd(woken.fileno())
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return wake, woken
-
-
-def ended_children() -> Iterator[tuple[int, int]]:
-    """Reap the children that have ended; yield the process id and exit code of each."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            yield pid, os.waitstatus_to_exitcode(status)
-
-
-def be_child(run: Callable[[], int | None]) -> NoReturn:
-    """Call `run` in a fork, which ends with its parent; its exit code is what `run` returns."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        end_with_parent()
-        code = run() or 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 class Zygote:
@@ -185,7 +144,7 @@ class Zygote:
         from ndif.runtime.weights.weights import check, report_progress
 
         self._weight_owner = WeightOwnerClient(
-            self._control, self._spec, self._generation, driver, self._be_child
+            self._control, self._spec, self._generation, driver, self._fork_child
         )
         owned, loaded_at = self._weight_owner.exported, time.time()
         report_progress(None)
@@ -222,6 +181,8 @@ class Zygote:
         except (EOFError, ConnectionError):
             self._end()
         match header["kind"]:
+            case "ping":
+                self._control.send({"kind": "pong"})
             case "fork":
                 self._fork(header["runner"], fds[0], fresh=header["fresh"], reused=header["reused"])
             case "verify" if owner is not None:
@@ -264,18 +225,21 @@ class Zygote:
         self._control.send({"kind": "uncached", "model": model})
 
     def _fork(self, runner: str, fd: int, *, fresh: bool, reused: bool) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._be_child(
-                lambda: self._run_fresh(fd, reused=reused) if fresh else self._run_kept(fd)
-            )
+        pid = self._fork_child(
+            lambda: self._run_fresh(fd, reused=reused) if fresh else self._run_kept(fd)
+        )
         os.close(fd)
         self._runners[pid] = runner
         self._control.send({"kind": "forked", "runner": runner, "pid": pid})
 
-    def _be_child(self, run: Callable[[], None]) -> NoReturn:
-        self._control.socket.close()
-        be_child(run)
+    def _fork_child(self, run: Callable[[], None]) -> int:
+        """Fork a child without the channel to the host; return its process id."""
+
+        def run_apart() -> None:
+            self._control.socket.close()
+            run()
+
+        return fork(run_apart)
 
     def _run_kept(self, fd: int) -> None:
         """Be a runner that serves one request after the other."""

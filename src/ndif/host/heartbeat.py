@@ -1,0 +1,51 @@
+"""Signs of life of a process: one that is frozen is told from one that is busy, and from a host that slept.
+
+A process that runs uses CPU time, whatever it is busy with. One that waits for a disk cannot be ended and
+is not frozen. Only time in which the host itself ran counts: a laptop that wakes up, or a server that
+was stopped and continued, finds its processes as it left them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+FROZEN_S = 30.0
+"""Seconds without a sign of life after which a process counts as frozen."""
+_LOOKS = 20
+"""Looks at a process in that time."""
+_CPU_CLOCK = 2
+"""CPUCLOCK_SCHED: the part of a clock's number that asks for all CPU time of a process."""
+
+
+def sign_of_life(pid: int) -> Hashable:
+    """Return a value that changes while process `pid` runs, or waits for a disk."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if stat[0] != "D":
+            # As clock_getcpuclockid(3) numbers the clock of another process. It counts nanoseconds.
+            return time.clock_gettime_ns(~pid << 3 | _CPU_CLOCK)
+    except OSError:
+        pass  # nothing is known of the process: its end is told elsewhere
+    return object()
+
+
+def sign_of_family(pid: int) -> Hashable:
+    """Return a value that changes while process `pid` or a child of it runs, or waits for a disk."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return object()
+    return tuple(sign_of_life(each) for each in (pid, *map(int, children)))
+
+
+async def until_frozen(sign: Callable[[], Hashable], frozen_s: float = FROZEN_S) -> None:
+    """Return once `sign` has not changed for `frozen_s` of the time in which this process ran."""
+    interval_s = frozen_s / _LOOKS
+    last, same = sign(), 0
+    while same < _LOOKS:
+        await asyncio.sleep(interval_s)
+        now = sign()
+        last, same = now, same + 1 if now == last else 0

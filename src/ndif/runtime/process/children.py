@@ -1,0 +1,67 @@
+"""Child processes: forked, ended with their parent, and reaped."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Make the kernel end this process when the process that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def fork(run: Callable[[], int | None]) -> int:
+    """Fork a child that calls `run` and ends with this process; return its process id.
+
+    The child's exit code is what `run` returns. The child never returns from here.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _be_child(parent, run)
+    return pid
+
+
+def _be_child(parent: int, run: Callable[[], int | None]) -> NoReturn:
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        end_with_parent()
+        if os.getppid() == parent:  # else it ended before this process could end with it
+            code = run() or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wake_for_children() -> tuple[socket.socket, socket.socket]:
+    """Return a socket that can be read once a child has ended, and its other end, to be kept open."""
+    wake, woken = socket.socketpair()
+    wake.setblocking(False)
+    woken.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return wake, woken
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Reap the children that have ended; yield the process id and exit code of each."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            yield pid, os.waitstatus_to_exitcode(status)

@@ -1,0 +1,93 @@
+"""Processes that are busy, asleep, stopped or gone, and a host that is stopped itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterator
+
+import pytest
+
+from ndif.host.heartbeat import sign_of_family, sign_of_life, until_frozen
+from ndif.tasks import within
+from tests.on_loop import on_loop
+
+FROZEN_S = 0.6
+BUSY = "while True: pass"
+ASLEEP = "import time; time.sleep(60)"
+WAITING = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
+HOST = f"""
+import asyncio, sys, time
+from ndif.host.heartbeat import sign_of_life, until_frozen
+print("here", flush=True)
+asyncio.run(until_frozen(lambda: sign_of_life(int(sys.argv[1])), {FROZEN_S}))
+print("frozen", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def a_process(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def is_frozen(sign: Callable[[], Hashable]) -> bool:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(until_frozen(sign, FROZEN_S), 3 * FROZEN_S)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("program", "sign", "frozen"),
+    [
+        (BUSY, sign_of_life, False),
+        (ASLEEP, sign_of_life, True),
+        (WAITING, sign_of_family, False),
+        (WAITING, sign_of_life, True),
+    ],
+)
+@on_loop
+async def test_whoever_runs_is_not_frozen(
+    program: str, sign: Callable[[int], Hashable], frozen: bool
+) -> None:
+    with a_process(program) as process:
+        await asyncio.sleep(0.3)
+        assert await is_frozen(lambda: sign(process.pid)) is frozen
+        if not frozen:
+            os.killpg(process.pid, signal.SIGSTOP)
+            assert await is_frozen(lambda: sign(process.pid))
+
+
+@on_loop
+async def test_the_end_of_a_process_is_told_elsewhere() -> None:
+    with a_process(ASLEEP) as process:
+        pid = process.pid
+    assert not await is_frozen(lambda: sign_of_life(pid))
+
+
+def test_a_host_that_was_stopped_finds_its_processes_alive() -> None:
+    """As on a laptop that slept: neither ran, and both go on."""
+    with a_process(BUSY) as process, a_process(HOST, str(process.pid)) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"here\n"
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for each in (host, process):
+                os.killpg(each.pid, number)
+            time.sleep(2 * FROZEN_S)
+        os.killpg(process.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        assert host.stdout.readline() == b"frozen\n"
+        assert time.monotonic() - stopped > FROZEN_S / 2
