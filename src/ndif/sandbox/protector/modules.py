@@ -268,8 +268,10 @@ class Modules:
     def _is_permitted_origin(self, name: str) -> bool:
         if name in _TRUSTED_ORIGINS:
             return True
-        root = name.partition(".")[0].lstrip("_")
-        entry = self._whitelist.modules.get(root) or self._whitelist.modules.get("_" + root)
+        root = name.partition(".")[0]
+        public = root.lstrip("_")
+        named = (self._whitelist.modules.get(each) for each in (root, public, "_" + public))
+        entry = next(filter(None, named), None)
         if entry is None:
             return False
         if entry.only is not None:

@@ -25,7 +25,8 @@ from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.modules import Modules, UnauthorizedModule
 from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_list
-from ndif.sandbox.protector.whitelist import Whitelist
+from ndif.sandbox.protector.sent_modules import SentModules
+from ndif.sandbox.protector.whitelist import ForbiddenError, Whitelist
 
 _CONTAINERS = (list, dict, set, collections.deque)
 _MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
@@ -61,10 +62,6 @@ class IgnoredObject:
 
     def __setstate__(self, state: object) -> None:
         pass
-
-
-class ForbiddenError(pickle.UnpicklingError):
-    """The payload holds an object that it may not; the message names the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,7 @@ class GlobalResolver:
         """Return the error that names the global and what a request may hold instead."""
         return ForbiddenError(
             f"{module}.{name} cannot be sent to this server. A request may hold numbers, strings, tensors, "
-            "arrays, and functions and classes that your own code defines"
+            "arrays, modules of torch.nn, and functions and classes that your own code defines"
         )
 
     def _listed(self, module: str, name: str) -> bool:
@@ -190,6 +187,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         self._persistent = persistent
         self._cache = cache or []
         self._held = {id(value) for value in persistent.values()}
+        self._modules = SentModules(resolver.guards.owns)
 
     def load(self) -> Any:
         """Decode the payload; see `pickle.Unpickler`.
@@ -279,8 +277,18 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 f"a request cannot change an object of the class {type(value).__name__}"
             )
 
+    def _load_new_object(self) -> None:
+        arguments, cls = self.stack.pop(), self.stack.pop()
+        if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
+            self.append(self._modules.make(cls))
+        else:
+            self.append(cls.__new__(cls, *arguments))
+
     def _load_build(self) -> None:
         state, value = self.stack.pop(), self.stack[-1]
+        if issubclass(type(value), torch.nn.Module):
+            self._modules.fill(value, state)
+            return
         self._check_changed(value)
         setstate = getattr(value, "__setstate__", None)
         if setstate is not None:
@@ -345,6 +353,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     dispatch: ClassVar[dict[int, Any]] = {
         **_Unpickler.dispatch,
         pickle.FRAME[0]: _load_frame,
+        pickle.NEWOBJ[0]: _load_new_object,
         pickle.BUILD[0]: _load_build,
         pickle.REDUCE[0]: _load_reduce,
         pickle.APPEND[0]: _load_append,
