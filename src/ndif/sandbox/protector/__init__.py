@@ -37,7 +37,18 @@ from ndif.sandbox.protector.transformer import compile_guarded
 from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_EAGER = ("torch", "torch.nn", "torch.nn.functional", "numpy", "math", "collections", "typing")
+_EAGER = (
+    *(
+        "torch",
+        "torch.nn",
+        "torch.nn.functional",
+        "torch.utils.data",
+        "numpy",
+        "math",
+        "collections",
+    ),
+    *("typing", "logging", "tqdm"),
+)
 """Modules that a block is likely to use; their wrappers are made before the first block arrives."""
 
 
@@ -113,7 +124,7 @@ class Protector:
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
         """Protect the server's objects that a payload may refer to, and return them."""
         self._protected.hold(persistent)
-        self._modules.users.clear()
+        self._modules.begin()
         return dict(persistent)
 
     def unpickler(
@@ -158,6 +169,7 @@ class Protector:
             ("_codecs", "encode"): unpickling.encode,
             ("types", "MethodType"): unpickling.bound,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
+            ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.clone_context,
             (cloud, "subimport"): self._modules.get,
             (cloud, "dynamic_subimport"): self._modules.make,
             ("nnsight.intervention.serialization", "_make_dataclass_skeleton"): (

@@ -14,17 +14,20 @@ import io
 import itertools
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import torch
+from torch.utils import _contextlib
 
+from ndif.sandbox.protector import placeholders, stand_ins
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.modules import Modules, UnauthorizedModule
+from ndif.sandbox.protector.modules import Modules, is_installed
 from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_list
+from ndif.sandbox.protector.placeholders import Discarded, Placeholder
 from ndif.sandbox.protector.whitelist import Whitelist
 
 _CONTAINERS = (list, dict, set, collections.deque)
@@ -82,10 +85,10 @@ class GlobalResolver:
     """Replacements of functions of pickle, cloudpickle, torch and nnsight, by module and name."""
 
     def resolve(self, module: str, name: str) -> Any:
-        """Return the object that a global names, or its replacement.
+        """Return the object that a global names, its replacement, or a placeholder if no block may use it.
 
         Raises:
-            ForbiddenError: If a payload may not name it.
+            ForbiddenError: If no payload of a client names it.
         """
         if (module, name) in self.rebuilders:
             return self.rebuilders[module, name]
@@ -95,19 +98,41 @@ class GlobalResolver:
             refused = name in _DENIED_BUILTINS or name.startswith("__")
             if name in self.guards.builtins and not refused:
                 return self.guards.builtins[name]
-        elif module.startswith(_IMPORT_SYSTEM):
+            raise self.forbidden(module, name)
+        if module.startswith(_IMPORT_SYSTEM):
             return IgnoredObject
-        elif module.startswith(_CLIENT_SIDE):
+        if module.startswith(_CLIENT_SIDE):
             return _unavailable(module, name)
-        elif self._listed(module, name):
-            return self._load(module, name)
-        elif module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
+        if self._listed(module, name):
+            try:
+                return self._load(module, name)
+            except (ModuleNotFoundError, AttributeError):
+                return placeholders.of_global(module, name, self._refusal(module, name))
+        if module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
             return getattr(importlib.import_module(module), name)
-        elif module in self.modules.users:
+        if module in self.modules.users:
             return self._walk(self.modules.users[module], module, name)
-        elif self.whitelist.find(module) is not None and module.partition(".")[0] != "nnsight":
-            return self._walk(self.modules.get(module), module, name)
-        raise self.forbidden(module, name)
+        if module.partition(".")[0] == "nnsight":
+            return _unavailable(module, name)
+        found = next(filter(self._has, _exporters(module)), None)
+        if found is not None:
+            return self._walk(self.modules.get(found), module, name)
+        return placeholders.of_global(module, name, self._refusal(module, name))
+
+    def _has(self, module: str) -> bool:
+        return self.whitelist.find(module) is not None or module in stand_ins.NAMES
+
+    def _refusal(self, module: str, name: str) -> str:
+        """Return the sentence that says why a block does not get a global."""
+        said = f"{module}.{name} is not available on this server"
+        if module in ("__main__", "__mp_main__"):
+            return (
+                f"{said}: your nnsight sent its name alone, as for a function with functools.cache; "
+                "call the function without it"
+            )
+        if not is_installed(module.partition(".")[0]):
+            return self.modules.refusal(module)
+        return f"{said}; you can import: {self.modules.available()}"
 
     def is_request_independent(self, module: str, name: str) -> bool:
         """Return True if a global resolves to the same object in every request."""
@@ -144,7 +169,7 @@ class GlobalResolver:
         is_function = root == "nnsight" and isinstance(found, FunctionType)
         if is_function and found.__name__ in _TRACEABLE_METHODS:
             return found
-        raise self.forbidden(module, name)
+        return _unavailable(module, name)
 
     def _walk(self, module: ModuleType, path: str, name: str) -> Any:
         found: Any = module
@@ -152,8 +177,19 @@ class GlobalResolver:
             for part in name.split("."):
                 found = self.guards.read(found, part)
         except (AttributeError, ImportError) as error:
-            raise ForbiddenError(f"{path}.{name} cannot be sent to this server: {error}") from None
+            why = str(error)
+            if any(part.startswith("_") for part in name.split(".")):
+                why = f"{path}.{name} is private, and not available on this server"
+            return placeholders.of_global(path, name, why)
         return found
+
+
+def _exporters(module: str) -> Iterator[str]:
+    """Yield the modules that may export what a module defines, itself first: "_heapq", "heapq"."""
+    names = [module, *([module.lstrip("_")] if module.startswith("_") else [])]
+    for each in names:
+        parts = each.split(".")
+        yield from (".".join(parts[:length]) for length in range(len(parts), 0, -1))
 
 
 _Unpickler: Any = pickle._Unpickler
@@ -164,10 +200,9 @@ _NONE, _EMPTY_DICT, _EMPTY_LIST = pickle.NONE[0], pickle.EMPTY_DICT[0], pickle.E
 _SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
 
 
-def _unavailable(module: str, name: str) -> UnauthorizedModule:
+def _unavailable(module: str, name: str) -> Placeholder:
     """Return the placeholder of a global that a payload may name and no block may use."""
-    path = f"{module}.{name}"
-    return UnauthorizedModule(path, f"{path} is not available on this server")
+    return placeholders.of_global(module, name, f"{module}.{name} is not available on this server")
 
 
 class SafeUnpickler(_Unpickler):  # type: ignore[misc]
@@ -281,6 +316,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
 
     def _load_build(self) -> None:
         state, value = self.stack.pop(), self.stack[-1]
+        if type(value) is Placeholder:
+            return
         self._check_changed(value)
         setstate = getattr(value, "__setstate__", None)
         if setstate is not None:
@@ -304,7 +341,39 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         # An instance runs its constructor, and a model's constructor loads the model.
         if makes and function.__module__.partition(".")[0] in ("nnsight", "transformers"):
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
-        _Unpickler.load_reduce(self)
+        if type(function) is Placeholder:
+            self.stack.pop()
+            self.stack[-1] = placeholders.of_object(function)
+            return
+        try:
+            _Unpickler.load_reduce(self)
+        except ImportError as error:
+            used = placeholders.behind(error)
+            if used is None:
+                raise
+            # What cannot be made of a placeholder is one, too.
+            self.stack[-1] = placeholders.of_object(used)
+
+    def _load_newobj(self) -> None:
+        if type(self.stack[-2]) is Placeholder:
+            self.stack.pop()
+            self.stack[-1] = placeholders.of_object(self.stack[-1])
+        else:
+            _Unpickler.load_newobj(self)
+
+    def _load_newobj_ex(self) -> None:
+        if type(self.stack[-3]) is Placeholder:
+            del self.stack[-2:]
+            self.stack[-1] = placeholders.of_object(self.stack[-1])
+        else:
+            _Unpickler.load_newobj_ex(self)
+
+    def _instantiate(self, kind: Any, arguments: Any) -> None:
+        """Make an object by an opcode of pickle's oldest protocols."""
+        if type(kind) is Placeholder:
+            self.append(placeholders.of_object(kind))
+        else:
+            _Unpickler._instantiate(self, kind, arguments)
 
     def _load_append(self) -> None:
         value = self.stack.pop()
@@ -331,6 +400,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def _growable(self, kinds: tuple[type, ...] = _CONTAINERS) -> Any:
         """Return the object on top of the stack, which is about to get items."""
         value = self.stack[-1]
+        if type(value) is Placeholder:
+            return Discarded()
         if not isinstance(value, kinds):
             self._check_changed(value)
             if not self._resolver.guards.owns(value):
@@ -347,6 +418,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         pickle.FRAME[0]: _load_frame,
         pickle.BUILD[0]: _load_build,
         pickle.REDUCE[0]: _load_reduce,
+        pickle.NEWOBJ[0]: _load_newobj,
+        pickle.NEWOBJ_EX[0]: _load_newobj_ex,
         pickle.APPEND[0]: _load_append,
         pickle.APPENDS[0]: _load_appends,
         pickle.ADDITEMS[0]: _load_additems,
@@ -428,6 +501,7 @@ def load_tensors(content: bytes) -> Any:
 
 def reconstruct(cls: type, base: type, state: Any) -> Any:
     """Replace `copyreg._reconstructor`: make an instance without running its constructor."""
+    placeholders.check([cls, base])
     if not isinstance(cls, type):
         raise ForbiddenError("copyreg._reconstructor takes a class")
     return copyreg._reconstructor(cls, base, state)  # type: ignore[attr-defined]
@@ -435,6 +509,7 @@ def reconstruct(cls: type, base: type, state: Any) -> Any:
 
 def new_object(cls: type, *arguments: Any) -> Any:
     """Replace `copyreg.__newobj__`."""
+    placeholders.check([cls])
     if not isinstance(cls, type):
         raise ForbiddenError("copyreg.__newobj__ takes a class")
     return cls.__new__(cls, *arguments)
@@ -449,6 +524,7 @@ def encode(text: str, encoding: str) -> bytes:
 
 def bound(function: Any, owner: Any) -> MethodType:
     """Replace `types.MethodType`."""
+    placeholders.check([function, owner])
     if not isinstance(function, FunctionType):
         raise ForbiddenError("types.MethodType takes a function")
     return MethodType(function, owner)
@@ -467,3 +543,10 @@ def rebuild_from_type(function: Any, kind: type, arguments: Any, state: Any) -> 
         if not name.startswith("__"):
             made.__dict__[name] = value
     return made
+
+
+def clone_context(context: Any) -> Any:
+    """Replace the method by which a decorator of torch's (`torch.no_grad()`) enters its context."""
+    if not isinstance(context, _contextlib._DecoratorContextManager):
+        raise TypeError("this method belongs to torch.no_grad and its kind")
+    return context.clone()  # type: ignore[no-untyped-call]
