@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import nnsight
 import torch
@@ -15,6 +16,7 @@ from comparing import assert_equal, raised
 from nnsight import TransformersModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
 from nnsight.schema.config import CONFIG
+from scenarios_modules import *  # noqa: F403 - the worker finds them here
 
 PROMPT = "The Eiffel Tower is in the city of"
 OTHER = "Madison Square Garden is in"
@@ -395,6 +397,32 @@ def scenario_functions_travel_by_value(context: Context) -> None:
         with model.trace(PROMPT, remote=remote):
             hidden = doubled(halved(model.transformer.h[0].output)).save()
         return hidden
+
+    context.same(block)
+
+
+class Point(NamedTuple):
+    """Fields with a default and a method."""
+
+    layer: int
+    scale: float = 2.0
+
+    def total(self) -> float:
+        return self.layer * self.scale
+
+
+Pair = collections.namedtuple("Pair", ["one", "other"])
+
+
+def scenario_named_tuples_of_the_script(context: Context) -> None:
+    point, pair = Point(2), Pair(1, other=[2])
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[point.layer].output * point.total()
+            found = nnsight.save([hidden, point._replace(scale=1.0).total(), list(pair._asdict())])
+            made = nnsight.save([list(Point(3)), Pair(3, 4).other, Point._fields])
+        return [found, made]
 
     context.same(block)
 

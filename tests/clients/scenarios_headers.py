@@ -33,6 +33,7 @@ from nnsight.intervention.backends import remote as remote_backend
 from nnsight.intervention.backends.remote import LocalTracer, RemoteBackend, RemoteException
 from nnsight.intervention.tracing.base import Tracer
 from nnsight.intervention.tracing.globals import Globals
+from scenarios_modules import *  # noqa: F403 - the worker finds them here
 
 PROMPT = "The Eiffel Tower is in the city of"
 OTHER = "Madison Square Garden is in"
@@ -488,6 +489,43 @@ def scenario_functions_travel_by_value(context: Context) -> None:
 
             hidden = shifted(doubled(halved(model.transformer.h[0].output))).save()
         return hidden
+
+    context.same(block)
+
+
+class Gain(torch.nn.Module):
+    """A module of the script, with `super()` in each of its methods."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.tensor(gain))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self.gain * self.one
+
+    def __getattr__(self, name: str) -> Any:
+        return 1 if name == "one" else super().__getattr__(name)
+
+
+class Shifted(Gain):
+    """A class that adds to another one."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return super().forward(value) + 1
+
+
+def scenario_classes_that_use_super(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        sent = Shifted(2.0)
+
+        def scaled(value: torch.Tensor) -> torch.Tensor:
+            return sent(value) * 0.5
+
+        with model.trace(PROMPT, remote=remote):
+            hidden = scaled(model.transformer.h[0].output)
+            made = Shifted(3.0)
+            found = nnsight.save([hidden, made(hidden), made.gain])
+        return found
 
     context.same(block)
 

@@ -75,7 +75,7 @@ INERT: dict[str, Any] = {
     "posix.system": Call(os.system, ("true",)),
     "subprocess.Popen": Call(__import__("subprocess").Popen, ("true",)),
     "importlib.import_module": Call(__import__("importlib").import_module, ("os",)),
-    "torch.load": Call(torch.load, ("x",)),
+    "torch.serialization.load": Call(torch.load, ("x",)),
     "load": Call(np.load, ("x",)),
     "torch.storage._share_filename": b"ctorch.storage\n_share_filename\n.",
     "codecs.open": Call(__import__("codecs").open, ("x",)),
@@ -133,6 +133,128 @@ def test_the_servers_objects_cannot_be_changed(state: Any) -> None:
     with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Linear"):
         load(changed(state), {"Module:model": module})
     assert "forward" not in vars(module)
+
+
+class Sae(torch.nn.Module):
+    note = "class"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Linear(2, 3)
+        self.register_buffer("scale", torch.ones(1))
+        self._hidden = {"a": 1}
+
+    def forward(self, value: torch.Tensor) -> Any:
+        return self.encoder(value) * self.scale
+
+
+def test_modules_come_with_their_state_and_hooks() -> None:
+    sae, seen = Sae(), []
+    stack = torch.nn.Sequential(sae.encoder, torch.nn.ReLU(), torch.nn.MultiheadAttention(3, 1))
+    sae.register_forward_hook(operator.methodcaller("__len__"))
+    sae.eval()
+    got, shared, inner = load(by_value(sae, stack, stack[0]))
+    assert (type(got).note, got._hidden, got.training) == ("class", {"a": 1}, False)
+    assert {*got.state_dict()} == {*sae.state_dict()}
+    assert torch.equal(got.encoder.weight, sae.encoder.weight)
+    assert isinstance(got.encoder.weight, torch.nn.Parameter)
+    assert got.encoder is shared[0] is inner
+    assert len(got._forward_hooks) == 1
+    shared[0].register_forward_hook(lambda *_: seen.append(1))
+    shared[:2](torch.ones(2))
+    assert seen == [1]
+    assert not sae.encoder._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.nn.parallel.distributed", "DistributedDataParallel"),
+        ("torch.nn.parallel.data_parallel", "DataParallel"),
+        ("torch.jit._script", "RecursiveScriptModule"),
+        ("torch.fx.graph_module", "GraphModule"),
+        ("torch.ao.nn.quantized.modules.linear", "Linear"),
+        ("torch.nn.utils.parametrize", "ParametrizationList"),
+    ],
+)
+def test_only_layers_are_made(module: str, name: str) -> None:
+    """Others are refused, or are placeholders."""
+    with pytest.raises(
+        (ForbiddenError, ImportError), match=rf"{module}.*(cannot be sent|not available)"
+    ):
+        load(f"c{module}\n{name}\n)".encode() + b"\x81}b.")(torch.ones(1))
+
+
+LINEAR = b"\x80\x04ctorch.nn.modules.linear\nLinear\n)\x81"
+
+
+def test_a_module_has_one_state_and_a_plain_one() -> None:
+    filled = pickle.dumps(torch.nn.Linear(1, 1), 4)
+    with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Linear"):
+        load(filled[:-1] + b"}X\x07\x00\x00\x00forwardK\x01sb.")
+    # A mapping of another kind, and a key that is no text.
+    for state in (b"ccollections\nCounter\n)R", b"}K\x01K\x01s", b"](K\x01K\x02\x86e"):
+        with pytest.raises(ForbiddenError, match=r"must be a dictionary"):
+            load(LINEAR + state + b"b.")
+    # A call makes a module as a block does, and cannot be followed by a state.
+    with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Identity"):
+        load(b"\x80\x04ctorch.nn.modules.linear\nIdentity\n)R}b.")
+    with pytest.raises(
+        ForbiddenError, match=r"cannot add items to an object of the class|cannot change"
+    ):
+        load(b"\x80\x04ctorch.nn.modules.container\nModuleList\n)\x81K\x01a.")
+
+
+def load_mine(source: str, **names: Any) -> Any:
+    """Load an instance of the class `Mine`, which `source` defines as a user's code."""
+    protector = Protector()
+    scope = {"__name__": "__main__", "torch": torch, **names}
+    protector.execute(protector.compile(source, "script.py"), scope)
+    content = b"\x80\x04cuser\nMine\n)\x81}X\x01\x00\x00\x00aK\x01sb."
+    return protector.unpickler({("user", "Mine"): scope["Mine"]})(io.BytesIO(content)).load()
+
+
+def test_a_new_module_is_new() -> None:
+    """A `__new__` that gives the server's module away is not asked."""
+    served = torch.nn.Linear(2, 2)
+    source = """
+class Mine(torch.nn.Linear):
+    def __new__(cls, *_):
+        return served
+"""
+    got = load_mine(source, served=served)
+    assert (type(got).__name__, got.a) == ("Mine", 1)
+    assert not hasattr(served, "a")
+
+
+def test_code_of_the_user_is_guarded_while_a_state_is_set() -> None:
+    source = """
+class Mine(torch.nn.Module):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.found = type(state).__mro__
+"""
+    assert load_mine(source.replace(".__mro__", ".__name__")).found == "dict"
+    with pytest.raises(AttributeError, match=r"'__mro__' is not available"):
+        load_mine(source)
+
+
+def test_a_module_that_is_also_of_another_library() -> None:
+    source = "class Mine(torch.nn.Sequential, base): pass"
+    with pytest.raises(ForbiddenError, match=r"DataParallel cannot be sent"):
+        load_mine(source, base=torch.nn.DataParallel)
+
+
+def test_a_state_may_hold_a_module_of_the_server_and_leaves_it_alone() -> None:
+    served = torch.nn.Linear(2, 2)
+    before = dict(vars(served))
+    around = torch.nn.Sequential(torch.nn.Identity())
+    around.register_forward_hook(operator.methodcaller("__len__"))
+    around._modules["0"] = served
+    got = load(dumped(around), {"Module:model": served})
+    assert got[0] is served
+    assert vars(served) == before
+    assert not served._forward_hooks
 
 
 @pytest.mark.parametrize("what", [torch.Tensor, math.sqrt, collections.OrderedDict])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import linecache
 import sys
 import threading
@@ -101,6 +103,13 @@ _FRAME = "get_non_nnsight_frame"
 _Unpickler = serialization.CustomCloudUnpickler
 _setstate = serialization._source_function_setstate
 _interleave = envoy.Envoy.interleave
+
+try:
+    _CONVERT: tuple[Any, str] = importlib.import_module("nnsight.intervention.source"), "convert"
+except ImportError:  # nnsight 0.6
+    _CONVERT = envoy, "inject"
+_convert = getattr(*_CONVERT)
+"""The function that compiles a module's forward for `.source`."""
 
 
 class Nnsight07(Generation):
@@ -228,10 +237,15 @@ class Nnsight07(Generation):
                 policy.check_call(fn)
             return _interleave(self, fn, *arguments, **options)
 
+        def convert(function: Any, *arguments: Any) -> Any:
+            policy.check_instrumented(function)
+            return _convert(function, *arguments)
+
         nnsights = [module for name, module in sys.modules.items() if name.startswith("nnsight.")]
         replaced = [
             (serialization, "CustomCloudUnpickler", unpickler),
             (envoy.Envoy, "interleave", interleave),
+            (*_CONVERT, convert),
             *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
         ]
         return policy.guarding([base, serialization], replaced)
@@ -289,6 +303,19 @@ class _Saved:
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
         return tracing_globals.save, (self._value,)
 
+
+_make_dataclass = serialization._make_dataclass_skeleton
+
+
+@functools.wraps(_make_dataclass)
+def _make_dataclass_anywhere(name: str, bases: Any, content: Any, *others: Any) -> Any:
+    """Replace `_make_dataclass_skeleton`: annotations that are text need no module of the client's."""
+    made = _make_dataclass(name, bases, {**content, "__module__": "builtins"}, *others)
+    made.__module__ = content.get("__module__", "__main__")
+    return made
+
+
+serialization._make_dataclass_skeleton = _make_dataclass_anywhere
 
 _execute = StreamTracer.execute
 

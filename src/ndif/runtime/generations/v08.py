@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import nnsight
 import torch
-from nnsight.intervention import envoy, interleaver, iterator, serialization
+from nnsight.intervention import envoy, interleaver, iterator, serialization, source
 from nnsight.intervention import tracer as interleaving
 from nnsight.modeling.transformers import TransformersModel
 from nnsight.schema import request
@@ -47,6 +47,7 @@ _SERIALIZATION = "nnsight.intervention.serialization"
 
 _load_function = serialization._load_function
 _interleave = envoy.Envoy.interleave
+_compile_source = source.compile_source
 
 
 class Nnsight08(Generation):
@@ -156,7 +157,12 @@ class Nnsight08(Generation):
                 policy.check_call(fn)
             return _interleave(self, fn, *arguments, **options)
 
+        def compile_source(function: Any) -> Any:
+            policy.check_instrumented(function)
+            return _compile_source(function)
+
         replaced = [
+            (source, "compile_source", compile_source),
             (tracing.Tracer, "compile", compile_block),
             (envoy.Envoy, "interleave", interleave),
         ]

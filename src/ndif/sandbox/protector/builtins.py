@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
+from ndif.sandbox.protector.definitions import as_dataclass
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.inheritance import content
 from ndif.sandbox.protector.modules import Modules, SyntheticModule
@@ -180,7 +181,7 @@ class Builtins:
             for name in _field_names(each):
                 if type(name) is not str or not name.isidentifier():
                     raise TypeError(f"the field name {name!r} of a dataclass is no identifier")
-        made = dataclasses.dataclass(cls, **options)
+        made = as_dataclass(cls, options)
         self._guards.own(made)
         return made
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import collections
 import copyreg
 import enum
+import functools
 import importlib
 import io
 import itertools
 import pickle
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
@@ -28,7 +29,8 @@ from ndif.sandbox.protector.modules import Modules, is_installed
 from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_list
 from ndif.sandbox.protector.placeholders import Discarded, Placeholder
-from ndif.sandbox.protector.whitelist import Whitelist
+from ndif.sandbox.protector.sent_modules import SentModules
+from ndif.sandbox.protector.whitelist import ForbiddenError, Whitelist
 
 _CONTAINERS = (list, dict, set, collections.deque)
 _MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
@@ -64,10 +66,6 @@ class IgnoredObject:
 
     def __setstate__(self, state: object) -> None:
         pass
-
-
-class ForbiddenError(pickle.UnpicklingError):
-    """The payload holds an object that it may not; the message names the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +108,44 @@ class GlobalResolver:
                 return placeholders.of_global(module, name, self._refusal(module, name))
         if module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
             return getattr(importlib.import_module(module), name)
-        if module in self.modules.users:
-            return self._walk(self.modules.users[module], module, name)
         if module.partition(".")[0] == "nnsight":
             return _unavailable(module, name)
-        found = next(filter(self._has, _exporters(module)), None)
-        if found is not None:
-            return self._walk(self.modules.get(found), module, name)
-        return placeholders.of_global(module, name, self._refusal(module, name))
+        refusals = []
+        for exporter in filter(self._has, _exporters(module)):
+            try:
+                return self._walk(self.modules.get(exporter), name)
+            except (AttributeError, ImportError) as error:
+                refusals.append(str(error))
+        why = self._refusal(module, name, refusals)
+        return placeholders.of_global(module, name, why)
 
     def _has(self, module: str) -> bool:
-        return self.whitelist.find(module) is not None or module in stand_ins.NAMES
+        known = module in stand_ins.NAMES or module in self.modules.users
+        return known or self.whitelist.find(module) is not None
 
-    def _refusal(self, module: str, name: str) -> str:
-        """Return the sentence that says why a block does not get a global."""
+    def _refusal(self, module: str, name: str, refusals: Sequence[str] = ()) -> str:
+        """Return the sentence that says why a block does not get a global.
+
+        `refusals` are the errors of the modules that might have exported it.
+        """
         said = f"{module}.{name} is not available on this server"
+        root = module.partition(".")[0]
         if module in ("__main__", "__mp_main__"):
             return (
                 f"{said}: your nnsight sent its name alone, as for a function with functools.cache; "
                 "call the function without it"
             )
-        if not is_installed(module.partition(".")[0]):
+        if not is_installed(root):
             return self.modules.refusal(module)
-        return f"{said}; you can import: {self.modules.available()}"
+        entry = self.whitelist.modules.get(root)
+        if entry is None:
+            return f"{said}; you can import: {self.modules.available()}"
+        reason = entry.reason(f"{module}.{name}")
+        if reason is not None:
+            return f"{said}: {reason}"
+        if any(part.startswith("_") for part in name.split(".")):
+            return f"{said}: it is private"
+        return next((each for each in refusals if "not available" in each), said)
 
     def is_request_independent(self, module: str, name: str) -> bool:
         """Return True if a global resolves to the same object in every request."""
@@ -142,7 +155,7 @@ class GlobalResolver:
         """Return the error that names the global and what a request may hold instead."""
         return ForbiddenError(
             f"{module}.{name} cannot be sent to this server. A request may hold numbers, strings, tensors, "
-            "arrays, and functions and classes that your own code defines"
+            "arrays, modules of torch.nn, and functions and classes that your own code defines"
         )
 
     def _listed(self, module: str, name: str) -> bool:
@@ -171,17 +184,8 @@ class GlobalResolver:
             return found
         return _unavailable(module, name)
 
-    def _walk(self, module: ModuleType, path: str, name: str) -> Any:
-        found: Any = module
-        try:
-            for part in name.split("."):
-                found = self.guards.read(found, part)
-        except (AttributeError, ImportError) as error:
-            why = str(error)
-            if any(part.startswith("_") for part in name.split(".")):
-                why = f"{path}.{name} is private, and not available on this server"
-            return placeholders.of_global(path, name, why)
-        return found
+    def _walk(self, module: ModuleType, name: str) -> Any:
+        return functools.reduce(self.guards.read, name.split("."), module)
 
 
 def _exporters(module: str) -> Iterator[str]:
@@ -225,6 +229,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         self._persistent = persistent
         self._cache = cache or []
         self._held = {id(value) for value in persistent.values()}
+        self._modules = SentModules(resolver.guards.owns)
 
     def load(self) -> Any:
         """Decode the payload; see `pickle.Unpickler`.
@@ -314,9 +319,21 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 f"a request cannot change an object of the class {type(value).__name__}"
             )
 
+    def _load_new_object(self) -> None:
+        arguments, cls = self.stack.pop(), self.stack.pop()
+        if type(cls) is Placeholder:
+            self.append(placeholders.of_object(cls))
+        elif isinstance(cls, type) and issubclass(cls, torch.nn.Module):
+            self.append(self._modules.make(cls))
+        else:
+            self.append(cls.__new__(cls, *arguments))
+
     def _load_build(self) -> None:
         state, value = self.stack.pop(), self.stack[-1]
         if type(value) is Placeholder:
+            return
+        if issubclass(type(value), torch.nn.Module):
+            self._modules.fill(value, state)
             return
         self._check_changed(value)
         setstate = getattr(value, "__setstate__", None)
@@ -353,13 +370,6 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 raise
             # What cannot be made of a placeholder is one, too.
             self.stack[-1] = placeholders.of_object(used)
-
-    def _load_newobj(self) -> None:
-        if type(self.stack[-2]) is Placeholder:
-            self.stack.pop()
-            self.stack[-1] = placeholders.of_object(self.stack[-1])
-        else:
-            _Unpickler.load_newobj(self)
 
     def _load_newobj_ex(self) -> None:
         if type(self.stack[-3]) is Placeholder:
@@ -416,9 +426,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     dispatch: ClassVar[dict[int, Any]] = {
         **_Unpickler.dispatch,
         pickle.FRAME[0]: _load_frame,
+        pickle.NEWOBJ[0]: _load_new_object,
         pickle.BUILD[0]: _load_build,
         pickle.REDUCE[0]: _load_reduce,
-        pickle.NEWOBJ[0]: _load_newobj,
         pickle.NEWOBJ_EX[0]: _load_newobj_ex,
         pickle.APPEND[0]: _load_append,
         pickle.APPENDS[0]: _load_appends,
