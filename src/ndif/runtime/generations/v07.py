@@ -28,6 +28,7 @@ from ndif.runtime.generations import (
     ClientStream,
     Generation,
     PayloadError,
+    decorated07,  # noqa: F401 - replaces a function of nnsight's
     unpickling_errors,
 )
 from ndif.runtime.generations.tracebacks07 import explain_block
@@ -166,11 +167,14 @@ class Nnsight07(Generation):
         tracer.info.frame = None
         # nnsight calls `self._send(data)`: a plain function would become a method.
         StreamTracer.register(staticmethod(stream.send), staticmethod(stream.receive))
+        # nnsight forgets the blocks of a tracer as soon as they have run.
+        blocks = [fn, *(each.intervention for each in getattr(tracer, "mediators", ()))]
         try:
             self._enter()
             values = tracer.execute(fn)
             saved = tracing_globals.Globals.saves
-            return {name: value for name, value in values.items() if id(value) in saved}
+            values = {**_filled(blocks, saved), **values}
+            return {name: value for name, value in values.items() if _holds(value, saved)}
         except BaseException as error:
             tracer.info.frame = frame
             raise BlockError(explain_block(error, tracer.info, _INTERNAL)) from error
@@ -260,6 +264,34 @@ class Nnsight06(Nnsight07):
         tracing_globals.Globals.enter()
         # One level deeper than a client: the outermost trace forgets saved values when it ends.
         tracing_globals.Globals.enter()
+
+
+def _filled(blocks: list[FunctionType], saved: set[int]) -> dict[str, Any]:
+    """Return the lists and dicts outside the blocks that these put saved values into.
+
+    Run by a client itself, a block changes the client's own. Sent, it changes copies, which come back.
+    """
+    if not saved:
+        return {}
+    return {
+        name: value
+        for block in blocks
+        for name, value in block.__globals__.items()
+        if type(value) in (list, dict) and not name.startswith("__") and _holds(value, saved)
+    }
+
+
+def _holds(value: Any, saved: set[int], depth: int = 3) -> bool:
+    """Return True if a value is saved, or is a list or dict that holds a saved value."""
+    if id(value) in saved:
+        return True
+    if not depth or type(value) not in (list, dict):
+        return False
+    items = value.values() if type(value) is dict else value
+    return any(
+        id(each) in saved or (type(each) in (list, dict) and _holds(each, saved, depth - 1))
+        for each in items
+    )
 
 
 class _Saved:

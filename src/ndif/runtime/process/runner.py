@@ -47,11 +47,21 @@ _LIMIT_MESSAGES = (
 
 
 class _LogStream(io.TextIOBase):
-    """The standard output of a block: each complete line becomes a log message to its user."""
+    """The standard output of a block: each complete line becomes a log message to its user.
+
+    A progress bar writes the same line again and again, each time after a carriage return. A message shows
+    what a terminal would show: the last of them, from time to time.
+    """
+
+    _REDRAWN_S = 1.0
+    """Seconds between two messages of a line that is written again and again, at least."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._line = ""
+        self._redrawn = -self._REDRAWN_S
+        self._last = ""
+        """The last message of a line that is written again and again."""
 
     def writable(self) -> bool:
         return True
@@ -61,6 +71,13 @@ class _LogStream(io.TextIOBase):
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._send(line)
+        if "\r" in self._line:
+            self._line = "\r" + _shown(self._line)
+            now = time.monotonic()
+            if now - self._redrawn >= self._REDRAWN_S and self._line.strip():
+                self._redrawn = now
+                self._send(self._line)
+                self._last = self._line
         return len(text)
 
     def finish(self) -> None:
@@ -69,11 +86,20 @@ class _LogStream(io.TextIOBase):
         self._line = ""
 
     def _send(self, line: str) -> None:
+        if "\r" in line:
+            line = _shown(line)
+            if line == _shown(self._last):
+                return
         if not line.strip():
             return
         text = line.encode(errors="replace")
         for start in range(0, len(text), MAX_TEXT):
             self._channel.send({"kind": "log"}, text[start : start + MAX_TEXT])
+
+
+def _shown(line: str) -> str:
+    """Return what a terminal shows of a line with carriage returns: what was written last."""
+    return next(filter(str.strip, reversed(line.split("\r"))), "")
 
 
 def _show_warning(

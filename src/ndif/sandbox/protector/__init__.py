@@ -39,7 +39,18 @@ from ndif.sandbox.protector.transformer import compile_guarded
 from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_EAGER = ("torch", "torch.nn", "torch.nn.functional", "numpy", "math", "collections", "typing")
+_EAGER = (
+    *(
+        "torch",
+        "torch.nn",
+        "torch.nn.functional",
+        "torch.utils.data",
+        "numpy",
+        "math",
+        "collections",
+    ),
+    *("typing", "logging", "tqdm"),
+)
 """Modules that a block is likely to use; their wrappers are made before the first block arrives."""
 
 
@@ -133,7 +144,7 @@ class Protector:
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
         """Protect the server's objects that a payload may refer to, and return them."""
         self._protected.hold(persistent)
-        self._modules.users.clear()
+        self._modules.begin()
         return dict(persistent)
 
     def unpickler(
@@ -178,6 +189,7 @@ class Protector:
             ("_codecs", "encode"): unpickling.encode,
             ("types", "MethodType"): unpickling.bound,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
+            ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.clone_context,
             # An annotation that is text; only a client's `typing.get_type_hints` would evaluate it.
             ("typing", "ForwardRef"): unpickling.IgnoredObject,
             (cloud, "subimport"): self._modules.get,

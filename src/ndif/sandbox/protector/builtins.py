@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ndif.sandbox.protector.definitions import as_dataclass
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.inheritance import content
-from ndif.sandbox.protector.modules import Modules, ProtectedModule
+from ndif.sandbox.protector.modules import Modules, SyntheticModule
 from ndif.sandbox.protector.names import UNBOUND, words
 
 _PLAIN = words("""
@@ -28,16 +28,6 @@ _PLAIN = words("""
 _UNAVAILABLE = words("open input breakpoint help exit quit copyright credits license")
 
 _Compile = Callable[[str, str, str], CodeType]
-
-
-class SafeBuiltins(ProtectedModule):
-    """The module that `import builtins` gives a block."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"builtins.{name} is not available on this server")
-
-    def __dir__(self) -> list[str]:
-        return sorted(object.__getattribute__(self, "__dict__"))
 
 
 class Code:
@@ -85,11 +75,13 @@ class Builtins:
                 "vars": self._vars,
             }
         )
-        modules.builtins = SafeBuiltins("builtins")
-        object.__getattribute__(modules.builtins, "__dict__").update(
-            (name, value)
-            for name, value in table.items()
-            if not name.startswith("_") and name not in _UNAVAILABLE
+        modules.builtins = SyntheticModule(
+            "builtins",
+            {
+                name: value
+                for name, value in table.items()
+                if not name.startswith("_") and name not in _UNAVAILABLE
+            },
         )
         for original, value in (
             (operator.attrgetter, guards.texts.attrgetter),

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 from ndif.sandbox.protector import inheritance
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.names import UNBOUND, words
+from ndif.sandbox.protector.placeholders import Placeholder, check, named
 from ndif.sandbox.protector.unpickling import bound
 from ndif.sandbox.protector.whitelist import ForbiddenError
 
@@ -136,18 +137,21 @@ class Definitions:
         return made
 
     def scope(self, names: Any) -> dict[str, Any]:
-        """Return the globals that a payload gives to code, without names that Python itself would use."""
+        """Return the globals that a payload gives to code, without names that Python itself would use.
+
+        Placeholders among them learn their variables.
+        """
         if not isinstance(names, Mapping):
             raise ForbiddenError("the globals of a function must be a mapping")
         return {
-            name: value
+            name: named(value, name)
             for name, value in names.items()
             if isinstance(name, str) and name not in UNBOUND
         }
 
     def fill(self, function: Any, names: Any) -> None:
         """Add globals to a function that was made here, and to no other."""
-        if isinstance(function, RefusedFunction):
+        if isinstance(function, RefusedFunction | Placeholder):
             return
         if not self.runs(function):
             raise ForbiddenError("a request can add globals only to functions that it defines")
@@ -161,6 +165,7 @@ class Definitions:
         return RefusedFunction(getattr(code, "name", "?"))
 
     def _fill_bytecode(self, function: Any, state: Any) -> Any:
+        check([function])
         if not isinstance(function, RefusedFunction):
             raise ForbiddenError("a request can set the state only of functions that it defines")
         return function
@@ -185,6 +190,7 @@ class Definitions:
     def _make_enum(
         self, bases: Any, name: str, path: str, members: Any, module: str, identity: Any, *_: Any
     ) -> Any:
+        check(bases)
         metaclass = type(bases[-1])
         self._check_class(metaclass, bases)
         if not issubclass(metaclass, enum.EnumMeta):
@@ -198,6 +204,7 @@ class Definitions:
         return self._track(identity, made)
 
     def _check_class(self, metaclass: Any, bases: Any) -> None:
+        check([metaclass, *(bases if isinstance(bases, tuple) else ())])
         if not isinstance(metaclass, type) or not issubclass(metaclass, type):
             raise ForbiddenError("the metaclass of a class must be a subclass of type")
         if not isinstance(bases, tuple) or not all(isinstance(base, type) for base in bases):
@@ -221,6 +228,7 @@ class Definitions:
         return made
 
     def _fill_class(self, cls: Any, state: Any) -> Any:
+        check([cls])
         if not isinstance(cls, type) or not self._guards.owns(cls):
             raise ForbiddenError("a request can set attributes only of classes that it defines")
         attributes = self._content(state[0])

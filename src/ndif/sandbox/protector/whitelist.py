@@ -81,10 +81,6 @@ class Whitelist:
             for name, reason in self.objects.get(full_name(each), {}).items()
         }
 
-    def available(self) -> str:
-        """Return the names of the modules, for an error message."""
-        return ", ".join(sorted(name for name in self.modules if not name.startswith("_")))
-
     @classmethod
     def read(cls, extra: Path | None) -> Whitelist:
         """Read the project's own whitelist, extended by an operator's file.
