@@ -59,6 +59,7 @@ class Nnsight08(Generation):
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
         """Each weight with its `requires_grad` before the first adapter was put on the model."""
         self._env: dict[str, Any] = {}
+        """The state of the model, as the last request asked for it."""
         self._attention: str | None = None
         """The implementation that the model was loaded with: the default for a request that names none."""
 
@@ -75,6 +76,8 @@ class Nnsight08(Generation):
             spec.checkpoint, revision=spec.revision, task=spec.task, dispatch=True, **arguments
         )
         self._attention = self.model.attn_implementation
+        if self._attention is not None:
+            self._env = {"attn_implementation": self._attention}
 
     def move(self, placement: Placement) -> None:
         """See `Generation.move`."""
@@ -120,13 +123,13 @@ class Nnsight08(Generation):
         linecache.clearcache()
         self.model.interleaver.cancel()
 
-    def _apply(self, env: Mapping[str, Any]) -> None:
-        """Set the model to the adapter and attention implementation of this request alone."""
+    def prepare(self, env: Mapping[str, Any]) -> bool:
+        """See `Generation.prepare`: an adapter and an attention implementation, for this request alone."""
         # A client sends None for a key that it does not use, or leaves the key out.
         given = {"attn_implementation": self._attention, **env}
         env = {name: value for name, value in given.items() if value is not None}
         if env == self._env:
-            return
+            return False
         if self._trained is None:
             parameters = self.model._module.parameters()
             self._trained = [(parameter, parameter.requires_grad) for parameter in parameters]
@@ -145,6 +148,7 @@ class Nnsight08(Generation):
             # An adapter freezes the model's weights; they stay frozen when it is removed.
             for parameter, trains in self._trained:
                 parameter.requires_grad_(trains)
+        return True
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
         def compile_block(_: Any, module: Any, frame: Any) -> Any:
