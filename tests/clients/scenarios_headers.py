@@ -386,8 +386,8 @@ def scenario_06_a_function_with_a_trace_is_called_twice_in_a_session(context: Co
     context.same(block)
 
 
-def scenario_weights_that_a_block_writes_are_its_own(context: Context) -> None:
-    """Weights differ within a session that writes them, and not for the next request."""
+def weights_that_a_block_writes_are_its_own(context: Context) -> None:
+    """For trusted users: weights differ within a session that writes them, and not for the next request."""
     model = context.remote
 
     def block(model: Any, remote: bool) -> Any:
