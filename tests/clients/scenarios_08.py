@@ -233,6 +233,32 @@ def scenario_loop_in_a_session(context: Context) -> None:
     context.same(block)
 
 
+def weights_that_a_block_writes_are_its_own(context: Context) -> None:
+    """For trusted users: weights differ within a session that writes them, and not for the next request."""
+    model = context.remote
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            weight = model.lm_head.weight
+            with torch.no_grad():
+                weight *= 2
+            with model.trace(PROMPT):
+                twice = model.lm_head.output.save()
+            with torch.no_grad():
+                weight /= 2
+        return twice
+
+    context.same(block)
+    with model.session(remote=True):
+        with torch.no_grad():
+            model.lm_head.weight.zero_()
+        model.transformer.h[0].mlp.c_fc.weight.requires_grad_(False)
+        with model.trace(PROMPT):
+            nothing = model.lm_head.output.save()
+    assert not nothing.any()
+    scenario_reads_of_layers_and_logits(context)
+
+
 # --- gradients, caches, edits -------------------------------------------------------------------------
 
 
@@ -389,6 +415,42 @@ class Probe:
     def top(self) -> int:
         """The index of the largest value."""
         return int(self.values.argmax())
+
+
+class Base(torch.nn.Module):
+    """A class of the user's script."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(factor))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value times the factor."""
+        return value * self.factor
+
+
+class Shifted(Base):
+    """A class that refers to the one above it, twice over."""
+
+    def __init__(self, factor: float, shift: float) -> None:
+        super().__init__(factor)
+        self.shift = shift
+        assert __class__.__name__ == "Shifted"
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value times the factor, shifted."""
+        return super().forward(value) + self.shift
+
+
+def scenario_a_class_of_the_script_that_calls_super(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[0].output
+            shifted = Shifted(2.0, 1.0)(hidden).save()
+            plain = Base(3.0)(hidden).save()
+        return [shifted, plain]
+
+    context.same(block)
 
 
 def scenario_functions_travel_by_value(context: Context) -> None:

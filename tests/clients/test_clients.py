@@ -53,6 +53,12 @@ def test_trusted(clients: Clients, generation: str, scenario: str) -> None:
     clients[generation].run(scenario)
 
 
+@pytest.mark.parametrize("generation", ["0.8", "0.7", "0.6"])
+def test_weights_that_a_trusted_block_writes(clients: Clients, generation: str) -> None:
+    """The Protector gives others a copy of each weight (docs/security.md)."""
+    clients[generation].run("weights_that_a_block_writes_are_its_own")
+
+
 @pytest.mark.parametrize(("generation", "scenario"), [*EVERY, *MODULES])
 def test_sandboxed(untrusted: Clients, generation: str, scenario: str) -> None:
     refusal = OF_THE_TRUSTED.get(scenario)

@@ -125,8 +125,6 @@ class LocalModelActor:
         self._verifying: asyncio.Task[None] | None = None
         self._waited: RunnerHandle | None = None
         """The untrusted runner that served last and may have written to the weights since."""
-        self._trusted_ran = False
-        """True if a trusted request has run since the weights were last verified."""
         self._stopped: asyncio.Future[str] | None = None
         """The reason why the last request ends early; not done while it does not."""
         self._acquiring = asyncio.Lock()
@@ -238,7 +236,7 @@ class LocalModelActor:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self.process.stop()
-        await self._fresh.wait_until_reset()
+        await asyncio.gather(self._kept.wait_until_reset(), self._fresh.wait_until_reset())
         if self._verifying is not None:
             await end([self._verifying])
 
@@ -309,7 +307,7 @@ class LocalModelActor:
         async with self._acquiring:
             if stopped.done():
                 return None
-            await self._pristine(trusted=request.trusted)
+            await self._pristine()
             if request.trusted:
                 # No untrusted process is left beside it.
                 await self._fresh.end_last_runner()
@@ -359,9 +357,9 @@ class LocalModelActor:
                 task.cancel()
             self._runner = None
             self._pool(request).release(runner, answered=answered)
-            if self.process.exposes_weights and not request.trusted:
-                self._verifying = asyncio.create_task(self._verify(runner), name="weights")
-            self._trusted_ran |= request.trusted
+            if self.process.exposes_weights:
+                verifying = self._verify(runner, trusted=request.trusted)
+                self._verifying = asyncio.create_task(verifying, name="weights")
 
     def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
@@ -373,11 +371,11 @@ class LocalModelActor:
             watchers.append(self._gpu_watch.enforce(runner.pid, zygote, self._held, self.cancel))
         return [asyncio.create_task(watcher) for watcher in watchers]
 
-    async def _verify(self, runner: RunnerHandle) -> None:
+    async def _verify(self, runner: RunnerHandle, *, trusted: bool) -> None:
         """See that a runner left the weights that it shared as they were, or else end the replica."""
-        # Until it is gone or stopped, it may still write.
-        if await self._fresh.wait_until_reset():
-            self._waited = runner
+        # Until it is gone or stopped, it may still write; a trusted one has no reason to.
+        if await (self._kept if trusted else self._fresh).wait_until_reset():
+            self._waited = None if trusted else runner
         else:
             self._waited = None
             await runner.exit_code(GONE_S)
@@ -397,18 +395,11 @@ class LocalModelActor:
         if restored := await self.process.verify():
             logger.warning("a request had changed %d of the weights; they are restored", restored)
 
-    async def _pristine(self, *, trusted: bool = False) -> None:
-        """Return once a request cannot find what another did to the weights.
-
-        Who is trusted finds what those who are trusted did, as elsewhere in the process that they share.
-        """
+    async def _pristine(self) -> None:
+        """Return once a request cannot find what another did to the weights."""
         verifying, self._verifying = self._verifying, None
         if verifying is not None:
             await verifying
-        if not trusted and self._trusted_ran and self.process.spec.untrusted is not None:
-            self._trusted_ran = False
-            if self.process.exposes_weights:
-                await self._restore()
 
     def cancel(self, reason: str) -> None:
         """End what is running now; its request becomes an ERROR with `reason`."""

@@ -115,12 +115,13 @@ class Generation:
             PayloadError: if the payload is not a trace of this generation.
             BlockError: if the user's code raised.
         """
-        self._apply(env)
+        self.prepare(env)
         with nullcontext() if policy is None else self._guarding(policy):
             return self._run(payload, stream, policy)
 
-    def _apply(self, env: Mapping[str, Any]) -> None:
-        """Set the model to what a request asks for."""
+    def prepare(self, env: Mapping[str, Any]) -> bool:
+        """Set the model to what a request asks for; return True if that changed the model."""
+        return False
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
         """Apply `policy` to blocks and the functions that they call while the context lasts."""

@@ -33,7 +33,7 @@ from ndif.runtime.generations import (
 )
 from ndif.runtime.generations.tracebacks07 import explain_block
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights.weights import Placement, load_arguments
+from ndif.runtime.weights.weights import load_arguments
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
@@ -91,10 +91,6 @@ interleaving.Thread = _thread
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
-_REWRITTEN = ("__nnsight_forward__", "_old_forward", "__source_accessor__")
-"""Attributes of a module that `.source` changes for good."""
-
-
 _SERIALIZATION = "nnsight.intervention.serialization"
 _FILENAME, _NAMES = 2, 9
 """Positions of the file name and the names among the arguments of `make_function`."""
@@ -119,8 +115,6 @@ class Nnsight07(Generation):
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
-        self._forwards: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._hooks: list[tuple[dict[int, Any], frozenset[int]]] = []
 
     def load(self, spec: ModelSpec) -> None:
         """See `Generation.load`; a model must be for text generation."""
@@ -132,21 +126,6 @@ class Nnsight07(Generation):
             spec.checkpoint, revision=spec.revision, dispatch=True, **load_arguments(spec)
         )
         self._objects = self.model._remoteable_persistent_objects()
-        self._remember()
-
-    def move(self, placement: Placement) -> None:
-        """See `Generation.move`."""
-        super().move(placement)
-        self._remember()
-
-    def _remember(self) -> None:
-        """Record the attributes and hooks of every module, for `forget` to restore."""
-        self._forwards, self._hooks = [], []
-        for module in self.model._module.modules():
-            now = vars(module)
-            self._forwards.append((now, {name: now[name] for name in _REWRITTEN if name in now}))
-            hooks = [now[name] for name in now if "_hooks" in name and isinstance(now[name], dict)]
-            self._hooks += [(registered, frozenset(registered)) for registered in hooks]
 
     def serialize(self, tracer: Any) -> bytes:
         """See `Generation.serialize`."""
@@ -191,15 +170,6 @@ class Nnsight07(Generation):
     def forget(self) -> None:
         """See `Generation.forget`."""
         linecache.clearcache()
-        for now, before in self._forwards:
-            for name in _REWRITTEN:
-                now.pop(name, None)
-            now.update(before)
-        # A cache, or a scan that failed, leaves its hooks behind. They would observe the next request.
-        for registered, before_run in self._hooks:
-            if len(registered) != len(before_run):
-                for key in registered.keys() - before_run:
-                    del registered[key]
 
     def _enter(self) -> None:
         """Enter a trace, as far as `.save()` is concerned."""

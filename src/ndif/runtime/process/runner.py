@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import gc
 import io
 import os
@@ -12,7 +13,7 @@ import select
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from ndif.runtime.tracebacks import explain
 
 if TYPE_CHECKING:
     from ndif.runtime.process.isolation import Isolation
+    from ndif.runtime.process.model_reset import ModelReset
     from ndif.runtime.process.reset import Reset
 
 _IDLE_S = 0.05
@@ -138,6 +140,8 @@ class Runner:
         self._isolation = isolation
         self._proc_files: proc_files.ProcFiles | None = None
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
+        self._model_reset: ModelReset | None = None
+        """The reset of the model alone; None where the whole process is reset, or ends."""
         self._spilled = False
         """True once a result was written into a file of the host's."""
 
@@ -160,29 +164,33 @@ class Runner:
                 # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
                 payload = bytearray()
-                try:
-                    reset(header, spilled=self._spilled)
-                except ResetError as error:
-                    reason = str(error).encode(errors="replace")[:1000]
-                    self._channel.send({"kind": "spent"}, reason)
+                if not self._reset(functools.partial(reset, header, spilled=self._spilled)):
                     return
-                self._channel.send({"kind": "idle"})
 
-    def serve(self) -> None:
-        """Run requests until the host closes the channel."""
+    def serve(self, reset: ModelReset) -> None:
+        """Run requests, and reset the model after each; return when it cannot be reset."""
+        self._model_reset = reset
+        reset.begin()
         self._report_ready()
-        while True:
-            self._collect_garbage_when_idle()
-            try:
+        with contextlib.suppress(EOFError, ConnectionError, DeviceError):
+            while True:
+                self._collect_garbage_when_idle()
                 header, payload, _ = self._channel.receive()
                 self._run(header, bytes(payload))
-            except (EOFError, ConnectionError, DeviceError):
-                return
-            del payload
-            # Traces of the request that the next one must not see.
-            self._generation.forget()
-            for parameter in self._generation.model._module.parameters():
-                parameter.grad = None
+                payload = bytearray()
+                if not self._reset(reset):
+                    return
+
+    def _reset(self, reset: Callable[[], None]) -> bool:
+        """Call `reset` and report that this runner waits; if it fails, report that and return False."""
+        try:
+            reset()
+        except ResetError as error:
+            reason = str(error).encode(errors="replace")[:1000]
+            self._channel.send({"kind": "spent"}, reason)
+            return False
+        self._channel.send({"kind": "idle"})
+        return True
 
     def _report_ready(self) -> None:
         warnings.showwarning = _show_warning
@@ -210,6 +218,9 @@ class Runner:
                 policy = None if self._isolation is None else self._isolation.policy
                 stream = ClientStream(self._send_to_client, self._receive_from_client)
                 with redirect_stdout(logs), redirect_stderr(logs):
+                    if self._generation.prepare(header["env"]) and self._model_reset is not None:
+                        # An adapter, and the weights that it brings, stay for the next such request.
+                        self._model_reset.begin()
                     saves = self._generation.run(payload, header["env"], stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
