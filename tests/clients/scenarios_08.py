@@ -12,7 +12,7 @@ import nnsight
 import torch
 import users_module
 from comparing import assert_equal, raised
-from nnsight import TransformersModel
+from nnsight import LanguageModel, TransformersModel, VisionLanguageModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
 from nnsight.schema.config import CONFIG
 
@@ -651,6 +651,31 @@ def scenario_a_module_the_server_lacks(context: Context) -> None:
 
     message = error_of(run)
     assert "serves 'test-org/tiny-gpt2', not 'test-org/other'" in message, message
+
+
+def scenario_the_class_of_a_model(context: Context) -> None:
+    key = context.remote.to_model_key()
+    for kind in (LanguageModel, VisionLanguageModel):
+        # A kind that stands for TransformersModel names that class; only the task may differ.
+        alias = kind(context.name, task="text-generation")
+        assert alias.to_model_key() == key
+    with alias.trace(PROMPT, remote=True):
+        hidden = alias.transformer.h[0].output.save()
+
+    class Mine(TransformersModel):
+        pass
+
+    def run(model: Any) -> torch.Tensor:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output.save()
+        return hidden
+
+    mine = Mine(context.name, task="text-generation")
+    message = error_of(lambda: run(mine))
+    assert "Mine'. Make 'test-org/tiny-gpt2' with one of them. If yours is a subclass" in message
+    # With the method that the message names it is served.
+    Mine._remoteable_class = lambda self: TransformersModel
+    assert_equal(run(mine), hidden)
 
 
 # --- what clients ask about the server ------------------------------------------------------------------

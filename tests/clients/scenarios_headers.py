@@ -27,15 +27,18 @@ import nnsight
 import torch
 import users_module
 from comparing import assert_equal, frames, place, raised
-from nnsight import CONFIG, LanguageModel
+from nnsight import CONFIG, LanguageModel, VisionLanguageModel
 from nnsight.intervention import serialization
 from nnsight.intervention.backends import remote as remote_backend
 from nnsight.intervention.backends.remote import LocalTracer, RemoteBackend, RemoteException
 from nnsight.intervention.tracing.base import Tracer
 from nnsight.intervention.tracing.globals import Globals
+from nnsight.modeling.transformers import TransformersModel
+from transformers import AutoModelForCausalLM
 
 PROMPT = "The Eiffel Tower is in the city of"
 OTHER = "Madison Square Garden is in"
+VISION = "VisionLanguageModel"
 INLINE = 8 << 20
 """Up to this many bytes a result comes in the live channel (NDIF_MAX_INLINE_RESULT_BYTES)."""
 
@@ -1144,6 +1147,40 @@ def scenario_a_version_the_server_lacks(context: Context) -> None:
 
     message = str(raised(run, ConnectionError))
     assert "yours is 0.5.10" in message, message
+
+
+def scenario_the_class_of_a_model(context: Context) -> None:
+    def run(model: Any) -> torch.Tensor:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output.save()
+        return hidden
+
+    base = TransformersModel(context.name, automodel=AutoModelForCausalLM)
+    assert base.to_model_key().startswith("nnsight.modeling.huggingface.HuggingFaceModel:")
+    with base.trace(
+        context.remote.tokenizer(PROMPT, return_tensors="pt")["input_ids"], remote=True
+    ):
+        hidden = base.transformer.h[0].output.save()
+    assert_equal(hidden, run(context.remote))
+
+    class Mine(LanguageModel):
+        pass
+
+    mine = Mine(context.name)
+    assert mine.to_model_key() == context.remote.to_model_key()
+    assert_equal(run(mine), hidden)
+
+    # The key of a model with images, which this one cannot be made as.
+    key = VisionLanguageModel._remoteable_model_key
+    assert (key.__module__, key.__qualname__.split(".")[0]) == ("nnsight.modeling.vlm", VISION)
+    vision = mine.to_model_key().replace("language.LanguageModel", f"vlm.{VISION}")
+
+    def look() -> None:
+        with mine.trace(PROMPT, backend=RemoteBackend(vision)):
+            mine.transformer.h[0].output.save()
+
+    message = str(raised(look, ConnectionError))
+    assert f"not with 'nnsight.modeling.vlm.{VISION}'. Make" in message, message
 
 
 # --- what clients ask about the server ------------------------------------------------------------------
