@@ -695,5 +695,9 @@ def scenario_status_and_comparison(context: Context) -> None:
     assert comparison.python_matches
     assert comparison.packages["torch"]["match"]
     assert comparison.packages["nnsight"]["critical"]
+    assert comparison.mismatches == {}
+    # What only the server needs is nothing that a client has to have.
+    assert "accelerate" in comparison.packages
+    assert "starlette" not in comparison.packages
     assert "torch" in str(comparison)
     assert nnsight.ndif.whoami() == {"email": None, "tags": []}
