@@ -30,6 +30,7 @@ from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
+from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.stores.accounts import OpenAccounts
@@ -242,7 +243,9 @@ def application(table: Table, options: Settings | None = None) -> Starlette:
     routes = [
         *AdminRoutes(table.perform, TOKEN, options).routes(),
         *HealthRoutes(
-            InProcessCatalogue(Models(), dict, lambda: True), OpenAccounts(hotswapping=True)
+            InProcessCatalogue(Models(), dict, lambda: True),
+            OpenAccounts(hotswapping=True),
+            Runtimes(options.runtimes),
         ).routes(),
     ]
     return create_app(

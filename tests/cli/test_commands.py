@@ -265,8 +265,11 @@ def test_an_export_is_a_file_that_can_be_deployed(ndif: Ndif, table: Table, here
 
 
 def test_the_environment_of_the_server_is_shown(ndif: Ndif) -> None:
-    assert "starlette" in ndif("env").stdout
-    assert "starlette" in printed(ndif("env", "--json"))["packages"]
+    assert "transformers" in ndif("env").stdout
+    assert "transformers" in printed(ndif("env", "--json", "--generation", "0.8"))["packages"]
+    # What the server alone needs is not what blocks are run with.
+    assert "starlette" not in printed(ndif("env", "--json"))["packages"]
+    assert "nnsight 0.5 is not installed here" in error(ndif("env", "--generation", "0.5"), 4)
 
 
 def test_the_configuration_is_the_servers(ndif: Ndif, url: str) -> None:

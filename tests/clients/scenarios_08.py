@@ -13,7 +13,7 @@ import nnsight
 import torch
 import users_module
 from comparing import assert_equal, raised
-from nnsight import TransformersModel
+from nnsight import LanguageModel, TransformersModel, VisionLanguageModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
 from nnsight.schema.config import CONFIG
 from scenarios_modules import *  # noqa: F403 - the worker finds them here
@@ -743,6 +743,31 @@ def scenario_a_module_the_server_lacks(context: Context) -> None:
     assert "serves 'test-org/tiny-gpt2', not 'test-org/other'" in message, message
 
 
+def scenario_the_class_of_a_model(context: Context) -> None:
+    key = context.remote.to_model_key()
+    for kind in (LanguageModel, VisionLanguageModel):
+        # A kind that stands for TransformersModel names that class; only the task may differ.
+        alias = kind(context.name, task="text-generation")
+        assert alias.to_model_key() == key
+    with alias.trace(PROMPT, remote=True):
+        hidden = alias.transformer.h[0].output.save()
+
+    class Mine(TransformersModel):
+        pass
+
+    def run(model: Any) -> torch.Tensor:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output.save()
+        return hidden
+
+    mine = Mine(context.name, task="text-generation")
+    message = error_of(lambda: run(mine))
+    assert "Mine'. Make 'test-org/tiny-gpt2' with one of them. If yours is a subclass" in message
+    # With the method that the message names it is served.
+    Mine._remoteable_class = lambda self: TransformersModel
+    assert_equal(run(mine), hidden)
+
+
 # --- what clients ask about the server ------------------------------------------------------------------
 
 
@@ -760,5 +785,9 @@ def scenario_status_and_comparison(context: Context) -> None:
     assert comparison.python_matches
     assert comparison.packages["torch"]["match"]
     assert comparison.packages["nnsight"]["critical"]
+    assert comparison.mismatches == {}
+    # What only the server needs is nothing that a client has to have.
+    assert "accelerate" in comparison.packages
+    assert "starlette" not in comparison.packages
     assert "torch" in str(comparison)
     assert nnsight.ndif.whoami() == {"email": None, "tags": []}

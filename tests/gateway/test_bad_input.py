@@ -291,6 +291,9 @@ def peak_memory(server: LocalServer) -> int:
         (key("<script>"), "not '<script>'"),
         (key(revision="v2"), "at revision 'main', not 'v2'"),
         (key(task="fill-mask"), "for the task 'text-generation', not 'fill-mask'"),
+        (key(path="os.system"), "not with 'os.system'"),
+        (key(path="nnsight.modeling.vllm.vllm.VLLM"), "with nnsight's TransformersModel or"),
+        (key(path=OLD), "with nnsight's TransformersModel or LanguageModel, not with"),
     ],
     ids=lambda value: ascii(value)[-40:],
 )
@@ -307,6 +310,8 @@ def test_a_wrong_model_key_is_refused(server: LocalServer, wrong: str, said: str
         (f"{OLD}:{'[' * 30_000}", "is not a model key"),
         (key("test-org/other", path=OLD), f"serves '{NAME}', not 'test-org/other'"),
         (key(path=OLD, revision="v2"), "at revision 'main', not 'v2'"),
+        (key(path="os.system"), "not with 'os.system'"),
+        (key(), "with nnsight's TransformersModel or LanguageModel, not with"),
     ],
     ids=lambda value: ascii(value)[-40:],
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "deploy": "Load models before their first request.",
     "doctor": "Show which sandbox layers this machine offers.",
-    "env": "Show the server's Python version and packages.",
+    "env": "Show the Python version and packages that run blocks.",
     "evict": "Remove a model, or one replica of it, from its devices.",
     "export": "Print a deployment file of the models deployed now.",
     "info": "Show the server of this machine and its configuration.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
@@ -43,6 +44,10 @@ class Model:
     """Reason why the last deployment failed, by generation."""
     aliases: set[str] = field(default_factory=set)
     """Further repository ids that turned out to name it, in lower case."""
+    parameters: int | None = None
+    """Number of parameters, once it was measured or loaded."""
+    architecture: Mapping[str, Any] | None = None
+    """Content of the checkpoint's `config.json`, once it was loaded."""
     same_as: Model | None = None
     """Model that it turned out to be, and that is served in its place."""
 
@@ -234,8 +239,16 @@ class Models:
         return begun, ended
 
     @staticmethod
-    def learn(model: Model, repo_id: str | None, task: str | None) -> None:
-        """Record what a model's files tell: its name as the hub spells it, and its task."""
+    def learn(
+        model: Model,
+        repo_id: str | None,
+        task: str | None,
+        parameters: int | None = None,
+        architecture: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record what a model's files tell: its name as the hub spells it, its task, size and config."""
+        model.parameters = parameters or model.parameters
+        model.architecture = architecture or model.architecture
         model.config = replace(
             model.config, repo_id=repo_id or model.config.repo_id, task=model.config.task or task
         )

@@ -18,7 +18,7 @@ from ndif.gateway.http_error import CLOSE, HttpError
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import ModelKey, explain_class
 from ndif.schema.request import Request, Submission, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
@@ -127,6 +127,8 @@ class SubmitRoute:
             key = ModelKey.parse(text)
         except ValueError as error:
             raise HttpError(400, str(error)) from error
+        if why := explain_class(key, generation):
+            raise HttpError(400, why)
         known = await self.catalogue.models()
         model = known.admit(key, hotswapping=account.hotswapping, keep=False)
         only = model.deployment.runtime

@@ -53,7 +53,7 @@ class ModelActor(Protocol):
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """Return what was loaded: class, parameters, dtype, device, task, folder, repo_id; empty before.
+        """Return what was loaded: facts from `Generation.describe`; empty before.
 
         `files` is the key of the object from which clients build the model (`ndif.host.snapshot`).
         """

@@ -83,7 +83,7 @@ class Server:
         controller = self._coordinator.controller
         catalogue = InProcessCatalogue(
             controller.models,
-            lambda: client_status(controller.models, controller.replicas()),
+            lambda: client_status(controller, self._coordinator.reconciler.coming()),
             lambda: places or any(replica.serving for replica in controller.replicas()),
         )
         self.app = create_gateway(

@@ -32,6 +32,10 @@ def create_generation(name: str) -> Generation:
     return generation
 
 
+_MAX_CONFIG_BYTES = 64 << 10
+"""Largest `config.json` that is published; those with thousands of labels are larger."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientStream:
     """The two directions in which a hybrid job exchanges data with its client while it runs."""
@@ -75,6 +79,7 @@ class Generation:
             "device": str(module.device),
             "task": getattr(self.model, "task", None),
             "folder": str(Path(config).parent),
+            "config": _read_config(Path(config)),
             "repo_id": self._canonical_name(spec),
         }
 
@@ -139,6 +144,14 @@ class Generation:
     def forget(self) -> None:
         """Remove the last run's entries from caches that the next run must not see."""
         raise NotImplementedError
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    """Return a checkpoint's `config.json`; None if it is too large."""
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        return None
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config
 
 
 def _trace(model: Any, prompt: str, backend: Callable[[Any], None]) -> None:
