@@ -235,8 +235,8 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
     ndif("deploy", "org/a", "org/slow", "--dedicated", "--no-wait")
     said = ndif("status").stdout
     for text in (
-        *("this-machine", "GPU 0", "25.8 GB", "10.7 GB"),
-        *("org/a, dedicated", "0.8", "500 MB", "RUNNING", "GPU 0 of this-machine"),
+        *("this-machine", "GPU 0", "24GiB", "10GiB"),
+        *("org/a, dedicated", "0.8", "500MB", "RUNNING", "GPU 0 of this-machine"),
         *("DEPLOYING 25 %", "[one] of the disks is slow."),
     ):
         assert text in said, text
@@ -245,7 +245,7 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
 
 def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:
     said = ndif("queue").stdout
-    for text in ("request-1", "ann", "running", "request-3", "bob", "1 min 15 s"):
+    for text in ("request-1", "ann", "running", "request-3", "bob", "1m 15s"):
         assert text in said, text
     assert printed(ndif("queue", "--json")) == asyncio.run(table.queue())
     table.running.clear()

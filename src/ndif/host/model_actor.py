@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.config.settings import Settings
+from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
@@ -273,7 +274,7 @@ class LocalModelActor:
         timer = asyncio.get_running_loop().call_later(
             self._timeout_s,
             self.cancel,
-            f"The job ran longer than {self._timeout_s:g} seconds, the most that this server allows "
+            f"The job ran longer than {format_duration(self._timeout_s)}, the most that this server allows "
             "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
         )
         try:
