@@ -114,6 +114,10 @@ class Settings(BaseSettings):
 
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
+    log_max_bytes: Size = Field(default=64 * MiB, gt=0)
+    """Size at which a log of the session is set aside and begun anew."""
+    log_files: int = Field(default=4, ge=0)
+    """Number of earlier parts of each log that are kept."""
     api_keys: Path | None = None
     """YAML file of API keys and what each may do. Empty: anyone who reaches the server may use it."""
     hotswapping: bool = True

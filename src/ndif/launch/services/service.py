@@ -33,6 +33,8 @@ _INSTALL = {
         "-e MINIO_ROOT_PASSWORD=$NDIF_OBJECT_STORE_SECRET_KEY quay.io/minio/minio server /data`",
     ),
 }
+REAPER = "ndif.launch.services.reaper"
+"""Module that runs each service's program; its first argument is the service's name."""
 _MIN_FREE = 0.05
 """Part of a disk that must be free."""
 _REAPER_S = 10.0
@@ -76,11 +78,11 @@ class Service:
         log = run_folder.log(self.name)
         log.parent.mkdir(parents=True, exist_ok=True)
 
-        reaper = (sys.executable, "-m", "ndif.launch.services.reaper")
+        reaper = (sys.executable, "-m", REAPER)
         grace_s = str(self.stop_grace_s)
         process = ProcessSpec(
             self.name,
-            lambda parent_pipe: [*reaper, str(parent_pipe), grace_s, *program.command],
+            lambda parent_pipe: [*reaper, self.name, str(parent_pipe), grace_s, *program.command],
             log,
             must_start=True,
             stop_timeout_s=self.stop_grace_s + _REAPER_S,
