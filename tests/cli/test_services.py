@@ -103,8 +103,18 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
     assert found[1]["whose"] == "of this session"
     assert found[1]["answers"] is True
     assert "secret" not in (Path(said["session"]) / "config.json").read_text()
-    assert "Ready to accept connections" in place.ndif("logs", "broker").output
     assert place.read("queue") == {"models": []}
+    job = send(said["url"], "no/model", b"x")
+    # In place, with its data: whoever is in its queue stays there.
+    for service in ("broker", "dispatcher", "api"):
+        restarted = place.ndif("restart", service)
+        assert (restarted.code, restarted.output) == (0, f"The {service} has restarted.\n"), (
+            restarted
+        )
+    assert place.read("info")["pid"] == said["pid"]
+    assert "started no object-store" in place.ndif("restart", "object-store").error
+    assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher").output)
+    assert place.ndif("logs", "broker").output.count("Ready to accept connections") == 2
     assert place.ndif("stop").code == 0
     assert not accepts(port_of(broker))
     assert within(lambda: not place.processes()), place.processes()
@@ -233,6 +243,7 @@ def test_programs_that_are_missing_are_named_with_what_installs_them(
     said = refused(place, **nothing)
     assert "minio is not installed" in said
     assert "conda install -c conda-forge minio-server" in said
+    assert "quay.io/minio/minio server /data" in said
     assert "bytes too long: a socket of Ray" in said
 
 

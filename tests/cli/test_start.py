@@ -176,7 +176,7 @@ def test_models_named_at_the_start_are_dedicated(served: Place) -> None:
     assert models(served)[NAME]["dedicated"] is True
     said = served.ndif("status").output
     assert f"{NAME}, dedicated" in said
-    assert "RUNNING" in said
+    assert "IDLE" in said
 
 
 def test_a_second_server_is_refused_with_a_sentence(served: Place) -> None:
@@ -214,6 +214,39 @@ def test_a_model_that_is_not_to_be_had_is_said_not_to_be(served: Place) -> None:
     assert done.code == 1
     assert re.match("Error: .*test-org/none", done.error), done
     assert states(served) == ["RUNNING"]
+
+
+def test_a_request_leaves_one_line_in_the_log(served: Place) -> None:
+    url = served.read("info")["url"]
+    job = send(url, NAME, b"no request of any client")
+    answer = f"{url}/response/{job}"
+    assert within(lambda: httpx.get(answer).json()["status"] == "ERROR"), httpx.get(answer).text
+
+    def lines() -> list[str]:
+        # One process serves: its log is the dispatcher's, too.
+        told = served.ndif("logs", "dispatcher", "-n", "1000").output.splitlines()
+        return [line for line in told if f"id={job} " in line]
+
+    assert within(lambda: bool(lines()))
+    (line,) = lines()
+    assert f"ndif.requests: request id={job} user=" in line
+    assert f"model={NAME} nnsight=0.8 status=ERROR received=20" in line
+    assert re.search(r" waited=\d+\.\d{3}s ran=\d+\.\d{3}s$", line)
+
+
+def test_the_beginning_of_an_id_is_enough(served: Place) -> None:
+    (replica,) = models(served)[NAME]["replicas"]
+    said = served.ndif("status").output
+    assert f" {replica['replica_id'][:6]} " in said
+    assert replica["replica_id"] not in said
+    assert "IDLE" in said
+    told = served.ndif("evict", NAME, "--replica", replica["replica_id"][:6])
+    assert (told.code, told.output.split()[-3:]) == (
+        0,
+        [replica["replica_id"][:6], "is", "evicted."],
+    )
+    assert "NOT DEPLOYED" in served.ndif("status").output
+    assert served.ndif("deploy", NAME, "--dedicated").code == 0
 
 
 def test_what_is_not_there_is_exit_code_4(served: Place) -> None:

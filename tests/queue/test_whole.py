@@ -998,8 +998,9 @@ def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
             for response in await world.until_ended(waiting, running):
                 assert response.status is Status.ERROR
                 assert response.description == (
-                    "'a/a' is not dedicated on this server, and you may not have models loaded on "
-                    "demand. These are: 'a/b', 'a/c'."
+                    "'a/a' is not dedicated on this server. These are: 'a/b', 'a/c'. Having a model "
+                    "loaded on demand takes the right `hotswapping`, which you do not have: ask the "
+                    "server's operator for it."
                 )
 
     run(main())

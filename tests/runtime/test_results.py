@@ -72,7 +72,7 @@ def test_only_results_that_compress_are_compressed() -> None:
 
 
 def test_a_result_that_is_too_large_is_explained() -> None:
-    with pytest.raises(ResultTooLargeError, match=r"more than 1,000,000 bytes.*Save fewer"):
+    with pytest.raises(ResultTooLargeError, match=r"more than 1MB.*Save fewer"):
         Result({"x": torch.zeros(MB)}, max_bytes=1_000_000, max_inline=100)
 
 

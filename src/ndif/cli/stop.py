@@ -22,6 +22,7 @@ from ndif.cli.server_client import (
 )
 from ndif.launch.run_folder import RunRecord, within
 from ndif.launch.services import STANDALONE
+from ndif.launch.waiting import waiting_for
 
 _TIMEOUT_S = 30
 _SIGNAL_TIMEOUT_S = 60
@@ -89,7 +90,9 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
     """Ask a server to stop and wait until it has; signal the server of this machine if it does not."""
     if not server.is_local:
         server.post("/admin/stop", {})
-        if not within(timeout_s, lambda: not _answers(server)):
+        with waiting_for(f"the server at {server.url} to stop"):
+            has_stopped = within(timeout_s, lambda: not _answers(server))
+        if not has_stopped:
             raise CommandError(
                 f"The server at {server.url} accepted to stop, and still answers after {timeout_s:g} s."
             )
@@ -102,7 +105,9 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
     # A server that does not answer, or whose token cannot be read, still receives a signal.
     with contextlib.suppress(CommandError):
         server.post("/admin/stop", {}, timeout_s=_ASK_TIMEOUT_S)
-        if within(timeout_s, lambda: not record.is_alive):
+        with waiting_for(f"the server at {record.url} (process {record.pid}) to stop"):
+            has_stopped = within(timeout_s, lambda: not record.is_alive)
+        if has_stopped:
             return "asked"
     _terminate(record)
     return "signal"
@@ -130,7 +135,9 @@ def _terminate(record: RunRecord) -> None:
         return
     except PermissionError as error:
         raise CommandError(f"Process {record.pid} belongs to another user.") from error
-    if not within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive):
+    with waiting_for(f"process {record.pid} ({record.url}) to end"):
+        has_ended = within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive)
+    if not has_ended:
         raise CommandError(
             f"Process {record.pid} has not ended {_SIGNAL_TIMEOUT_S} s after SIGTERM. Its log says what it "
             f"is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."

@@ -14,6 +14,10 @@ from ndif.schema.model_key import ModelKey
 _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
 _MOST_NAMED = 20
 _MOST_ON_DEMAND = 1000
+_NO_HOTSWAPPING = (
+    "Having a model loaded on demand takes the right `hotswapping`, which you do not have: ask the "
+    "server's operator for it."
+)
 
 
 class NotServedError(Exception):
@@ -111,7 +115,9 @@ class Model:
 class Models:
     """The models of one server. Finds and admits models; knows nothing of their replicas."""
 
-    def __init__(self, configs: Iterable[DeploymentConfig] = ()) -> None:
+    def __init__(self, configs: Iterable[DeploymentConfig] = (), *, fixed: bool = False) -> None:
+        self.fixed = fixed
+        """True if nobody's request loads another model."""
         self._models: list[Model] = []
         for config in configs:
             self.put(config)
@@ -209,19 +215,18 @@ class Models:
         served = [model.deployment for model in self._models if model.dedicated]
         near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
         if len(served) == 1 or near:
-            return explain_mismatch((near or served)[0], key) or "This model is not served."
-        if not served:
-            return (
-                f"{key.repo_id[:200]!r} is not served: no model is dedicated on this server now, and you "
-                "may not have models loaded on demand."
+            answer = explain_mismatch((near or served)[0], key) or "This model is not served."
+        elif not served:
+            answer = (
+                f"{key.repo_id[:200]!r} is not served: no model is dedicated on this server now."
             )
-        names = sorted({repr(config.repo_id) for config in served})
-        if len(names) > _MOST_NAMED:
-            names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
-        return (
-            f"{key.repo_id[:200]!r} is not dedicated on this server, and you may not have models loaded "
-            f"on demand. These are: {', '.join(names)}."
-        )
+        else:
+            names = sorted({repr(config.repo_id) for config in served})
+            if len(names) > _MOST_NAMED:
+                names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
+            these = ", ".join(names)
+            answer = f"{key.repo_id[:200]!r} is not dedicated on this server. These are: {these}."
+        return answer if self.fixed else f"{answer} {_NO_HOTSWAPPING}"
 
     def schedule(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:
         """Set the models that the schedule dedicates; return those that it now does, and no longer does."""

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.config.settings import Settings
+from ndif.config.units import format_size
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import read_envelope
 from ndif.gateway.header_wire import read_headers
@@ -191,7 +192,7 @@ class SubmitRoute:
 def _too_large(limit: int) -> HttpError:
     return HttpError(
         413,
-        f"The request is larger than {limit:,} bytes, the most this server takes "
+        f"The request is larger than {format_size(limit)}, the most this server takes "
         "(NDIF_MAX_REQUEST_BYTES). Does the block refer to a large object, such as a dataset or "
         "another model? Refer only to what it needs.",
         CLOSE,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.config.settings import Settings
+from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
@@ -271,8 +272,8 @@ class LocalModelActor:
             timer = loop.call_later(
                 self._timeout_s,
                 self.cancel,
-                f"The job ran longer than {self._timeout_s:g} seconds, the most that this server allows "
-                "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
+                f"The job ran longer than {format_duration(self._timeout_s)}, the most that this server "
+                "allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
             )
             for _ in range(_RUNNERS):
                 with contextlib.suppress(_NotBegunError):

@@ -10,9 +10,12 @@ jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which t
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +30,8 @@ from ndif.stores.responder import Responder
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
+_record = logging.getLogger("ndif.requests")
+"""One line for each request, when it has ended."""
 
 # States, events and what may follow what
 
@@ -148,6 +153,8 @@ class _Life:
     actor: ModelActor | None = None
     watching: asyncio.Task[None] | None = None
     """The watch over its live client."""
+    dispatched: float | None = None
+    """Unix seconds of the last time that it was sent to a replica."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -223,6 +230,7 @@ class RequestLifecycle:
         self._move(life, Event.DISPATCH)
         if self.by is Party.QUEUE:
             self.broker.note_attempts(request, life.losses + 1)
+        life.dispatched = time.time()
         life.actor = actor
         try:
             if life.cancelled is not None:
@@ -295,6 +303,7 @@ class RequestLifecycle:
         if (life := self._lives.get(request.id)) is not None:
             self._move(life, Event.RELEASE)
             self._forget(life)
+            self._log_end(life, self._ended.get(request.id))
         if request.subscription_id is not None:
             return
         end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
@@ -501,12 +510,18 @@ class RequestLifecycle:
     def _remember(self, life: _Life, response: Response) -> Response:
         """Keep the end of a request in mind; no client fetches a live result a second time."""
         self._forget(life)
+        self._log_end(life, response)
         if life.request.subscription_id is not None:
             response = replace(response, data=None, meta=None)
         self._ended[life.request.id] = response
         if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]
         return response
+
+    def _log_end(self, life: _Life, response: Response | None) -> None:
+        """Log the one line of a request that has ended. A replica's queue logs it for the replica."""
+        if self.by is Party.QUEUE:
+            _record.info("%s", _describe_end(life, response, time.time()))
 
     def _forget(self, life: _Life) -> None:
         self._lives.pop(life.request.id, None)
@@ -523,6 +538,30 @@ class RequestLifecycle:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def _describe_end(life: _Life, response: Response | None, now: float) -> str:
+    """Return the id, user, model, status and times of a request that has ended, as `name=value`."""
+    request = life.request
+    model = request.model.repo_id + (f"@{request.model.revision}" if request.model.revision else "")
+    status = response.status.value if response is not None else "ENDED"
+    left = life.dispatched if life.dispatched is not None else now
+    received = datetime.fromtimestamp(request.received, timezone.utc).isoformat("T", "milliseconds")
+    values = {
+        "id": request.id,
+        "user": request.user,
+        "model": model,
+        "nnsight": request.generation,
+        "status": status,
+        "received": received,
+        "waited": f"{max(0.0, left - request.received):.3f}s",
+        "ran": f"{max(0.0, now - left):.3f}s",
+    }
+    # A user's name may have spaces and lines.
+    return "request " + " ".join(
+        f"{name}={value if value.isprintable() and ' ' not in value else json.dumps(value)}"
+        for name, value in values.items()
+    )
 
 
 def _undelivered(request: Request) -> Response:

@@ -21,6 +21,8 @@ import cloudpickle
 import torch
 import zstandard
 
+from ndif.runtime.sizes import format_size
+
 _PROTOCOL = 4
 """The first pickle protocol that writes `bytes` without encoding them."""
 
@@ -116,7 +118,7 @@ class Result:
             if meter.size <= max_bytes:
                 raise
             raise ResultTooLargeError(
-                f"The saved values take more than {max_bytes:,} bytes, the most this server returns "
+                f"The saved values take more than {format_size(max_bytes)}, the most this server returns "
                 "(NDIF_MAX_RESULT_BYTES). Save fewer values, or reduce them inside the trace: a "
                 "slice, a mean, .to(torch.bfloat16)."
             ) from error

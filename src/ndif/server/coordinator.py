@@ -72,7 +72,7 @@ class Coordinator:
         self._evaluator = Evaluator(measuring=fleet.prepare, fork_servers=fleet.fork_servers)
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
-            Models(configs),
+            Models(configs, fixed=not places),
             fleet.make_actor,
             self._evaluate if places else _unmeasured,
             fleet.discover,

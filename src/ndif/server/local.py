@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ndif.config.reference import read
 from ndif.config.settings import Settings
+from ndif.config.units import format_duration
 from ndif.host.model_actor import LocalModelActor
 from ndif.net import Http, StartError, for_url, is_loopback, listen
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
@@ -183,8 +184,8 @@ class Local:
         console.print(
             f"Loaded [bold]{repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
             f"parameters, {model['dtype']} on {model['device']}, "
-            f"weights in {actor.process.load_s:.1f} s, "
-            f"ready {time.time() - actor.process.loaded_at:.1f} s later"
+            f"weights in {format_duration(actor.process.load_s)}, "
+            f"ready {format_duration(time.time() - actor.process.loaded_at)} later"
             + (f", {self.replicas} times" if self.replicas > 1 else ""),
             soft_wrap=True,
         )

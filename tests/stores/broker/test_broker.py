@@ -467,7 +467,7 @@ async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) ->
             await broker.submit(small)
         claimed = await broker.claim()
         assert claimed.id == large.id
-        with pytest.raises(QueueFullError, match=f"{3 * INLINE:,} bytes"):
+        with pytest.raises(QueueFullError, match="have 300kB"):
             await broker.submit(small)
         for _ in range(2):
             await broker.release(claimed)

@@ -28,6 +28,7 @@ from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.results import STORE_LEVEL, Result, ResultNotStoredError, ResultTooLargeError
+from ndif.runtime.sizes import format_size
 from ndif.runtime.tracebacks import explain
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ class Runner:
             return ""
         limits = self._isolation.confinement
         return (
-            f"\nA request may take {limits.memory_bytes:,} bytes of memory on this server "
+            f"\nA request may take {format_size(limits.memory_bytes)} of memory on this server "
             f"(NDIF_RUNNER_MEMORY_BYTES), and start {limits.max_threads} threads, whose stacks count "
             "(NDIF_RUNNER_MAX_THREADS)."
         )
@@ -331,8 +332,9 @@ def _decompress(payload: bytes, max_bytes: int) -> bytes:
             )
         if size > max_bytes:
             raise PayloadError(
-                f"The request is {size:,} bytes when decompressed; this server takes at most "
-                f"{max_bytes:,} (NDIF_MAX_REQUEST_BYTES). Does the block refer to a large object?"
+                f"The request is {format_size(size)} when decompressed; this server takes at most "
+                f"{format_size(max_bytes)} (NDIF_MAX_REQUEST_BYTES). Does the block refer to a large "
+                "object?"
             )
         return zstandard.ZstdDecompressor().decompress(payload)
     except zstandard.ZstdError as error:

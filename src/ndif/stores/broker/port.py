@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from ndif.config.units import format_size
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 
@@ -22,8 +23,8 @@ class QueueFullError(BrokerError):
 
     def __init__(self, held: int, limit: int) -> None:
         super().__init__(
-            f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
-            f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
+            f"the requests that wait and run have {format_size(held)}, and with this one they would have "
+            f"more than the {format_size(limit)} that it holds (NDIF_MAX_QUEUED_BYTES)"
         )
 
 
