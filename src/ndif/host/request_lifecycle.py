@@ -80,8 +80,9 @@ class Transition(NamedTuple):
 
 WAITING: Set[Status | None] = {Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING}
 """States of a request that is in a queue."""
-_RUNS: Set[Status | None] = {Status.DISPATCHED, Status.RUNNING}
-_HELD = WAITING | _RUNS
+RUNS: Set[Status | None] = {Status.DISPATCHED, Status.RUNNING}
+"""States of a request that a replica was given."""
+_HELD = WAITING | RUNS
 _QUEUE, _HOLDERS = {Party.QUEUE}, {Party.QUEUE, Party.REPLICA}
 
 TRANSITIONS = {
@@ -91,10 +92,10 @@ TRANSITIONS = {
     Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
     Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
     Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
-    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
+    Event.START: Transition(RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
     # A request that waits is given back where its client is away: it waits for that client first.
     Event.GIVE_BACK: Transition(_HELD, Status.QUEUED, _HOLDERS, None),
-    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
+    Event.COMPLETE: Transition(RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
     Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS, Stored.END),
     # Another process has stored the end: this one lets go.
     Event.RELEASE: Transition(_HELD, None, _HOLDERS, Stored.RELEASED),
@@ -185,6 +186,10 @@ class RequestLifecycle:
         """Ids of the requests that ended most recently."""
         return [*self._ended]
 
+    def holds(self, request_id: str) -> bool:
+        """Return True if a request is held, or ended not long ago."""
+        return request_id in self._lives or request_id in self._ended
+
     def end_of(self, request_id: str) -> Response | None:
         """Return how a request ended here, without its result; None if it is not known to have ended."""
         return self._ended.get(request_id)
@@ -258,6 +263,7 @@ class RequestLifecycle:
             reason = await self._reason_after_absence(life)
         if reason is None:
             self._watch(life)
+            await self._report_return(request, error)
             return True
         await self.fail(request, reason)
         return False
@@ -353,7 +359,7 @@ class RequestLifecycle:
             return False
         event = _REPORTS.get(status)
         if event is None:  # DISPATCHED, LOG and STREAM change no state
-            return life.state in _RUNS
+            return life.state in RUNS
         if life.state not in TRANSITIONS[event].sources:
             return False
         self._move(life, event)
@@ -384,6 +390,15 @@ class RequestLifecycle:
             life.actor.cancel(_LEFT)
         elif life.state in WAITING:
             self.on_absence(life.request)
+
+    async def _report_return(self, request: Request, error: Exception | None) -> None:
+        """Store for a client that polls that its request waits again: DISPATCHED or RUNNING is stored."""
+        if request.subscription_id is None:
+            text = f"Your job waits again: {error}." if error else "Your job waits again."
+            try:
+                await self.report(request, Response(request.id, Status.QUEUED, text))
+            except Exception:
+                logger.exception("request %s could not be told that it waits again", request.id)
 
     async def _is_complete_at_last(self, life: _Life) -> bool:
         """Return True if a request has had its terminal response, once the broker answers.

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
@@ -14,6 +15,7 @@ from ndif.cluster.models import Model, NotServedError
 from ndif.host.request_lifecycle import Party, RequestLifecycle
 from ndif.placement.replica import DeploymentLevel, ReplicaKey
 from ndif.queue.processor import Processor, QueuePolicy
+from ndif.schema import wires
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -103,6 +105,17 @@ class Dispatcher:
                 await self.lifecycle.fail(waiting.item, reason)
                 return True
         return self.lifecycle.cancel(request_id, reason)
+
+    def holds(self, request_id: str) -> bool:
+        """Return True if a request is held, or ended not long ago."""
+        return self.lifecycle.holds(request_id)
+
+    def update_of(self, request_id: str) -> dict[str, Any] | None:
+        """Return the update of a waiting request as its client polls for it; None if it does not wait."""
+        for processor in self.processors.values():
+            if (found := processor.update_of(request_id)) is not None:
+                return wires.fields(*found)
+        return None
 
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.

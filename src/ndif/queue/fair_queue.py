@@ -173,11 +173,11 @@ class FairQueue(Generic[T]):
 
     def remove(self, entry_id: str) -> Entry[T] | None:
         """Remove and return an entry, uncharged; None if it does not wait here."""
-        entry = self._waiting.get(entry_id)
+        entry = self.find(entry_id)
         if entry is None:
-            entry = next((other for other in self._returned if other.id == entry_id), None)
-            if entry is not None:
-                self._returned.remove(entry)
+            return None
+        if entry_id not in self._waiting:
+            self._returned.remove(entry)
             return entry
         account = self._accounts[entry.user]
         urgent = bool(account.priority)
@@ -192,6 +192,11 @@ class FairQueue(Generic[T]):
         for entry in removed:
             self.remove(entry.id)
         return removed
+
+    def find(self, entry_id: str) -> Entry[T] | None:
+        """Return an entry; None if it does not wait here."""
+        entry = self._waiting.get(entry_id)
+        return entry or next((other for other in self._returned if other.id == entry_id), None)
 
     def positions(self) -> list[tuple[Entry[T], int]]:
         """Return every entry and its position from 1, in the order they go if nothing else comes."""

@@ -136,6 +136,10 @@ class RedisBroker:
             self._claiming = asyncio.create_task(self._claim_forever(), name="claims")
         return await self._claimed.get()
 
+    async def knows(self, request_id: str) -> bool:
+        """Return True if a request was submitted and not released."""
+        return bool(await self.client.exists(record_of(request_id)))
+
     async def payload(self, request: Request) -> bytes | bytearray:
         """See `Broker.payload`."""
         if request.payload:  # it came with the request
