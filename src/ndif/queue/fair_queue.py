@@ -143,7 +143,7 @@ class FairQueue(Generic[T]):
 
     def take(self) -> Entry[T] | None:
         """Remove and return the first entry in the order of `positions`; None if nothing waits."""
-        entry = next(self._order(), None)
+        entry = next(self.order(), None)
         if entry is None:
             return None
         if entry.id in self._waiting:
@@ -200,11 +200,11 @@ class FairQueue(Generic[T]):
 
     def positions(self) -> list[tuple[Entry[T], int]]:
         """Return every entry and its position from 1, in the order they go if nothing else comes."""
-        return [(entry, place) for place, entry in enumerate(self._order(), start=1)]
+        return [(entry, place) for place, entry in enumerate(self.order(), start=1)]
 
     def position(self, entry_id: str, within: int = 64) -> int | None:
         """Return an entry's position if that is at most `within`: cheaper than `positions`."""
-        first = enumerate(islice(self._order(), within), start=1)
+        first = enumerate(islice(self.order(), within), start=1)
         return next((place for place, entry in first if entry.id == entry_id), None)
 
     def __len__(self) -> int:
@@ -217,7 +217,7 @@ class FairQueue(Generic[T]):
     def __contains__(self, entry_id: object) -> bool:
         return entry_id in self._waiting or any(e.id == entry_id for e in self._returned)
 
-    def _order(self) -> Iterator[Entry[T]]:
+    def order(self) -> Iterator[Entry[T]]:
         """Iterate over entries in the order they go. No other place decides that order."""
         yield from self._returned
         while self._turns and self._turns[0] is not self._turns[0][2].turn:

@@ -102,8 +102,9 @@ class Processor:
         self._is_providing = False
         self._is_provisioning = False
         self._load = LoadSample()
-        self._places: dict[str, tuple[int, float]] = {}
-        """Positions of waiting requests and the work ahead of each, as last counted."""
+        # Both as last counted, in containers that the garbage collector need not look into.
+        self._places: dict[str, int] = {}
+        self._work_ahead_s: list[float] = []
         self._count_again = 0.0
         self._is_cancelled = False
 
@@ -236,7 +237,9 @@ class Processor:
         return await self._fail(self.queue.remove_all(lambda _: True), reason)
 
     async def _fail(self, entries: list[Entry[Request]], reason: str) -> int:
-        await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in entries))
+        for first in range(0, len(entries), _TELL_AT_ONCE):
+            some = entries[first : first + _TELL_AT_ONCE]
+            await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in some))
         return len(entries)
 
     # Updates to waiting clients
@@ -259,15 +262,18 @@ class Processor:
                 self._count()
             place = self._places.get(request_id)  # None for one that came since
             text = f"Your job waits in the queue for {entry.item.model.repo_id}."
-            update = Status.QUEUED, text if place is None else self._position_text(entry, *place)
+            if place is not None:
+                text = self._position_text(entry, place + 1, self._work_ahead_s[place])
+            update = Status.QUEUED, text
         return entry.item, Response(request_id, *update)
 
     def _count(self) -> None:
         """Count the places of all waiting requests, seldom if that takes long."""
         began = time.monotonic()
-        self._places, work_ahead_s = {}, 0.0
-        for entry, position in self.queue.positions():
-            self._places[entry.id] = position, work_ahead_s
+        self._places, self._work_ahead_s, work_ahead_s = {}, [], 0.0
+        for place, entry in enumerate(self.queue.order()):
+            self._places[entry.id] = place
+            self._work_ahead_s.append(work_ahead_s)
             work_ahead_s += self._run_times.expected(entry)
         ended = time.monotonic()
         self._count_again = ended + (ended - began) / _COUNTING
