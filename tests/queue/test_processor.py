@@ -24,6 +24,7 @@ from ndif.host.port import ActorError, EndedError, ReplicaLostError
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.queue import dispatcher as dispatcher_module
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.queue.replicas import ProcessorStatus
@@ -896,10 +897,12 @@ async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
         await away.leave()
         gate.let_end()
         await gate.began.get()  # the third runs: the second has left the line
-        assert await line.dispatcher.cancel(away.request.id, "Killed.")
+        cancelling = asyncio.create_task(line.dispatcher.cancel(away.request.id, "Killed."))
+        await asyncio.sleep(0)
         away.channel = await line.broker.subscribe(away.channel.id)
         gate.let_end()
         await third.hears(Status.COMPLETED)
+        assert await cancelling
         assert (await away.hears(Status.ERROR)).description == "Killed."
         assert line.ran == [first.request.id, third.request.id]
 
@@ -978,6 +981,26 @@ async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
         for unknown in (waiting.request.id, "no such job", ""):
             assert not await line.dispatcher.cancel(unknown, "Why?")
         assert line.ran == [running.request.id]
+
+
+@on_loop
+async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "_ENDED_WITHIN_S", OFTEN_S)
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        live, polling = await line.join(), await line.join(polled=True)
+        for client in (live, polling):
+            assert await gate.began.get() == client.request
+            assert await line.dispatcher.cancel(client.request.id, "Killed.")
+            assert await line.broker.is_complete(client.request)
+            assert not await line.dispatcher.cancel(client.request.id, "Killed again.")
+            # Should the replica answer, nobody hears of it.
+            gate.let_end()
+        await (await line.join()).hears(Status.QUEUED)
+        assert (await live.hears(Status.ERROR)).description == "Killed."
+        assert (await polling.polls())["description"] == "Killed."
 
 
 @on_loop

@@ -15,7 +15,7 @@ from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Sto
 from ndif.host.request_lifecycle import RUNS
 from ndif.schema.deployment import OperationError
 from ndif.schema.status import Status
-from ndif.stores.broker import BrokerError
+from ndif.stores.broker import LOST, BrokerError
 from ndif.tasks import within
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ UPDATE = "UPDATE"
 STATUS, MODELS, FILES = "status", "models", "files"
 """Names of the published values in the shared cache."""
 
-LOST = (
-    "The server has lost this job: the data of its broker (Redis) were deleted or not written in time. "
-    "Send it again."
-)
 _ASK_S = 1.0
 _INTERVAL_S = 0.5
 _WRITES_PER_LIFE = 3

@@ -10,6 +10,7 @@ jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
-from ndif.tasks import end
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
@@ -321,6 +322,16 @@ class RequestLifecycle:
             life.actor.cancel(reason)
         return True
 
+    async def ensure_cancelled(self, request_id: str, within_s: float) -> None:
+        """Return once a cancelled request has ended; end it without its replica if that takes too long."""
+        if (life := self._lives.get(request_id)) is None:
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(life.over.wait(), within_s)
+        if not life.over.is_set() and life.cancelled is not None:
+            logger.warning("request %s: its replica does not answer; it ends without", request_id)
+            await self.fail(life.request, life.cancelled)
+
     async def until_over(self, requests: Iterable[Request]) -> None:
         """Return once none of these requests is held."""
         lives = [self._lives[request.id] for request in requests if request.id in self._lives]
@@ -438,10 +449,10 @@ class RequestLifecycle:
         )
 
     async def _reason_after_absence(self, life: _Life) -> str | None:
-        """Return why a request ends whose client is away; None once that client is back."""
+        """Return why a request ends whose client is away; None if it goes on once that client is back."""
         for _ in range(_LOOKS):
             if not await self.disconnected([life.request]):
-                return None
+                return life.cancelled
             await asyncio.sleep(_LOOK_S)
         logger.info("request %s: its client left", life.request.id)
         return life.cancelled or _LEFT

@@ -99,12 +99,18 @@ class Dispatcher:
                 self.processor(replica.model, generation).adopt([place.replica_id])
 
     async def cancel(self, request_id: str, reason: str) -> bool:
-        """End a request as an ERROR, wherever it is; return False if none is held that has not ended."""
+        """End a request as an ERROR, wherever it is; return False if none is held that has not ended.
+
+        When this returns, the request has its end, whether its replica answers or not.
+        """
         for processor in self.processors.values():
             if (waiting := processor.queue.remove(request_id)) is not None:
                 await self.lifecycle.fail(waiting.item, reason)
                 return True
-        return self.lifecycle.cancel(request_id, reason)
+        if not self.lifecycle.cancel(request_id, reason):
+            return False
+        await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
+        return True
 
     def holds(self, request_id: str) -> bool:
         """Return True if a request is held, or ended not long ago."""
