@@ -16,7 +16,7 @@ from ndif.schema.status import Status
 _LENGTH = Struct(">I")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
+_UPDATE, _NAMED, _TEXT, _TERMINAL = 0x80, 0x40, 1, 2
 _PREFIX = 2
 _SUBMITTED = b"\0"
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire", "key"})
@@ -97,7 +97,7 @@ class Update(NamedTuple):
 def encode_update(request: Request, response: Response) -> bytes:
     """Encode an update: a byte that says its kind, the request's id, and the frame of the client."""
     frame = wires.frame(request, response)
-    kind = _UPDATE | (_TERMINAL if response.status.terminal else 0)
+    kind = _UPDATE | _NAMED | (_TERMINAL if response.status.terminal else 0)
     if isinstance(frame, str):
         kind, frame = kind | _TEXT, frame.encode()
     request_id = request.id.encode()
@@ -109,6 +109,8 @@ def decode_update(content: bytes) -> Update:
     if len(content) < _PREFIX or not content[0] & _UPDATE:
         raise ValueError(f"an update does not begin with {content[:1]!r}")
     kind, end = content[0], _PREFIX + content[1]
+    if not kind & _NAMED:  # from a replica of an older version, which outlives its server
+        end = 1
     frame = content[end:]
     return Update(
         content[_PREFIX:end].decode(),
