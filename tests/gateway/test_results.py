@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResponseRoute
+from ndif.schema.status import Status
 from ndif.stores.objects import FileStore, ObjectStoreError
 from tests.on_loop import on_loop
 
@@ -21,9 +22,13 @@ class UnreachableStore(FileStore):
         raise ObjectStoreError("the object store at http://10.0.0.1 cannot be reached: no route")
 
 
+async def nothing(request_id: str, stored: Status | None) -> None:
+    """A queue in which nothing waits."""
+
+
 async def get_response(store: FileStore, job: str) -> httpx.Response:
     app = Starlette(
-        routes=ResponseRoute(store).routes(),
+        routes=ResponseRoute(store, nothing).routes(),
         exception_handlers=EXCEPTION_HANDLERS,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
@@ -36,9 +41,9 @@ async def test_a_known_job_is_answered_and_an_unknown_one_is_404(tmp_path: Path)
     unknown = await get_response(store, job)
     assert unknown.status_code == 404
     assert "for 1m." in unknown.json()["detail"]
-    await store.put(f"responses/{job}.json", b'{"id": 1}')
+    await store.put(f"responses/{job}.json", b'{"id": 1, "status": "RUNNING"}')
     known = await get_response(store, job)
-    assert (known.status_code, known.json()) == (200, {"id": 1})
+    assert (known.status_code, known.json()) == (200, {"id": 1, "status": "RUNNING"})
 
 
 @on_loop

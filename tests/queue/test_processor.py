@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ndif.host.port import ActorError, EndedError, ReplicaLostError
 from ndif.placement.node import Node
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.resources import Resources
+from ndif.queue import dispatcher as dispatcher_module
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor, QueuePolicy
 from ndif.queue.replicas import ProcessorStatus
@@ -121,7 +123,7 @@ class Line:
         await self.broker.submit(request)
         claimed = await self.broker.claim()
         await self.dispatcher.accept(claimed)
-        return Client(request, channel, self.store)
+        return Client(request, channel, self.store, self.dispatcher)
 
 
 @dataclass
@@ -129,6 +131,7 @@ class Client:
     request: Request
     channel: Subscription | None
     store: FileStore
+    dispatcher: Dispatcher
     told: list[Response] = field(default_factory=list)
 
     @property
@@ -150,10 +153,10 @@ class Client:
         await self.channel.close()
 
     async def polls(self) -> dict[str, Any]:
+        waiting = self.dispatcher.update_of(self.request.id)
         content = await last_response(self.store, self.request.id)
-        assert content is not None
-        fields: dict[str, Any] = json.loads(content)
-        return fields
+        fields: dict[str, Any] = json.loads(content) if content is not None else {}
+        return {**fields, **(waiting or {})}
 
 
 async def complete(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -515,12 +518,33 @@ async def test_a_polled_job_finds_its_last_state_stored(tmp_path: Path) -> None:
         await gate.began.get()
         assert (await first.polls())["status"] == "RUNNING"
         waiting = await second.polls()
-        assert (waiting["id"], waiting["status"]) == (second.request.id, "DEPLOYING")
+        assert (waiting["id"], waiting["status"]) == (second.request.id, "QUEUED")
         third = await line.join(polled=True)
-        assert (await third.polls())["status"] == "QUEUED"
+        for expected, client in ((2, second), (3, third)):
+            told = (await client.polls())["description"]
+            assert told == f"Your job is number {expected} in the queue for org/name."
         gate.let_end(3)
         await gate.began.get()
         assert (await first.polls())["status"] == "COMPLETED"
+
+
+@on_loop
+async def test_a_long_line_of_polled_jobs_holds_up_nobody(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate, update_interval_s=OFTEN_S) as line:
+        clients = [await line.join(polled=True) for _ in range(2000)]
+        await gate.began.get()
+        delays, until = [], time.monotonic() + 1
+        while time.monotonic() < until:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            delays.append(time.monotonic() - began)
+            await clients[len(delays) % 2000].polls()
+        assert sorted(delays)[int(len(delays) * 0.99)] < 0.02
+        assert sorted(delays)[-1] < 0.2, "somebody was held up"
+        assert (await clients[-1].polls())["description"].startswith("Your job is number 2000 ")
+        # Nothing was stored of those who wait.
+        assert len([*(tmp_path / "responses").iterdir()]) == 1
 
 
 @on_loop
@@ -563,10 +587,14 @@ async def test_a_position_stored_late_does_not_hide_how_a_job_ended(tmp_path: Pa
     gate, store = Gate(), SlowStore(tmp_path, 3600)
     async with a_line(tmp_path, gate, store=store, update_interval_s=OFTEN_S) as line:
         clients = [await line.join(polled=True) for _ in range(3)]
-        # By now someone who waits is being told so, and before that is stored everything is over.
+        await gate.began.get()
+        telling = asyncio.create_task(line.dispatcher.notify_waiting("The cluster is away."))
+        # Those who wait are being told so, and before that is stored everything is over.
+        await asyncio.sleep(0)
         gate.let_end(4)
         await (await line.join()).hears(Status.COMPLETED)
         await asyncio.sleep(40 * OFTEN_S)
+        await telling
         assert [(await client.polls())["status"] for client in clients] == ["COMPLETED"] * 3
 
 
@@ -869,10 +897,12 @@ async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
         await away.leave()
         gate.let_end()
         await gate.began.get()  # the third runs: the second has left the line
-        assert await line.dispatcher.cancel(away.request.id, "Killed.")
+        cancelling = asyncio.create_task(line.dispatcher.cancel(away.request.id, "Killed."))
+        await asyncio.sleep(0)
         away.channel = await line.broker.subscribe(away.channel.id)
         gate.let_end()
         await third.hears(Status.COMPLETED)
+        assert await cancelling
         assert (await away.hears(Status.ERROR)).description == "Killed."
         assert line.ran == [first.request.id, third.request.id]
 
@@ -951,6 +981,26 @@ async def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
         for unknown in (waiting.request.id, "no such job", ""):
             assert not await line.dispatcher.cancel(unknown, "Why?")
         assert line.ran == [running.request.id]
+
+
+@on_loop
+async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "_ENDED_WITHIN_S", OFTEN_S)
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        live, polling = await line.join(), await line.join(polled=True)
+        for client in (live, polling):
+            assert await gate.began.get() == client.request
+            assert await line.dispatcher.cancel(client.request.id, "Killed.")
+            assert await line.broker.is_complete(client.request)
+            assert not await line.dispatcher.cancel(client.request.id, "Killed again.")
+            # Should the replica answer, nobody hears of it.
+            gate.let_end()
+        await (await line.join()).hears(Status.QUEUED)
+        assert (await live.hears(Status.ERROR)).description == "Killed."
+        assert (await polling.polls())["description"] == "Killed."
 
 
 @on_loop
@@ -1036,7 +1086,7 @@ async def test_each_generation_has_a_line_of_its_own(tmp_path: Path) -> None:
             await broker.submit(request)
         assert await gate.began.get() == requests[0]
         # The first holds up its own line, and no other.
-        ended = Client(requests[1], channel, store)
+        ended = Client(requests[1], channel, store, dispatcher)
         assert (await ended.hears(Status.COMPLETED)).id == requests[1].id
         assert gate.began.empty()
         generations = sorted(variant.generation for variant in dispatcher.processors)

@@ -12,19 +12,26 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.status import client_status, describe, files
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
+from ndif.host.request_lifecycle import RUNS
 from ndif.schedule.schedule import Window
 from ndif.schema.deployment import OperationError
-from ndif.stores.broker import BrokerError
+from ndif.schema.status import Status
+from ndif.stores.broker import LOST, BrokerError
+from ndif.tasks import within
 
 if TYPE_CHECKING:
     # A server of one process has no client of Redis.
+    from ndif.stores.broker.redis.broker import RedisBroker
     from ndif.stores.leader import LeaderRpc, SharedCache
 
 logger = logging.getLogger(__name__)
 
+UPDATE = "UPDATE"
+"""The event that asks for the update of one request."""
 STATUS, MODELS, FILES = "status", "models", "files"
 """Names of the published values in the shared cache."""
 
+_ASK_S = 1.0
 _INTERVAL_S = 0.5
 _WRITES_PER_LIFE = 3
 """Writes of an unchanged value before it would expire."""
@@ -85,8 +92,35 @@ class RemoteControlPlane:
         return answer
 
 
+@dataclass(frozen=True)
+class RemoteQueue:
+    """The gateway's side of the queue: asks the leader where a polled request is."""
+
+    leader: LeaderRpc
+    broker: RedisBroker
+
+    async def update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
+        """Return what follows the stored update of a request, if it waits or is lost; None if nothing."""
+        is_known = await self.broker.knows(request_id)
+        # A job is lost that had a response and is neither stored, nor held, nor ended.
+        if (is_known and stored in RUNS) or not (is_known or stored):
+            return None
+        try:
+            answer = await within(self.leader.ask(UPDATE, {"request_id": request_id}), _ASK_S)
+        except (OperationError, asyncio.TimeoutError):
+            return None
+        if answer["held"] or is_known:
+            update: dict[str, Any] | None = answer["update"]
+            return update
+        return {"status": Status.ERROR.value, "description": LOST}
+
+
 async def perform_event(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> Answer:
     """Perform the operation that an event asks the leader for; raise OperationError if there is none."""
+    if event == UPDATE:
+        request_id = str(arguments["request_id"])
+        dispatcher = control.dispatcher
+        return {"held": dispatcher.holds(request_id), "update": dispatcher.update_of(request_id)}
     for kind in OPERATIONS:
         if kind.event == event:
             return await kind.model_validate(arguments).perform(control)

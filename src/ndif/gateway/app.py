@@ -25,7 +25,7 @@ from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
-from ndif.gateway.results import ResponseRoute, ResultRoute
+from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.net import is_loopback
@@ -72,18 +72,20 @@ def create_gateway(
     *,
     loopback: bool,
     perform: Perform,
+    update_of: UpdateOf,
     token: str | None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
 
     `loopback` says that the server listens on a loopback address, where only this machine may connect.
-    `perform` performs operations. Without an operator's `token` there are no `/admin` routes.
+    `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
+    no `/admin` routes.
     """
     websockets, socket_io = WebSocketSubscriptions(broker), SocketIoSubscriptions(broker, settings)
     routes = [
         *SubmitRoute(settings, broker, responder, runtimes, catalogue, accounts).routes(),
         *websockets.routes(),
-        *ResponseRoute(objects).routes(),
+        *ResponseRoute(objects, update_of).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
         *HealthRoutes(catalogue, accounts, runtimes).routes(),

@@ -139,7 +139,7 @@ class WebSocketSubscriptions:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._open: dict[str, WebSocket] = {}
+        self._open: dict[Subscription, WebSocket] = {}
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -152,7 +152,7 @@ class WebSocketSubscriptions:
         forwarding = None
         try:
             await websocket.send_text(json.dumps({"session_id": subscription.id}))
-            self._open[subscription.id] = websocket
+            self._open[subscription] = websocket
             forwarding = asyncio.create_task(_forward(subscription, websocket))
             while (message := await websocket.receive())["type"] != "websocket.disconnect":
                 # A client has nothing to send here.
@@ -160,18 +160,18 @@ class WebSocketSubscriptions:
                     await websocket.close(_MESSAGE_TOO_BIG)
                     break
         finally:
-            self._open.pop(subscription.id, None)
+            self._open.pop(subscription, None)
             await subscription.close()
             if forwarding is not None:
                 await end([forwarding])
 
     async def fail_all(self, description: str) -> None:
-        """Send every subscribed client an ERROR with this description."""
-        for session, websocket in list(self._open.items()):
-            # The gateway does not know which job a client waits for.
-            frame = envelope_frame(Response(session, Status.ERROR, description))
-            with contextlib.suppress(*_DISCONNECTED):
-                await _send(websocket, frame)
+        """Send every subscribed client an ERROR with this description for each of its unfinished jobs."""
+        for subscription, websocket in list(self._open.items()):
+            for request_id in list(subscription.unfinished):
+                frame = envelope_frame(Response(request_id, Status.ERROR, description))
+                with contextlib.suppress(*_DISCONNECTED):
+                    await _send(websocket, frame)
 
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:

@@ -66,11 +66,11 @@ class SocketIoSubscriptions:
         self.app = socketio.ASGIApp(self._server, socketio_path="/ws/socket.io")
 
     async def fail_all(self, description: str) -> None:
-        """Send every subscribed client an ERROR with this description."""
-        for sid in list(self._open):
-            # The gateway does not know which job a client waits for.
-            frame = header_frame(Response(sid, Status.ERROR, description))
-            await self._server.emit(_UPDATE, frame, to=sid)
+        """Send every subscribed client an ERROR with this description for each of its unfinished jobs."""
+        for sid, (subscription, _) in list(self._open.items()):
+            for request_id in list(subscription.unfinished):
+                frame = header_frame(Response(request_id, Status.ERROR, description))
+                await self._server.emit(_UPDATE, frame, to=sid)
 
     async def _connect(self, sid: str, _environ: Any, _auth: Any = None) -> None:
         subscription = await self._broker.subscribe(sid)

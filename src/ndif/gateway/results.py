@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ndif.config.units import format_duration
 from ndif.gateway.http_error import HttpError
+from ndif.schema.status import Status
 from ndif.stores.objects import FileStore, ObjectStore
 from ndif.stores.responder import last_response
 
@@ -34,20 +37,37 @@ def _job_id(http: Request) -> str:
     return request_id
 
 
+def _status(content: bytes) -> Status:
+    return Status(json.loads(content)["status"])
+
+
+UpdateOf = Callable[[str, "Status | None"], Awaitable["Mapping[str, Any] | None"]]
+"""Returns what follows a request's stored update (None for none), as JSON; None if nothing does."""
+
+
 @dataclass(frozen=True)
 class ResponseRoute:
     """Answers with the last response of a job whose client polls."""
 
     store: ObjectStore
+    update_of: UpdateOf
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
         return [Route("/response/{id}", self.response)]
 
     async def response(self, http: Request) -> Response:
-        """Answer with the job's last response, as the responder stored it."""
+        """Answer with the job's last response: what the responder stored, or what the queue knows now."""
         request_id = _job_id(http)
         content = await last_response(self.store, request_id)
+        if content is None or not _status(content).terminal:
+            stored = None if content is None else _status(content)
+            update = await self.update_of(request_id, stored)
+            # It may have left the queue, or ended, since the object was read.
+            content = await last_response(self.store, request_id) or content
+            if update is not None and (content is None or not _status(content).terminal):
+                kept = {} if content is None else json.loads(content)
+                return JSONResponse({**kept, **update})
         if content is None:
             raise HttpError(
                 404,

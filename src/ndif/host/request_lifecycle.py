@@ -10,6 +10,7 @@ jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -27,7 +28,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
-from ndif.tasks import end
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 _record = logging.getLogger("ndif.requests")
@@ -85,8 +86,9 @@ class Transition(NamedTuple):
 
 WAITING: Set[Status | None] = {Status.QUEUED, Status.PROVISIONING, Status.DEPLOYING}
 """States of a request that is in a queue."""
-_RUNS: Set[Status | None] = {Status.DISPATCHED, Status.RUNNING}
-_HELD = WAITING | _RUNS
+RUNS: Set[Status | None] = {Status.DISPATCHED, Status.RUNNING}
+"""States of a request that a replica was given."""
+_HELD = WAITING | RUNS
 _QUEUE, _HOLDERS = {Party.QUEUE}, {Party.QUEUE, Party.REPLICA}
 
 TRANSITIONS = {
@@ -96,10 +98,10 @@ TRANSITIONS = {
     Event.PROVISION: Transition(WAITING, Status.PROVISIONING, _QUEUE, Stored.STATUS),
     Event.DEPLOY: Transition(WAITING, Status.DEPLOYING, _QUEUE, Stored.STATUS),
     Event.DISPATCH: Transition(WAITING, Status.DISPATCHED, _HOLDERS, Stored.STATUS),
-    Event.START: Transition(_RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
+    Event.START: Transition(RUNS, Status.RUNNING, _HOLDERS, Stored.STATUS),
     # A request that waits is given back where its client is away: it waits for that client first.
     Event.GIVE_BACK: Transition(_HELD, Status.QUEUED, _HOLDERS, None),
-    Event.COMPLETE: Transition(_RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
+    Event.COMPLETE: Transition(RUNS, Status.COMPLETED, _HOLDERS, Stored.END),
     Event.FAIL: Transition(_HELD, Status.ERROR, _HOLDERS, Stored.END),
     # Another process has stored the end: this one lets go.
     Event.RELEASE: Transition(_HELD, None, _HOLDERS, Stored.RELEASED),
@@ -191,6 +193,10 @@ class RequestLifecycle:
         """Ids of the requests that ended most recently."""
         return [*self._ended]
 
+    def holds(self, request_id: str) -> bool:
+        """Return True if a request is held, or ended not long ago."""
+        return request_id in self._lives or request_id in self._ended
+
     def end_of(self, request_id: str) -> Response | None:
         """Return how a request ended here, without its result; None if it is not known to have ended."""
         return self._ended.get(request_id)
@@ -278,6 +284,7 @@ class RequestLifecycle:
         if reason is None:
             self.broker.note_attempts(request, life.losses)
             self._watch(life)
+            await self._report_return(request, error)
             return True
         await self.fail(request, reason)
         return False
@@ -336,6 +343,16 @@ class RequestLifecycle:
             life.actor.cancel(reason)
         return True
 
+    async def ensure_cancelled(self, request_id: str, within_s: float) -> None:
+        """Return once a cancelled request has ended; end it without its replica if that takes too long."""
+        if (life := self._lives.get(request_id)) is None:
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(life.over.wait(), within_s)
+        if not life.over.is_set() and life.cancelled is not None:
+            logger.warning("request %s: its replica does not answer; it ends without", request_id)
+            await self.fail(life.request, life.cancelled)
+
     async def until_over(self, requests: Iterable[Request]) -> None:
         """Return once none of these requests is held."""
         lives = [self._lives[request.id] for request in requests if request.id in self._lives]
@@ -353,7 +370,7 @@ class RequestLifecycle:
         Runs that end with this process, which was told to stop, are not held against their requests.
         """
         for life in self._lives.values():
-            if life.state in _RUNS and self.by is Party.QUEUE:
+            if life.state in RUNS and self.by is Party.QUEUE:
                 self.broker.note_attempts(life.request, life.losses)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
@@ -380,7 +397,7 @@ class RequestLifecycle:
             return False
         event = _REPORTS.get(status)
         if event is None:  # DISPATCHED, LOG and STREAM change no state
-            return life.state in _RUNS
+            return life.state in RUNS
         if life.state not in TRANSITIONS[event].sources:
             return False
         self._move(life, event)
@@ -411,6 +428,15 @@ class RequestLifecycle:
             life.actor.cancel(_LEFT)
         elif life.state in WAITING:
             self.on_absence(life.request)
+
+    async def _report_return(self, request: Request, error: Exception | None) -> None:
+        """Store for a client that polls that its request waits again: DISPATCHED or RUNNING is stored."""
+        if request.subscription_id is None:
+            text = f"Your job waits again: {error}." if error else "Your job waits again."
+            try:
+                await self.report(request, Response(request.id, Status.QUEUED, text))
+            except Exception:
+                logger.exception("request %s could not be told that it waits again", request.id)
 
     async def _is_complete_at_last(self, life: _Life) -> bool:
         """Return True if a request has had its terminal response, once the broker answers.
@@ -449,10 +475,10 @@ class RequestLifecycle:
         )
 
     async def _reason_after_absence(self, life: _Life) -> str | None:
-        """Return why a request ends whose client is away; None once that client is back."""
+        """Return why a request ends whose client is away; None if it goes on once that client is back."""
         for _ in range(_LOOKS):
             if not await self.disconnected([life.request]):
-                return None
+                return life.cancelled
             await asyncio.sleep(_LOOK_S)
         logger.info("request %s: its client left", life.request.id)
         return life.cancelled or _LEFT

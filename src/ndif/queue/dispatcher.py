@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import OrphanReplica
@@ -14,6 +15,7 @@ from ndif.cluster.models import Model, NotServedError
 from ndif.host.request_lifecycle import Party, RequestLifecycle
 from ndif.placement.replica import DeploymentLevel, ReplicaKey
 from ndif.queue.processor import Processor, QueuePolicy
+from ndif.schema import wires
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -97,12 +99,29 @@ class Dispatcher:
                 self.processor(replica.model, generation).adopt([place.replica_id])
 
     async def cancel(self, request_id: str, reason: str) -> bool:
-        """End a request as an ERROR, wherever it is; return False if none is held that has not ended."""
+        """End a request as an ERROR, wherever it is; return False if none is held that has not ended.
+
+        When this returns, the request has its end, whether its replica answers or not.
+        """
         for processor in self.processors.values():
             if (waiting := processor.queue.remove(request_id)) is not None:
                 await self.lifecycle.fail(waiting.item, reason)
                 return True
-        return self.lifecycle.cancel(request_id, reason)
+        if not self.lifecycle.cancel(request_id, reason):
+            return False
+        await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
+        return True
+
+    def holds(self, request_id: str) -> bool:
+        """Return True if a request is held, or ended not long ago."""
+        return self.lifecycle.holds(request_id)
+
+    def update_of(self, request_id: str) -> dict[str, Any] | None:
+        """Return the update of a waiting request as its client polls for it; None if it does not wait."""
+        for processor in self.processors.values():
+            if (found := processor.update_of(request_id)) is not None:
+                return wires.fields(*found)
+        return None
 
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.

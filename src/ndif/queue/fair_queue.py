@@ -143,7 +143,7 @@ class FairQueue(Generic[T]):
 
     def take(self) -> Entry[T] | None:
         """Remove and return the first entry in the order of `positions`; None if nothing waits."""
-        entry = next(self._order(), None)
+        entry = next(self.order(), None)
         if entry is None:
             return None
         if entry.id in self._waiting:
@@ -173,11 +173,11 @@ class FairQueue(Generic[T]):
 
     def remove(self, entry_id: str) -> Entry[T] | None:
         """Remove and return an entry, uncharged; None if it does not wait here."""
-        entry = self._waiting.get(entry_id)
+        entry = self.find(entry_id)
         if entry is None:
-            entry = next((other for other in self._returned if other.id == entry_id), None)
-            if entry is not None:
-                self._returned.remove(entry)
+            return None
+        if entry_id not in self._waiting:
+            self._returned.remove(entry)
             return entry
         account = self._accounts[entry.user]
         urgent = bool(account.priority)
@@ -193,13 +193,18 @@ class FairQueue(Generic[T]):
             self.remove(entry.id)
         return removed
 
+    def find(self, entry_id: str) -> Entry[T] | None:
+        """Return an entry; None if it does not wait here."""
+        entry = self._waiting.get(entry_id)
+        return entry or next((other for other in self._returned if other.id == entry_id), None)
+
     def positions(self) -> list[tuple[Entry[T], int]]:
         """Return every entry and its position from 1, in the order they go if nothing else comes."""
-        return [(entry, place) for place, entry in enumerate(self._order(), start=1)]
+        return [(entry, place) for place, entry in enumerate(self.order(), start=1)]
 
     def position(self, entry_id: str, within: int = 64) -> int | None:
         """Return an entry's position if that is at most `within`: cheaper than `positions`."""
-        first = enumerate(islice(self._order(), within), start=1)
+        first = enumerate(islice(self.order(), within), start=1)
         return next((place for place, entry in first if entry.id == entry_id), None)
 
     def __len__(self) -> int:
@@ -212,7 +217,7 @@ class FairQueue(Generic[T]):
     def __contains__(self, entry_id: object) -> bool:
         return entry_id in self._waiting or any(e.id == entry_id for e in self._returned)
 
-    def _order(self) -> Iterator[Entry[T]]:
+    def order(self) -> Iterator[Entry[T]]:
         """Iterate over entries in the order they go. No other place decides that order."""
         yield from self._returned
         while self._turns and self._turns[0] is not self._turns[0][2].turn:

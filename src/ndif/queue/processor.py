@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 _NOT_PROVIDED = "The server failed while it set the model up; its log says why."
 _DEFECT = "The server failed while it ran this job; its log says why."
+_PROVISIONING = "A replica is being set up for your model."
+_COUNTING = 0.1
+"""Share of the time for which the places of polled requests may be counted."""
+_TELL_AT_ONCE = 8
+"""Updates between two chances for other tasks of the process."""
 _BACK_OFF_S = 30.0
 """Seconds before a further replica is requested, after a replica failed to come while others serve."""
 
@@ -96,6 +102,10 @@ class Processor:
         self._is_providing = False
         self._is_provisioning = False
         self._load = LoadSample()
+        # Both as last counted, in containers that the garbage collector need not look into.
+        self._places: dict[str, int] = {}
+        self._work_ahead_s: list[float] = []
+        self._count_again = 0.0
         self._is_cancelled = False
 
     # State
@@ -138,7 +148,8 @@ class Processor:
         entry = replace(entry, cost=self._run_times.expected(entry))
         self.queue.add(entry)
         self._load.waiting = max(self._load.waiting, len(self.queue))
-        position = self.queue.position(request.id)
+        is_polled = request.subscription_id is None
+        position = None if is_polled else self.queue.position(request.id)
         self._arrived.set()
         if len(self.replicas.staying) < self._needed:
             self._short.set()
@@ -217,8 +228,9 @@ class Processor:
         return True
 
     async def notify_waiting(self, text: str) -> None:
-        """Tell all waiting clients, whose requests go on waiting."""
-        await self._send_all(Status.QUEUED, text)
+        """Tell all waiting clients, those who poll too, whose requests go on waiting."""
+        for entry in list(self.queue):
+            await self._report(entry, Status.QUEUED, text)
 
     async def fail_waiting(
         self, reason: str, unless: Callable[[Request], bool] = lambda _: False
@@ -227,24 +239,74 @@ class Processor:
         return await self._fail(self.queue.remove_all(lambda e: not unless(e.item)), reason)
 
     async def _fail(self, entries: list[Entry[Request]], reason: str) -> int:
-        await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in entries))
+        for first in range(0, len(entries), _TELL_AT_ONCE):
+            some = entries[first : first + _TELL_AT_ONCE]
+            await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in some))
         return len(entries)
 
     # Updates to waiting clients
 
+    def update_of(self, request_id: str) -> tuple[Request, Response] | None:
+        """Return a waiting request and its update as of now; None if it does not wait here.
+
+        Clients that poll have their updates from here: storing each update of a long queue would hold up
+        everybody.
+        """
+        entry = self.queue.find(request_id)
+        if entry is None:
+            return None
+        if self.status is ProcessorStatus.PROVISIONING:
+            update = Status.PROVISIONING, _PROVISIONING
+        elif self.status is ProcessorStatus.DEPLOYING:
+            update = Status.DEPLOYING, self._loading
+        else:
+            if time.monotonic() >= self._count_again:
+                self._count()
+            place = self._places.get(request_id)  # None for one that came since
+            text = f"Your job waits in the queue for {entry.item.model.repo_id}."
+            if place is not None:
+                text = self._position_text(entry, place + 1, self._work_ahead_s[place])
+            update = Status.QUEUED, text
+        return entry.item, Response(request_id, *update)
+
+    def _count(self) -> None:
+        """Count the places of all waiting requests, seldom if that takes long."""
+        began = time.monotonic()
+        self._places, self._work_ahead_s, work_ahead_s = {}, [], 0.0
+        for place, entry in enumerate(self.queue.order()):
+            self._places[entry.id] = place
+            self._work_ahead_s.append(work_ahead_s)
+            work_ahead_s += self._run_times.expected(entry)
+        ended = time.monotonic()
+        self._count_again = ended + (ended - began) / _COUNTING
+
+    @property
+    def _loading(self) -> str:
+        return f"The model is being loaded for nnsight {self.variant.generation}."
+
     async def _update_positions(self) -> None:
-        """Tell every waiting client its position, again and again, until cancelled."""
+        """Tell every waiting live client its position, again and again, until cancelled."""
         while True:
             await asyncio.sleep(self._policy.update_interval_s)
             work_ahead_s = 0.0
             for entry, position in self.queue.positions() if self.queue else ():
                 await self._send_position(entry, position, work_ahead_s)
                 work_ahead_s += self._run_times.expected(entry)
+                if position % _TELL_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     async def _send_position(
         self, entry: Entry[Request], position: int, work_ahead_s: float | None = None
     ) -> None:
-        """Tell one client its position, and the estimated start where run times are known."""
+        """Tell one live client its position."""
+        if entry.item.subscription_id is not None:
+            text = self._position_text(entry, position, work_ahead_s)
+            await self._report(entry, Status.QUEUED, text)
+
+    def _position_text(
+        self, entry: Entry[Request], position: int, work_ahead_s: float | None
+    ) -> str:
+        """Return a position in words, with the estimated start where run times are known."""
         text = (
             f"Your job is number {position + len(self.replicas.runs)} in the queue for "
             f"{entry.item.model.repo_id}."
@@ -252,13 +314,15 @@ class Processor:
         wait_s = self.expected_wait_s(position, work_ahead_s)
         if wait_s is not None:
             text += f" Estimated start: in {describe_wait(wait_s)}."
-        await self._send(entry, Status.QUEUED, text)
+        return text
 
     async def _send_all(self, status: Status, text: str) -> None:
+        """Tell every live client."""
         for entry in list(self.queue):
-            await self._send(entry, status, text)
+            if entry.item.subscription_id is not None:
+                await self._report(entry, status, text)
 
-    async def _send(self, entry: Entry[Request], status: Status, text: str) -> None:
+    async def _report(self, entry: Entry[Request], status: Status, text: str) -> None:
         try:
             await self._lifecycle.report(entry.item, Response(entry.id, status, text))
         except Exception:
@@ -303,9 +367,7 @@ class Processor:
         self._is_provisioning = True
         try:
             if is_first:
-                await self._send_all(
-                    Status.PROVISIONING, "A replica is being set up for your model."
-                )
+                await self._send_all(Status.PROVISIONING, _PROVISIONING)
             for request in self.replica_requests(self._needed):
                 (provided,) = await self._controller.deploy([request])
                 self.adopt(provided.replica_ids)
@@ -327,10 +389,7 @@ class Processor:
         if not self.replicas.staying:
             await self.fail_waiting(provided.problem or "The model has no replica.")
         elif is_first:
-            await self._send_all(
-                Status.DEPLOYING,
-                f"The model is being loaded for nnsight {self.variant.generation}.",
-            )
+            await self._send_all(Status.DEPLOYING, self._loading)
 
     def _back_off(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _BACK_OFF_S

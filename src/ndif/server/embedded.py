@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +20,7 @@ from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import OpenAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
@@ -97,6 +99,7 @@ class Server:
             self._hub,
             self._lifespan,
             loopback=loopback,
+            update_of=self._update_of,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
         ).app
@@ -123,6 +126,9 @@ class Server:
             await self._fleet.close()
             await self._broker.stop()
             await self._objects.stop()
+
+    async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
+        return self._coordinator.dispatcher.update_of(request_id)
 
     def _share(self, replica: Replica) -> None:
         """Serve the files of a loaded model on the hub's routes."""

@@ -16,7 +16,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from ndif.config.settings import Settings
-from ndif.control.remote import RemoteControlPlane
+from ndif.control.remote import RemoteControlPlane, RemoteQueue
 from ndif.gateway.app import Gateway, create_gateway, uvicorn_config
 from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
@@ -44,6 +44,7 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         inline_bytes=settings.broker_inline_bytes,
         max_bytes=settings.max_queued_bytes,
     )
+    leader = LeaderRpc(broker.client)
     cache, mirror = SharedCache(broker.client), HfMirror(share_weights=False)
 
     @contextlib.asynccontextmanager
@@ -71,7 +72,8 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         mirror,
         lifespan,
         loopback=config.loopback,
-        perform=RemoteControlPlane(LeaderRpc(broker.client), _stop).perform,
+        perform=RemoteControlPlane(leader, _stop).perform,
+        update_of=RemoteQueue(leader, broker).update_of,
         token=config.token,
     )
 

@@ -1,15 +1,25 @@
-"""The resources that a node declares to Ray, and how they are read."""
+"""The resources that a node declares to Ray, how they are read, and what ends with a node."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import ActorUnavailableError
 
-from ndif.cluster.ray.cluster import HEAD, declaration, nodes_of, resources_of
+from ndif.cluster.ray import cluster as cluster_module
+from ndif.cluster.ray.actors import RayModelActor
+from ndif.cluster.ray.cluster import HEAD, RayCluster, declaration, nodes_of, resources_of
+from ndif.host.port import ReplicaLostError
+from ndif.host.remote_actor import RemoteActor
 from ndif.placement.resources import Resources
+from ndif.stores.broker.redis.job_channels import JobSender
+from tests.cluster.ray.rays import a_request
+from tests.on_loop import on_loop
 
 GIB = 1 << 30
 
@@ -80,3 +90,46 @@ def test_nodes_of_one_host_name_are_told_apart() -> None:
 @pytest.mark.parametrize("declared", [{}, {"CPU": 4.0}, {"head": 1.0}, {"ndif_gpu_1": 5.0}])
 def test_a_node_of_others(declared: dict[str, float]) -> None:
     assert resources_of(declared) is None
+
+
+class Unavailable:
+    """The handle of an actor of which a restarted head never says that it is dead."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, method: str) -> Any:
+        async def remote(*arguments: Any) -> Any:
+            self.asked.append(method)
+            raise ActorUnavailableError("The actor is temporarily unavailable", b"\0" * 16)
+
+        return SimpleNamespace(remote=remote)
+
+
+@on_loop
+async def test_a_replica_ends_with_its_node_whatever_ray_says_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [entry("head", {"ndif_cpu_memory": GIB}), entry("other", {"ndif_cpu_memory": GIB})]
+    monkeypatch.setattr(cluster_module.ray, "nodes", lambda: nodes)
+    cluster = RayCluster("10.0.0.1:6380", RemoteActor, cast(JobSender, None))
+    handle = Unavailable()
+    actor = cluster._keep(
+        RayModelActor("r1", lambda: handle, cast(JobSender, None), {}, "id-of-head", handle)
+    )
+    running = asyncio.create_task(actor._run(a_request()))
+    actor._run_by = "job", actor
+    actor.cancel("Killed.")
+    assert len(await cluster.discover()) == 2
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    assert {"run", "cancel", "until_ended"} <= {*handle.asked}
+    nodes[0]["Alive"] = False
+    assert [node.name for node in await cluster.discover()] == ["other"]
+    with pytest.raises(ReplicaLostError, match="its node is gone"):
+        await running
+    assert actor.ended.is_set()
+    await asyncio.sleep(0)
+    assert not actor._cancelling
+    with pytest.raises(ReplicaLostError, match="its node is gone"):
+        await actor._run(a_request())

@@ -17,6 +17,7 @@ from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError, MemoryBroker, QueueFullError
+from ndif.stores.broker.redis import broker as broker_module
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.spool import Spool
 from ndif.stores.objects import FileStore
@@ -197,6 +198,54 @@ async def test_one_channel_hears_of_all_its_requests(opening: Opening) -> None:
         assert [frames.read(await channel.next()).id for _ in requests] == [
             each.id for each in requests
         ]
+
+
+@on_loop
+async def test_a_channel_knows_which_of_its_requests_have_not_ended(opening: Opening) -> None:
+    async with opening() as broker:
+        channel, other = await broker.subscribe(), await broker.subscribe()
+        requests = [make_request(channel.id) for _ in range(2)]
+        for request in requests:
+            await broker.submit(request)
+            await broker.publish(await broker.claim(), update(request, "under way"))
+            await channel.next()
+        assert {*channel.unfinished} == {request.id for request in requests}
+        await broker.publish(requests[0], Response(requests[0].id, Status.COMPLETED))
+        await channel.next()
+        assert {*channel.unfinished} == {requests[1].id}
+        assert not {*other.unfinished}
+
+
+@on_loop
+async def test_clients_are_told_of_requests_that_redis_has_lost(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_LOOK_S", SOON_S)
+    async with on_redis(redis.url, tmp_path)() as broker:
+        channel = await broker.subscribe()
+        ended, claimed, unclaimed = [make_request(channel.id) for _ in range(3)]
+        for request in (ended, claimed):
+            await broker.submit(request)
+            assert (await broker.claim()).id == request.id
+        done = Response(ended.id, Status.COMPLETED)
+        await broker.publish(ended, done)
+        await broker.submit(unclaimed)
+        await asyncio.sleep(5 * SOON_S)
+        redis.command("flushall")
+        told = [frames.read(await within(channel.next(), 5)) for _ in range(3)]
+        assert told[0] == done
+        assert {each.id for each in told[1:]} == {claimed.id, unclaimed.id}
+        for each in told[1:]:
+            assert each.status is Status.ERROR
+            assert "Send it again" in each.description
+        # Whoever comes now is served.
+        following = make_request(channel.id)
+        await broker.submit(following)
+        while (await within(broker.claim(), 5)).id != following.id:
+            pass
+        await broker.publish(following, Response(following.id, Status.COMPLETED))
+        assert frames.read(await channel.next()).id == following.id
+        assert not {*channel.unfinished}
 
 
 @on_loop
@@ -472,7 +521,7 @@ async def test_what_waits_is_no_more_than_there_is_room_for(opening: Opening) ->
         for _ in range(2):
             await broker.release(claimed)
         await broker.submit(small)
-        with pytest.raises(QueueFullError, match="have 97.7KiB"):
+        with pytest.raises(QueueFullError, match=r"have 97\.7KiB"):
             await broker.submit(last)
         await broker.release(await broker.claim())
         await broker.submit(last)

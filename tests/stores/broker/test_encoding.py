@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
 from ndif.stores.accounts import FileAccounts, OpenAccounts
-from ndif.stores.broker.encoding import decode_request, encode_request
+from ndif.stores.broker.encoding import decode_request, decode_update, encode_request
 from tests.on_loop import on_loop
 
 MODEL = DeploymentConfig("test/model", "").key
@@ -92,3 +92,8 @@ async def test_only_a_key_that_was_verified_is_an_identity(tmp_path: Path) -> No
     assert all(len(key) == 32 for key in keys)
     assert digest not in keys
     assert (await accounts.account("the-first-key", "10.0.0.2")).key == keys[0]
+
+
+def test_an_update_of_a_version_that_names_no_request() -> None:
+    """As a replica publishes it that was started before its server was renewed."""
+    assert decode_update(b'\x83{"status": "ERROR"}') == ("", '{"status": "ERROR"}', True)

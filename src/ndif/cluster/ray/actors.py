@@ -39,7 +39,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
-from ndif.tasks import within
+from ndif.tasks import start, within
 
 T = TypeVar("T")
 
@@ -61,6 +61,7 @@ def aside(work: Callable[[], T]) -> asyncio.Future[T]:
 
 logger = logging.getLogger(__name__)
 
+_NODE_GONE = "its node is gone"
 _AGAIN_S = 0.5
 _REPORT_S = 0.2
 _SOON_S = 1.0
@@ -78,6 +79,8 @@ class RayModelActor:
     job_sender: JobSender
     whereabouts: MutableMapping[str, RayModelActor]
     """Replicas that run jobs of another leader, each of which is awaited where it runs."""
+    node_id: str = ""
+    """The node that it was placed on; empty until that is known."""
     _handle: Any = None
     """The process as Ray names it; given if another leader has started it."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,6 +93,8 @@ class RayModelActor:
     """True once the job that runs was cancelled."""
     _news: asyncio.Future[Response | None] | None = None
     _evicted: bool = False
+    _node_gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _cancelling: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self._handle is not None:
@@ -258,12 +263,36 @@ class RayModelActor:
         if self._run_by is not None:
             self._cancels = True
             request_id, actor = self._run_by
-            actor._handle.cancel.remote(request_id, reason)
+            start(actor._cancel(request_id, reason), actor._cancelling, "cancel")
+
+    async def _cancel(self, request_id: str, reason: str) -> None:
+        with contextlib.suppress(ReplicaLostError, RayError):
+            await self._ask("cancel", request_id, reason)
+
+    def node_is_gone(self) -> None:
+        """End the replica with its node, whatever Ray says of the replica itself.
+
+        A head that was restarted may not say that an actor is dead which ran on the head before.
+        """
+        self._node_gone.set()
+        self._end()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the replica, which does once what is asked twice."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
+        gone = asyncio.ensure_future(self._node_gone.wait())
+        try:
+            asking = asyncio.ensure_future(self._ask_until_answered(method, arguments))
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise ReplicaLostError(_NODE_GONE)
+        finally:
+            gone.cancel()
+            asking.cancel()
+
+    async def _ask_until_answered(self, method: str, arguments: tuple[Any, ...]) -> Any:
         while True:
             try:
                 return await getattr(self._handle, method).remote(*arguments)
@@ -289,7 +318,7 @@ class RayModelActor:
 def _why(error: RayError) -> str:
     text = str(error)
     if "node has died" in text or "node was terminated" in text:
-        return "its node is gone"
+        return _NODE_GONE
     if "doesn't exist any more or is infeasible" in text:
         return "the node that it was placed on is gone"
     return "the replica's process ended"

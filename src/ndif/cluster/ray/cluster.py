@@ -224,6 +224,7 @@ class RayCluster:
                 lambda: kind.options(**options).remote(described),
                 self._job_sender,
                 self._whereabouts,
+                place.node_id,
             )
         )
 
@@ -246,12 +247,13 @@ class RayCluster:
         except ValueError:  # it has ended since
             return None
         actor = self._keep(
-            RayModelActor(name, lambda: handle, self._job_sender, self._whereabouts, handle)
+            RayModelActor(name, lambda: handle, self._job_sender, self._whereabouts, _handle=handle)
         )
         try:
             described = await within(actor.describe(), _DESCRIBE_S)
             if not described["ended"] and not described["moving"]:
                 orphan = _orphan(described, actor)
+                actor.node_id = orphan.placed.node_id
                 self._whereabouts.update(dict.fromkeys(described["requests"], actor))
                 return orphan
         except asyncio.TimeoutError:
@@ -278,7 +280,12 @@ class RayCluster:
         self.lost.set()
 
     async def _look(self) -> None:
-        self._nodes = nodes_of(await self._do(ray.nodes))
+        table = await self._do(ray.nodes)
+        self._nodes = nodes_of(table)
+        dead = {entry["NodeID"] for entry in table if not entry["Alive"]}
+        for actor in self._actors:
+            if actor.node_id in dead and not actor.ended.is_set():
+                actor.node_is_gone()
 
     async def _do(self, work: Callable[[], T]) -> T:
         """Return the answer of a call to Ray's head, from a thread and with a deadline."""

@@ -1,6 +1,7 @@
 """Carries requests from the gateway to the queue, and responses to the clients that wait for them."""
 
 from ndif.stores.broker.memory import MemoryBroker as MemoryBroker
+from ndif.stores.broker.port import LOST as LOST
 from ndif.stores.broker.port import Broker as Broker
 from ndif.stores.broker.port import BrokerAwayError as BrokerAwayError
 from ndif.stores.broker.port import BrokerError as BrokerError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
@@ -16,9 +16,11 @@ from ndif.schema.status import Status
 _LENGTH = Struct(">I")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
 _ELSEWHERE = {"payload", "model", "wire", "key", "attempts"}
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
+_UPDATE, _NAMED, _TEXT, _TERMINAL = 0x80, 0x40, 1, 2
+_PREFIX = 2
+_SUBMITTED = b"\0"
 _KEY = "\0"
 """Separates the user from the key, in one field: older versions refuse fields that they do not know, and
 take both together for a user's opaque name.
@@ -84,18 +86,45 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
     return request_id, Response(request_id, status, record["description"], delivered=True)
 
 
+class Update(NamedTuple):
+    """An update, decoded."""
+
+    request_id: str
+    frame: str | bytes
+    """The message that the client reads."""
+    is_terminal: bool
+
+
 def encode_update(request: Request, response: Response) -> bytes:
-    """Encode an update: a byte that says its kind, and then the frame that the client reads."""
+    """Encode an update: a byte that says its kind, the request's id, and the frame of the client."""
     frame = wires.frame(request, response)
-    kind = _UPDATE | (_TERMINAL if response.status.terminal else 0)
+    kind = _UPDATE | _NAMED | (_TERMINAL if response.status.terminal else 0)
     if isinstance(frame, str):
-        return bytes((kind | _TEXT,)) + frame.encode()
-    return bytes((kind,)) + frame
+        kind, frame = kind | _TEXT, frame.encode()
+    request_id = request.id.encode()
+    return bytes((kind, len(request_id))) + request_id + frame
 
 
-def decode_update(content: bytes) -> tuple[str | bytes, bool]:
-    """Decode an update into its frame and True if it is terminal."""
-    if not content or not content[0] & _UPDATE:
+def decode_update(content: bytes) -> Update:
+    """Decode what `encode_update` returned."""
+    if len(content) < _PREFIX or not content[0] & _UPDATE:
         raise ValueError(f"an update does not begin with {content[:1]!r}")
-    kind, frame = content[0], content[1:]
-    return frame.decode() if kind & _TEXT else frame, bool(kind & _TERMINAL)
+    kind, end = content[0], _PREFIX + content[1]
+    if not kind & _NAMED:  # from a replica of an older version, which outlives its server
+        end = 1
+    frame = content[end:]
+    return Update(
+        content[_PREFIX:end].decode(),
+        frame.decode() if kind & _TEXT else frame,
+        bool(kind & _TERMINAL),
+    )
+
+
+def encode_submission(request: Request, end: Response) -> bytes:
+    """Encode the news that a request was submitted, with the update that ends it should it be lost."""
+    return _SUBMITTED + encode_update(request, end)
+
+
+def decode_submission(content: bytes) -> bytes | None:
+    """Return the update in what `encode_submission` returned; None for anything else."""
+    return content[len(_SUBMITTED) :] if content.startswith(_SUBMITTED) else None

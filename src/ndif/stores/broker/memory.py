@@ -26,6 +26,7 @@ class MemorySubscription:
         self.id = subscription_id
         self.frames: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.closed = asyncio.Event()
+        self.unfinished: set[str] = set()
         self._broker = broker
 
     async def next(self) -> str | bytes:
@@ -87,6 +88,8 @@ class MemoryBroker:
                 raise
             request = replace(request, payload=b"")
         self._unfinished[request.id] = Unfinished(request, size)
+        if (subscription := self._subscriptions.get(request.subscription_id or "")) is not None:
+            subscription.unfinished.add(request.id)
         self._queue.put_nowait(request)
 
     def outlives(self, request: Request) -> bool:
@@ -131,6 +134,8 @@ class MemoryBroker:
         subscription = self._subscriptions.get(request.subscription_id or "")
         if subscription is not None:
             subscription.frames.put_nowait(wires.frame(request, response))
+            if response.status.terminal:
+                subscription.unfinished.discard(request.id)
         if response.status.terminal:
             await self.complete(request, response)
         return subscription is not None

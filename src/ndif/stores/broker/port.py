@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from ndif.config.units import format_size
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+
+LOST = (
+    "The server has lost this job: the data of its broker (Redis) were deleted, or not written in time. "
+    "Send it again."
+)
+"""Told to the client of a request that the broker has no more, and that has had no terminal response."""
 
 
 class BrokerError(Exception):
@@ -38,6 +44,10 @@ class Subscription(Protocol):
     id: str
     """The id that a client puts in its requests to receive their updates here."""
 
+    @property
+    def unfinished(self) -> Collection[str]:
+        """Return the ids of this subscription's requests that have had no terminal update."""
+
     async def next(self) -> str | bytes:
         """Return the next update of any request of this subscription, in order, as its client reads it."""
 
@@ -48,7 +58,8 @@ class Subscription(Protocol):
 class Broker(Protocol):
     """Carries requests to the queue, updates to subscriptions, and uploads of hybrid jobs to their blocks.
 
-    A submitted request stays stored until it is released or has its terminal response. The gateway submits
+    A submitted request that is lost has a terminal update, too, if its client is subscribed: an ERROR. A
+    submitted request stays stored until it is released or has its terminal response. The gateway submits
     and subscribes; the queue claims; whoever runs a request publishes. The broker never reads a payload.
     `start`, `submit`, `payload`, `subscribe`, `publish` and `is_complete` raise `BrokerError` if they fail.
     """

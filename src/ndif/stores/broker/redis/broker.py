@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from redis.commands.core import AsyncScript
@@ -22,8 +22,14 @@ from redis.exceptions import ResponseError
 from ndif.config.settings import OLDEST_REDIS
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.encoding import decode_request, encode_request, encode_update
-from ndif.stores.broker.port import BrokerError, QueueFullError
+from ndif.schema.status import Status
+from ndif.stores.broker.encoding import (
+    decode_request,
+    encode_request,
+    encode_submission,
+    encode_update,
+)
+from ndif.stores.broker.port import LOST, BrokerError, QueueFullError
 from ndif.stores.broker.redis import scripts
 from ndif.stores.broker.redis.channels import (
     Channels,
@@ -83,6 +89,7 @@ class RedisBroker:
         self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
         self._claiming: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
         self._departures: dict[str, asyncio.Event] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -97,7 +104,7 @@ class RedisBroker:
         """See `Broker.stop`."""
         if self._releases:
             await asyncio.wait(self._releases, timeout=_UPDATE_S)
-        tasks = [*self._releases, *filter(None, (self._claiming, self._watching))]
+        tasks = [*self._releases, *filter(None, (self._claiming, self._watching, self._finding))]
         await end(tasks)
         await self.channels.stop()
         await self.client.aclose()
@@ -120,6 +127,7 @@ class RedisBroker:
                 request.subscription_id or "",
                 size,
                 self._max_bytes,
+                *_announcement(request),
                 *([payload] if is_inline else []),
             ],
         )
@@ -137,6 +145,10 @@ class RedisBroker:
         if self._claiming is None:
             self._claiming = asyncio.create_task(self._claim_forever(), name="claims")
         return await self._claimed.get()
+
+    async def knows(self, request_id: str) -> bool:
+        """Return True if a request was submitted and not released."""
+        return bool(await self.client.exists(record_of(request_id)))
 
     async def payload(self, request: Request) -> bytes | bytearray:
         """See `Broker.payload`."""
@@ -253,9 +265,44 @@ class RedisBroker:
 
     async def subscribe(self, subscription_id: str | None = None) -> RedisSubscription:
         """See `Broker.subscribe`."""
+        if self._finding is None:
+            self._finding = asyncio.create_task(self._find_lost_forever(), name="lost requests")
         return await self.channels.open(
             RedisSubscription(self.channels, subscription_id or uuid.uuid4().hex)
         )
+
+    async def _find_lost_forever(self) -> None:
+        """End requests of open subscriptions that Redis has lost.
+
+        A request is stored until the step that publishes its terminal update. So one that is not there at
+        two looks, while this process listens, was lost: Redis was emptied, or restarted without it.
+        """
+        missing: set[str] = set()
+        connection = None
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if connection is None or connection is not self.channels.listening:
+                connection, missing = self.channels.listening, set()
+                continue
+            unfinished = self.channels.unfinished()
+            try:
+                absent = await self._absent([*unfinished]) if unfinished else set()
+            except BrokerError as error:
+                logger.warning("lost requests cannot be found: %s", error)
+                continue
+            if connection is self.channels.listening:
+                for request_id in absent & missing:
+                    logger.error("request %s is lost: Redis has it no more", request_id)
+                    unfinished[request_id].lose(request_id)
+                missing = absent
+
+    async def _absent(self, request_ids: Sequence[str]) -> set[str]:
+        """Return the ids of requests that are not stored."""
+        records = [record_of(each) for each in request_ids]
+        if await self.client.exists(*records) == len(records):
+            return set()
+        there = [await self.client.exists(record) for record in records]
+        return {each for each, found in zip(request_ids, there, strict=True) if not found}
 
     async def publish(self, request: Request, response: Response) -> bool:
         """See `Broker.publish`."""
@@ -327,6 +374,14 @@ class RedisBroker:
                 found = await self.client.blpop([uploads], timeout=_LOOK_S)
                 if found is not None:
                     return bytes(found[1])  # type: ignore[arg-type]
+
+
+def _announcement(request: Request) -> tuple[str, bytes]:
+    """Return the channel on which a gateway hears of a request of its client, and what it hears."""
+    if request.subscription_id is None:
+        return "", b""
+    end_ = Response(request.id, Status.ERROR, LOST)
+    return channel_of(request.subscription_id), encode_submission(request, end_)
 
 
 def _object_of(request_id: str) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from redis.asyncio.client import PubSub
 
-from ndif.stores.broker.encoding import decode_update
+from ndif.stores.broker.encoding import decode_submission, decode_update
 from ndif.stores.broker.port import BrokerError
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors, retry
 from ndif.tasks import end, timeout, within
@@ -53,6 +53,10 @@ class Channel:
         self.messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._channels = channels
 
+    def receive(self, message: bytes) -> None:
+        """Take a message that arrived."""
+        self.messages.put_nowait(message)
+
     async def close(self) -> None:
         """Stop listening."""
         await self._channels.close(self)
@@ -67,6 +71,32 @@ class RedisSubscription(Channel):
         self.id = subscription_id
         self._terminal: set[int] = set()
         """Hashes of the terminal updates that were returned."""
+        self._unfinished: dict[str, bytes] = {}
+        """The update that ends each unfinished request should it be lost."""
+
+    @property
+    def unfinished(self) -> Collection[str]:
+        """See `Subscription.unfinished`."""
+        return self._unfinished.keys()
+
+    def receive(self, message: bytes) -> None:
+        """See `Channel.receive`. Notes which requests are submitted, and which end."""
+        try:
+            if (end_ := decode_submission(message)) is not None:
+                self._unfinished[decode_update(end_).request_id] = end_
+                return
+            update = decode_update(message)
+        except ValueError:
+            logger.exception("a message on %s is not an update", self.name)
+            return
+        if update.is_terminal:
+            self._unfinished.pop(update.request_id, None)
+        self.messages.put_nowait(message)
+
+    def lose(self, request_id: str) -> None:
+        """End a request that the broker has lost."""
+        if (update := self._unfinished.pop(request_id, None)) is not None:
+            self.messages.put_nowait(update)
 
     async def next(self) -> str | bytes:
         """See `Subscription.next`."""
@@ -74,11 +104,7 @@ class RedisSubscription(Channel):
             update = await self.messages.get()
             if hash(update) in self._terminal:  # it was published, and read from the list as well
                 continue
-            try:
-                frame, is_terminal = decode_update(update)
-            except ValueError:
-                logger.exception("a message on %s is not an update", self.name)
-                continue
+            _, frame, is_terminal = decode_update(update)
             if is_terminal:
                 self._terminal.add(hash(update))
                 self._channels.confirm(self.unconfirmed, update)
@@ -134,6 +160,17 @@ class Channels:
     def is_open(self, subscription_id: str) -> bool:
         """Return True if this process holds the subscription."""
         return channel_of(subscription_id) in self._open
+
+    @property
+    def listening(self) -> object | None:
+        """Return the connection, once all that was missed before it has been read; None without one."""
+        is_recovered = self._recovering is not None and self._recovering.done()
+        return self._pubsub if is_recovered else None
+
+    def unfinished(self) -> dict[str, RedisSubscription]:
+        """Return the subscription of each unfinished request by the request's id."""
+        subscriptions = [one for one in self._open.values() if isinstance(one, RedisSubscription)]
+        return {each: one for one in subscriptions for each in one.unfinished}
 
     async def close(self, channel: Channel) -> None:
         """Close a channel, unless a newer one has its name."""
@@ -208,7 +245,7 @@ class Channels:
         name = message["channel"].decode()
         if message["type"] == "message":
             if (channel := self._open.get(name)) is not None:
-                channel.messages.put_nowait(message["data"])
+                channel.receive(message["data"])
             return
         pending = self._subscribing if message["type"] == "subscribe" else self._unsubscribing
         if (confirmation := pending.pop(name, None)) is not None and not confirmation.done():
@@ -225,7 +262,7 @@ class Channels:
                 logger.warning("missed updates cannot be read: %s", error)
                 return
             for update in updates:
-                channel.messages.put_nowait(bytes(update))  # type: ignore[arg-type]
+                channel.receive(bytes(update))  # type: ignore[arg-type]
 
     async def _confirm_all(self) -> None:
         while self._confirmed:

@@ -30,9 +30,10 @@ if redis.call('EXISTS', KEYS[1]) == 1 then return false end
 local held = tonumber(redis.call('GET', KEYS[3]) or '0')
 if held > 0 and held + ARGV[3] > tonumber(ARGV[4]) then return held end
 redis.call('HSET', KEYS[1], 'subscription', ARGV[2], 'bytes', ARGV[3])
-if ARGV[5] then redis.call('HSET', KEYS[1], 'payload', ARGV[5]) end
+if ARGV[7] then redis.call('HSET', KEYS[1], 'payload', ARGV[7]) end
 redis.call('INCRBY', KEYS[3], ARGV[3])
 redis.call('XADD', KEYS[2], '*', 'request', ARGV[1])
+if ARGV[5] ~= '' then redis.call('PUBLISH', ARGV[5], ARGV[6]) end
 """
 
 # Sets `elsewhere` if the payload is in the object store, where the caller deletes it.
