@@ -4,7 +4,10 @@ PYTHON ?= python3
 INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 BIN := .venv/bin
 
-.PHONY: demo test test-fast check format bench gpu gpu-kit clean
+# Those that pyproject.toml names.
+PYTHONS := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
+
+.PHONY: demo test test-fast check resolve format bench gpu gpu-kit clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -27,6 +30,14 @@ check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# pip's own dry run reads markers for the Python that runs it; uv reads them for any.
+resolve: .venv/dev
+	@for python in $(PYTHONS); do \
+		echo "constraints.txt on Python $$python"; \
+		$(BIN)/uv pip compile --quiet --python-version $$python -c constraints.txt --all-extras \
+			pyproject.toml > /dev/null || exit 1; \
+	done
 
 format: .venv/dev
 	$(BIN)/ruff format .

@@ -23,9 +23,9 @@ _KEPT_ALIVE_S = 3.0
 
 
 @functools.lru_cache(maxsize=64)
-def post(port: int, session: str, payload: bytes) -> bytes:
+def post(port: int, session: str, payload: bytes, key: str = KEY) -> bytes:
     """Return a request as nnsight 0.8 sends it."""
-    data = json.dumps({"model_key": KEY, "session_id": session, "compress": False, "env": {}})
+    data = json.dumps({"model_key": key, "session_id": session, "compress": False, "env": {}})
     parts = b"".join(
         b"--%s\r\nContent-Disposition: form-data; name=%s\r\n\r\n%s\r\n"
         % (_BOUNDARY.encode(), name, content)
@@ -64,8 +64,9 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 class User:
     """One client: a WebSocket for responses, and a connection for requests."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, key: str = KEY) -> None:
         self._port = port
+        self._key = key
 
     async def connect(self) -> None:
         """Open both connections."""
@@ -98,8 +99,8 @@ class User:
         await self.send(payload)
         await self.result()
 
-    async def send(self, payload: bytes = SMALL) -> None:
-        """Send one request and wait until it is accepted.
+    async def send(self, payload: bytes = SMALL, *, polled: bool = False) -> None:
+        """Send one request and wait until it is accepted; a polled one has no result here.
 
         Raises:
             RuntimeError: If it is refused.
@@ -108,7 +109,8 @@ class User:
             self._requests.close()
             await self._reconnect()
         self._used = time.monotonic()
-        self._requests.write(post(self._port, self._session, payload))
+        session = "" if polled else self._session
+        self._requests.write(post(self._port, session, payload, self._key))
         await answered(self._answers)
 
     def _answer_ping(self, kind: int, content: bytes) -> bool:

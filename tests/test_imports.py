@@ -53,7 +53,7 @@ ROOMS = (
 """From the top floor to the ground: a file imports its own room and rooms below it."""
 PLANNED = {"dashboard", "telemetry"}
 """Rooms that have their floor and no file yet."""
-GROUND = {"__init__", "errors", "net", "tasks"}
+GROUND = {"__init__", "distribution", "errors", "net", "tasks"}
 """Modules that every room may import, and that import no room."""
 
 AT_EXIT = """
@@ -127,7 +127,7 @@ def test_the_control_plane_imports_no_model_plane(tmp_path: Path, module: str) -
 
 @pytest.mark.parametrize("module", ["ndif.server.embedded", "ndif.server.local"])
 def test_a_server_of_one_process_needs_no_engine(module: str) -> None:
-    """`pip install ndif` leaves the clients of Redis, S3 and Ray out."""
+    """An installation without extras leaves the clients of Redis, S3 and Ray out."""
     code = f"import sys; sys.modules.update(dict.fromkeys({ENGINE_PACKAGES!r})); import {module}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
+from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
 from ndif.stores.accounts import OpenAccounts
@@ -66,6 +67,8 @@ class Table:
             case Deploy():
                 return {"models": await self._deploy(operation)}
             case Evict():
+                if operation.all:
+                    return {"evicted": self._evict_all(), "scheduled": ["org/booked"]}
                 return {"evicted": self._evict(operation)}
             case Scale(model=name, replicas=replicas, generation=generation):
                 entry = self._of(name)
@@ -136,7 +139,7 @@ class Table:
         return [{"model_key": key, "replica_id": each} for each in entry.replicas]
 
     def _evict(self, operation: Evict) -> list[dict[str, str]]:
-        entry = self._of(operation.model)
+        entry = self._of(operation.model or "")
         chosen = [
             each for each in self._keys(entry) if operation.replica in (None, each["replica_id"])
         ]
@@ -148,6 +151,11 @@ class Table:
         else:
             entry.level = "WARM"
         return chosen
+
+    def _evict_all(self) -> list[dict[str, str]]:
+        evicted = [key for entry in self.deployed.values() for key in self._keys(entry)]
+        self.deployed.clear()
+        return evicted
 
     def _kill(self, operation: Kill) -> None:
         for requests in (self.waiting, self.running):
@@ -242,7 +250,9 @@ def application(table: Table, options: Settings | None = None) -> Starlette:
     routes = [
         *AdminRoutes(table.perform, TOKEN, options).routes(),
         *HealthRoutes(
-            InProcessCatalogue(Models(), dict, lambda: True), OpenAccounts(hotswapping=True)
+            InProcessCatalogue(Models(), dict, lambda: True),
+            OpenAccounts(hotswapping=True),
+            Runtimes(options.runtimes),
         ).routes(),
     ]
     return create_app(

@@ -179,6 +179,17 @@ def test_a_model_is_scaled_and_evicted(ndif: Ndif, table: Table) -> None:
     assert table.deployed["org/a"].level == "WARM"
 
 
+def test_every_model_is_evicted(ndif: Ndif, table: Table) -> None:
+    ndif("deploy", "org/a", "org/b")
+    said = ndif("evict", "--all").stdout
+    assert said.count("is evicted.") == 2
+    assert said.endswith("org/booked stays: the calendar has it deployed now.\n")
+    assert not table.deployed
+    assert "There was nothing to evict." in ndif("evict", "--all").stdout
+    for arguments in ((), ("org/a", "--all"), ("--all", "--replica", "r1")):
+        assert "Give either MODEL" in error(ndif("evict", *arguments), 2)
+
+
 def test_a_models_replicas_are_restarted(ndif: Ndif) -> None:
     ndif("deploy", "org/a")
     assert ndif("restart", "org/a").stdout.endswith("replica r1 restarts.\n")
@@ -235,8 +246,8 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
     ndif("deploy", "org/a", "org/slow", "--dedicated", "--no-wait")
     said = ndif("status").stdout
     for text in (
-        *("this-machine", "GPU 0", "25.8 GB", "10.7 GB"),
-        *("org/a, dedicated", "0.8", "500 MB", "RUNNING", "GPU 0 of this-machine"),
+        *("this-machine", "GPU 0", "24GiB", "10GiB"),
+        *("org/a, dedicated", "0.8", "500MB", "READY", "IDLE", "GPU 0 of this-machine"),
         *("DEPLOYING 25 %", "[one] of the disks is slow."),
     ):
         assert text in said, text
@@ -245,7 +256,7 @@ def test_status_shows_machines_models_replicas_and_problems(ndif: Ndif, table: T
 
 def test_the_queue_is_shown_request_by_request(ndif: Ndif, table: Table) -> None:
     said = ndif("queue").stdout
-    for text in ("request-1", "ann", "running", "request-3", "bob", "1 min 15 s"):
+    for text in ("request-1", "ann", "running", "request-3", "bob", "1m 15s"):
         assert text in said, text
     assert printed(ndif("queue", "--json")) == asyncio.run(table.queue())
     table.running.clear()
@@ -265,8 +276,11 @@ def test_an_export_is_a_file_that_can_be_deployed(ndif: Ndif, table: Table, here
 
 
 def test_the_environment_of_the_server_is_shown(ndif: Ndif) -> None:
-    assert "starlette" in ndif("env").stdout
-    assert "starlette" in printed(ndif("env", "--json"))["packages"]
+    assert "transformers" in ndif("env").stdout
+    assert "transformers" in printed(ndif("env", "--json", "--generation", "0.8"))["packages"]
+    # What the server alone needs is not what blocks are run with.
+    assert "starlette" not in printed(ndif("env", "--json"))["packages"]
+    assert "nnsight 0.5 is not installed here" in error(ndif("env", "--generation", "0.5"), 4)
 
 
 def test_the_configuration_is_the_servers(ndif: Ndif, url: str) -> None:

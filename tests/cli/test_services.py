@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ndif.launch.run_folder import started_at
-from tests.cli.test_start import Place, a_place, within
+from tests.cli.test_start import Place, a_place, send, within
+from tests.conftest import NAME
 from tests.services.packages import need
 from tests.services.process import accepts, free_port
 from tests.services.redis import RedisServer
@@ -102,8 +103,18 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
     assert found[1]["whose"] == "of this session"
     assert found[1]["answers"] is True
     assert "secret" not in (Path(said["session"]) / "config.json").read_text()
-    assert "Ready to accept connections" in place.ndif("logs", "broker").output
     assert place.read("queue") == {"models": []}
+    job = send(said["url"], "no/model", b"x")
+    # In place, with its data: whoever is in its queue stays there.
+    for service in ("broker", "dispatcher", "api"):
+        restarted = place.ndif("restart", service)
+        assert (restarted.code, restarted.output) == (0, f"The {service} has restarted.\n"), (
+            restarted
+        )
+    assert place.read("info")["pid"] == said["pid"]
+    assert "started no object-store" in place.ndif("restart", "object-store").error
+    assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher").output)
+    assert place.ndif("logs", "broker").output.count("Ready to accept connections") == 2
     assert place.ndif("stop").code == 0
     assert not accepts(port_of(broker))
     assert within(lambda: not place.processes()), place.processes()
@@ -140,7 +151,7 @@ def test_one_that_does_not_come_up_ends_those_before_it(
         assert not accepts(port_of(broker))
 
 
-def test_services_alone_are_used_by_a_server_and_outlive_none(
+def test_services_alone_are_used_by_a_server_and_outlive_it(
     place: Place, broker: dict[str, str], store: dict[str, str]
 ) -> None:
     said = place.ndif("start", "api", "--detach", **broker, **store)
@@ -156,10 +167,32 @@ def test_services_alone_are_used_by_a_server_and_outlive_none(
         "object-store": True,
     }
     done = place.ndif("stop")
+    assert done.code == 3
+    assert f"The object-store at {store['NDIF_OBJECT_STORE_URL']} and the broker at " in done.error
+    assert "still run; `ndif stop --services` stops them." in done.error
+    assert all(accepts(port_of(each)) for each in (broker, store))
+    assert place.ndif("stop", "--services", "--url", "http://elsewhere").code == 2
+    done = place.ndif("stop", "--services")
     assert [line.split()[1] for line in done.output.splitlines()] == ["object-store", "broker"]
     assert not accepts(port_of(broker))
     assert not accepts(port_of(store))
-    assert place.ndif("stop").code == 3
+    assert place.ndif("stop", "--services").code == 3
+
+
+def test_a_broker_alone_keeps_its_queue_when_the_server_is_stopped(
+    place: Place, broker: dict[str, str]
+) -> None:
+    assert place.ndif("start", "broker", "--detach", **broker).code == 0
+    said = place.start("api", **broker)
+    job = send(said["url"], NAME, b"opaque")
+    done = place.ndif("stop", **broker)
+    assert done.code == 0
+    left = f"The broker at redis://(hidden)@127.0.0.1:{port_of(broker)}/0 still runs; "
+    assert done.output.splitlines()[-1] == f"{left}`ndif stop --services` stops it."
+    place.start("api", **broker)
+    assert within(lambda: place.ndif("kill", job).code == 0)  # the next server has it
+    assert place.ndif("stop", "--services").code == 0
+    assert not accepts(port_of(broker))
 
 
 def test_a_head_and_a_worker_that_joins_it(
@@ -210,6 +243,7 @@ def test_programs_that_are_missing_are_named_with_what_installs_them(
     said = refused(place, **nothing)
     assert "minio is not installed" in said
     assert "conda install -c conda-forge minio-server" in said
+    assert "quay.io/minio/minio server /data" in said
     assert "bytes too long: a socket of Ray" in said
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import nnsight
 import torch
 import users_module
 from comparing import assert_equal, raised
-from nnsight import TransformersModel
+from nnsight import LanguageModel, TransformersModel, VisionLanguageModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
 from nnsight.schema.config import CONFIG
+from scenarios_modules import *  # noqa: F403 - the worker finds them here
 
 PROMPT = "The Eiffel Tower is in the city of"
 OTHER = "Madison Square Garden is in"
@@ -231,6 +233,32 @@ def scenario_loop_in_a_session(context: Context) -> None:
     context.same(block)
 
 
+def weights_that_a_block_writes_are_its_own(context: Context) -> None:
+    """For trusted users: weights differ within a session that writes them, and not for the next request."""
+    model = context.remote
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            weight = model.lm_head.weight
+            with torch.no_grad():
+                weight *= 2
+            with model.trace(PROMPT):
+                twice = model.lm_head.output.save()
+            with torch.no_grad():
+                weight /= 2
+        return twice
+
+    context.same(block)
+    with model.session(remote=True):
+        with torch.no_grad():
+            model.lm_head.weight.zero_()
+        model.transformer.h[0].mlp.c_fc.weight.requires_grad_(False)
+        with model.trace(PROMPT):
+            nothing = model.lm_head.output.save()
+    assert not nothing.any()
+    scenario_reads_of_layers_and_logits(context)
+
+
 # --- gradients, caches, edits -------------------------------------------------------------------------
 
 
@@ -389,12 +417,74 @@ class Probe:
         return int(self.values.argmax())
 
 
+class Base(torch.nn.Module):
+    """A class of the user's script."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(factor))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value times the factor."""
+        return value * self.factor
+
+
+class Shifted(Base):
+    """A class that refers to the one above it, twice over."""
+
+    def __init__(self, factor: float, shift: float) -> None:
+        super().__init__(factor)
+        self.shift = shift
+        assert __class__.__name__ == "Shifted"
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value times the factor, shifted."""
+        return super().forward(value) + self.shift
+
+
+def scenario_a_class_of_the_script_that_calls_super(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[0].output
+            shifted = Shifted(2.0, 1.0)(hidden).save()
+            plain = Base(3.0)(hidden).save()
+        return [shifted, plain]
+
+    context.same(block)
+
+
 def scenario_functions_travel_by_value(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         halved = lambda value: value / 2  # noqa: E731
         with model.trace(PROMPT, remote=remote):
             hidden = doubled(halved(model.transformer.h[0].output)).save()
         return hidden
+
+    context.same(block)
+
+
+class Point(NamedTuple):
+    """Fields with a default and a method."""
+
+    layer: int
+    scale: float = 2.0
+
+    def total(self) -> float:
+        return self.layer * self.scale
+
+
+Pair = collections.namedtuple("Pair", ["one", "other"])
+
+
+def scenario_named_tuples_of_the_script(context: Context) -> None:
+    point, pair = Point(2), Pair(1, other=[2])
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[point.layer].output * point.total()
+            found = nnsight.save([hidden, point._replace(scale=1.0).total(), list(pair._asdict())])
+            made = nnsight.save([list(Point(3)), Pair(3, 4).other, Point._fields])
+        return [found, made]
 
     context.same(block)
 
@@ -653,6 +743,31 @@ def scenario_a_module_the_server_lacks(context: Context) -> None:
     assert "serves 'test-org/tiny-gpt2', not 'test-org/other'" in message, message
 
 
+def scenario_the_class_of_a_model(context: Context) -> None:
+    key = context.remote.to_model_key()
+    for kind in (LanguageModel, VisionLanguageModel):
+        # A kind that stands for TransformersModel names that class; only the task may differ.
+        alias = kind(context.name, task="text-generation")
+        assert alias.to_model_key() == key
+    with alias.trace(PROMPT, remote=True):
+        hidden = alias.transformer.h[0].output.save()
+
+    class Mine(TransformersModel):
+        pass
+
+    def run(model: Any) -> torch.Tensor:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output.save()
+        return hidden
+
+    mine = Mine(context.name, task="text-generation")
+    message = error_of(lambda: run(mine))
+    assert "Mine'. Make 'test-org/tiny-gpt2' with one of them. If yours is a subclass" in message
+    # With the method that the message names it is served.
+    Mine._remoteable_class = lambda self: TransformersModel
+    assert_equal(run(mine), hidden)
+
+
 # --- what clients ask about the server ------------------------------------------------------------------
 
 
@@ -670,5 +785,9 @@ def scenario_status_and_comparison(context: Context) -> None:
     assert comparison.python_matches
     assert comparison.packages["torch"]["match"]
     assert comparison.packages["nnsight"]["critical"]
+    assert comparison.mismatches == {}
+    # What only the server needs is nothing that a client has to have.
+    assert "accelerate" in comparison.packages
+    assert "starlette" not in comparison.packages
     assert "torch" in str(comparison)
     assert nnsight.ndif.whoami() == {"email": None, "tags": []}

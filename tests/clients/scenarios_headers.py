@@ -11,12 +11,14 @@ import io
 import linecache
 import os
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 # Once nnsight has put `.save` on every object, anyio's classes can no longer be made, and an
@@ -27,15 +29,19 @@ import nnsight
 import torch
 import users_module
 from comparing import assert_equal, frames, place, raised
-from nnsight import CONFIG, LanguageModel
+from nnsight import CONFIG, LanguageModel, VisionLanguageModel
 from nnsight.intervention import serialization
 from nnsight.intervention.backends import remote as remote_backend
 from nnsight.intervention.backends.remote import LocalTracer, RemoteBackend, RemoteException
 from nnsight.intervention.tracing.base import Tracer
 from nnsight.intervention.tracing.globals import Globals
+from nnsight.modeling.transformers import TransformersModel
+from scenarios_modules import *  # noqa: F403 - the worker finds them here
+from transformers import AutoModelForCausalLM
 
 PROMPT = "The Eiffel Tower is in the city of"
 OTHER = "Madison Square Garden is in"
+VISION = "VisionLanguageModel"
 INLINE = 8 << 20
 """Up to this many bytes a result comes in the live channel (NDIF_MAX_INLINE_RESULT_BYTES)."""
 
@@ -386,6 +392,32 @@ def scenario_06_a_function_with_a_trace_is_called_twice_in_a_session(context: Co
     context.same(block)
 
 
+def weights_that_a_block_writes_are_its_own(context: Context) -> None:
+    """For trusted users: weights differ within a session that writes them, and not for the next request."""
+    model = context.remote
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            weight = model.lm_head.weight
+            with torch.no_grad():
+                weight *= 2
+            with model.trace(PROMPT):
+                twice = model.lm_head.output.save()
+            with torch.no_grad():
+                weight /= 2
+        return twice
+
+    context.same(block)
+    with model.session(remote=True):
+        with torch.no_grad():
+            model.lm_head.weight.zero_()
+        model.transformer.h[0].mlp.c_fc.weight.requires_grad_(False)
+        with model.trace(PROMPT):
+            nothing = model.lm_head.output.save()
+    assert not nothing.any()
+    scenario_reads_of_layers_and_logits(context)
+
+
 # --- gradients, caches, edits -------------------------------------------------------------------------
 
 
@@ -488,6 +520,43 @@ def scenario_functions_travel_by_value(context: Context) -> None:
 
             hidden = shifted(doubled(halved(model.transformer.h[0].output))).save()
         return hidden
+
+    context.same(block)
+
+
+class Gain(torch.nn.Module):
+    """A module of the script, with `super()` in each of its methods."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.tensor(gain))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self.gain * self.one
+
+    def __getattr__(self, name: str) -> Any:
+        return 1 if name == "one" else super().__getattr__(name)
+
+
+class Shifted(Gain):
+    """A class that adds to another one."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return super().forward(value) + 1
+
+
+def scenario_classes_that_use_super(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        sent = Shifted(2.0)
+
+        def scaled(value: torch.Tensor) -> torch.Tensor:
+            return sent(value) * 0.5
+
+        with model.trace(PROMPT, remote=remote):
+            hidden = scaled(model.transformer.h[0].output)
+            made = Shifted(3.0)
+            found = nnsight.save([hidden, made(hidden), made.gain])
+        return found
 
     context.same(block)
 
@@ -1146,6 +1215,40 @@ def scenario_a_version_the_server_lacks(context: Context) -> None:
     assert "yours is 0.5.10" in message, message
 
 
+def scenario_the_class_of_a_model(context: Context) -> None:
+    def run(model: Any) -> torch.Tensor:
+        with model.trace(PROMPT, remote=True):
+            hidden = model.transformer.h[0].output.save()
+        return hidden
+
+    base = TransformersModel(context.name, automodel=AutoModelForCausalLM)
+    assert base.to_model_key().startswith("nnsight.modeling.huggingface.HuggingFaceModel:")
+    with base.trace(
+        context.remote.tokenizer(PROMPT, return_tensors="pt")["input_ids"], remote=True
+    ):
+        hidden = base.transformer.h[0].output.save()
+    assert_equal(hidden, run(context.remote))
+
+    class Mine(LanguageModel):
+        pass
+
+    mine = Mine(context.name)
+    assert mine.to_model_key() == context.remote.to_model_key()
+    assert_equal(run(mine), hidden)
+
+    # The key of a model with images, which this one cannot be made as.
+    key = VisionLanguageModel._remoteable_model_key
+    assert (key.__module__, key.__qualname__.split(".")[0]) == ("nnsight.modeling.vlm", VISION)
+    vision = mine.to_model_key().replace("language.LanguageModel", f"vlm.{VISION}")
+
+    def look() -> None:
+        with mine.trace(PROMPT, backend=RemoteBackend(vision)):
+            mine.transformer.h[0].output.save()
+
+    message = str(raised(look, ConnectionError))
+    assert f"not with 'nnsight.modeling.vlm.{VISION}'. Make" in message, message
+
+
 # --- what clients ask about the server ------------------------------------------------------------------
 
 
@@ -1166,14 +1269,42 @@ def scenario_status(context: Context) -> None:
     assert not nnsight.is_model_running(context.name, revision="another")
 
 
+@contextlib.contextmanager
+def by_itself() -> Iterator[None]:
+    """Hide the nnsight below this client's, which is an overlay: a user has one alone."""
+    below = Path(httpx.__file__).parents[1]
+    path = sys.path
+    with tempfile.TemporaryDirectory() as folder:
+        for each in below.iterdir():
+            if not each.name.startswith("nnsight"):
+                Path(folder, each.name).symlink_to(each)
+        sys.path = [folder if place == str(below) else place for place in path]
+        try:
+            yield
+        finally:
+            sys.path = path
+
+
 def scenario_comparison(context: Context) -> None:
-    """Nnsight's own version is left out: this client is an overlay and names the one below it."""
     shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
+    with contextlib.redirect_stdout(shown), by_itself():
         nnsight.compare()
     text = shown.getvalue()
     assert f"Local:  {sys.version.split()[0]}" in text
     assert f"Remote: {sys.version.split()[0]} ✓" in text
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
-    torch_row = next(row for row in rows if row[0] == "torch")
-    assert torch_row[1:] == [torch.__version__, torch.__version__, "✓"], torch_row
+    found = {row[0]: row[1:] for row in rows if len(row) == 4}
+    assert found["torch"] == [torch.__version__, torch.__version__, "✓"]
+    assert found["accelerate"][2] == "✓"
+    # The server has 0.7 too, and a client of 0.6 asks in the same words.
+    newest = context.version.startswith("0.7")
+    assert found["nnsight"] == [context.version, "0.7.0", "✓" if newest else "⚠ CRITICAL"]
+    assert {row[2] for name, row in found.items() if name != "nnsight"} == {"✓"}, text
+    for generation, version in (("0.8", "0.8"), ("0.7", "0.7"), ("0.6", "0.6.3")):
+        url = f"{os.environ['NDIF_HOST']}/env?generation={generation}"
+        assert httpx.get(url).json()["packages"]["nnsight"].startswith(version)
+    missing = httpx.get(f"{os.environ['NDIF_HOST']}/env?generation=0.5")
+    assert (missing.status_code, missing.json()["detail"]) == (
+        404,
+        "nnsight 0.5 is not installed here; 0.8, 0.7, 0.6 is.",
+    )

@@ -137,7 +137,7 @@ def scenario_a_stream_without_end(context: Context) -> None:
             numbers.save()
 
     message = error_of(run)
-    assert "more than 4,000,000 bytes" in message, message
+    assert "more than 4MB" in message, message
     assert "NDIF_MAX_STREAMED_BYTES" in message
     answered(context)
 

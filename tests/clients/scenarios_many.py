@@ -189,3 +189,35 @@ def scenario_a_long_job_is_sent(context: Context) -> None:
 
 def scenario_all_that_was_sent_is_answered(context: Context) -> None:
     assert all(ended > began for began, ended in told_by(_sent))
+
+
+def scenario_the_states_that_models_can_have(context: Context) -> None:
+    status = nnsight.status()
+    states = {
+        name: getattr(status[name]["state"], "value", status[name]["state"]) for name in status
+    }
+    expected = {"gpt2": "RUNNING", "llama": "NOT DEPLOYED", "none": "DOWN"}
+    kinds = {"gpt2": "Pilot-Only", "llama": "Pilot-Only", "none": "Dedicated"}
+    if not hasattr(nnsight, "TransformersModel"):
+        expected["scheduled"], kinds["scheduled"] = "NOT DEPLOYED", "Scheduled"
+        found = {name: status[name]["type"].value for name in status}
+        assert found == {f"tests/{name}": kind for name, kind in kinds.items()}, found
+    assert states == {f"tests/{name}": state for name, state in expected.items()}, states
+    assert status.status.value == "UP"
+    assert "tests/llama" in str(status)
+    assert nnsight.is_model_running("tests/gpt2")
+    assert not nnsight.is_model_running("tests/llama")
+
+    entries = {e["repo_id"]: e for e in nnsight.status(raw=True)["deployments"].values()}
+    assert {name: entry["deployment_level"] for name, entry in entries.items()} == {
+        "tests/gpt2": "HOT",
+        "tests/llama": "WARM",
+        "tests/none": "HOT",
+        "tests/scheduled": "COLD",
+    }
+    for entry in (entries["tests/gpt2"], entries["tests/llama"]):
+        assert entry["config"]["model_type"] in entry["repo_id"]
+        assert entry["parameters"] > 1000
+    assert len(entries["tests/gpt2"]["nodes"]) == 1
+    (window,) = entries["tests/scheduled"]["schedule"]
+    assert window["start"] < window["end"]

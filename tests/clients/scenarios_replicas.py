@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+import nnsight
 from nnsight import TransformersModel
 from nnsight.schema.config import CONFIG
 
@@ -56,6 +57,8 @@ def results(jobs: list[Any]) -> list[dict[str, Any]]:
 
 
 def scenario_two_run_side_by_side(context: Context) -> None:
+    (shown,) = nnsight.status().deployments.values()
+    assert shown["hot_replicas"] == 2
     first, second = (r["told"] for r in results([runs_for(context.remote, 2) for _ in range(2)]))
     assert first[0] != second[0]
     # Each began before the other ended.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import einops
 import nnsight
+import numpy as np
 import pandas as pd
 import torch
 from comparing import assert_equal
@@ -143,3 +145,26 @@ def scenario_a_file_of_pandas(context: Context) -> None:
 
     message = refused(run)
     assert "DataFrame.to_csv is not available on this server: it writes files" in message
+
+
+def scenario_requests_draw_different_numbers(context: Context) -> None:
+    def drawn() -> Any:
+        with context.remote.trace(PROMPT, remote=True):
+            numbers = [].save()
+            numbers.append((torch.rand(1).item(), np.random.rand(), random.random()))
+        return numbers[0]
+
+    first, second = drawn(), drawn()
+    assert all(one != other for one, other in zip(first, second, strict=True)), (first, second)
+
+
+def scenario_what_a_tokenizer_returns_is_sent_whole(context: Context) -> None:
+    encoding = context.remote.tokenizer([PROMPT], return_tensors="pt")
+    assert encoding.encodings  # which a client sends as well
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(encoding, remote=remote):
+            hidden = model.transformer.h[0].output.save()
+        return hidden
+
+    context.same(block)

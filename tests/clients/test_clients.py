@@ -24,6 +24,16 @@ EVERY = [
     *(("0.6", name) for name in headers_scenarios("0.6")),
 ]
 
+MODULES = [
+    (generation, name)
+    for generation in ("0.8", "0.7", "0.6")
+    for name in scenarios("scenarios_modules")
+]
+"""Scenarios that every generation writes alike, of objects that only an untrusted client can be refused."""
+
+DATACLASS = ("0.7", "scenario_a_dataclass_of_the_script")
+"""The one of these that needs the server's help even where it trusts its clients."""
+
 
 OF_THE_TRUSTED = {
     "scenario_an_adapter_is_applied_to_its_request_alone": "takes adapters from the Hub alone",
@@ -38,12 +48,18 @@ OF_THE_TRUSTED = {
 """Scenarios that an untrusted user is refused, in words."""
 
 
-@pytest.mark.parametrize(("generation", "scenario"), EVERY)
+@pytest.mark.parametrize(("generation", "scenario"), [*EVERY, DATACLASS])
 def test_trusted(clients: Clients, generation: str, scenario: str) -> None:
     clients[generation].run(scenario)
 
 
-@pytest.mark.parametrize(("generation", "scenario"), EVERY)
+@pytest.mark.parametrize("generation", ["0.8", "0.7", "0.6"])
+def test_weights_that_a_trusted_block_writes(clients: Clients, generation: str) -> None:
+    """The Protector gives others a copy of each weight (docs/security.md)."""
+    clients[generation].run("weights_that_a_block_writes_are_its_own")
+
+
+@pytest.mark.parametrize(("generation", "scenario"), [*EVERY, *MODULES])
 def test_sandboxed(untrusted: Clients, generation: str, scenario: str) -> None:
     refusal = OF_THE_TRUSTED.get(scenario)
     if refusal is None:

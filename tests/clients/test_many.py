@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,24 @@ class Many:
                 "NDIF_SESSION_ROOT": str(place / "sessions"),
                 "NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS": "0",
                 "NDIF_AUTOSCALE_MAX_REPLICAS": "1",
+                "NDIF_SCHEDULE": str(self._calendar()),
                 **settings,
             }
             self._servers[named] = StartedServer(*arguments, environment=environment)
         server = self._servers[named].ready()
         assert isinstance(server, StartedServer)
         return server
+
+    def _calendar(self) -> Path:
+        """A calendar that has a model tomorrow, of which users are told today."""
+        file = self._folder / "calendar.ics"
+        tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+        file.write_text(
+            "BEGIN:VCALENDAR\nVERSION:2.0\nPRODID:x\nBEGIN:VEVENT\nUID:1\nDTSTAMP:20260301T000000Z\n"
+            f"DTSTART:{tomorrow:%Y%m%dT%H%M%SZ}\nDURATION:PT1H\nSUMMARY:tests/scheduled\nEND:VEVENT\n"
+            "END:VCALENDAR\n"
+        )
+        return file
 
     def client(
         self, server: StartedServer, name: str, generation: str = "0.8", key: str = ""
@@ -347,6 +360,20 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
     plain.run("scenario_what_untrusted_users_may_not")
     plain.run("scenario_a_trace")
     trusted.run("scenario_one_process_runs_all")
+
+
+def test_clients_read_the_states_that_models_can_have(many: Many) -> None:
+    server = many.server()
+    ndif(server, "deploy", "tests/gpt2", "tests/llama")
+    ndif(server, "deploy", "tests/none", "--dedicated", rc=1)
+    try:
+        ndif(server, "evict", "tests/llama")
+        # 0.6 reads them with the same code as 0.7.
+        for generation in ("0.8", "0.7"):
+            client = many.client(server, "tests/gpt2", generation)
+            client.run("scenario_the_states_that_models_can_have")
+    finally:
+        ndif(server, "evict", "tests/none", rc=4)
 
 
 def test_who_waits_is_told_that_the_server_stops(many: Many) -> None:

@@ -39,9 +39,11 @@ def client(server: LocalServer, tiny_gpt2: Path, tmp_path: Path) -> Iterator[Cli
 
 def replicas(server: LocalServer) -> int:
     """How many the server says it has."""
-    (entry,) = json.loads(server.get("/status")[1])["deployments"].values()
-    count: int = entry["replicas"]["0.8"]
-    return count
+    entries = json.loads(server.get("/status")[1])["deployments"].values()
+    # Clients of 0.8 count entries.
+    (count,) = {entry["replicas"]["0.8"] for entry in entries}
+    assert count == len(entries)
+    return int(count)
 
 
 def test_two_replicas_serve_one_line(server: LocalServer, client: Client) -> None:

@@ -47,12 +47,22 @@ def test_the_refusal_names_what_is_dedicated() -> None:
     configs = [DeploymentConfig(f"a/m{i}", "x", dedicated=i != 1) for i in range(3)]
     models = Models(configs)
     for asked in ("a/b", "a/m1"):
-        with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\.$") as error:
+        with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\. Having") as error:
             models.admit(key(asked), hotswapping=False)
         assert f"{asked!r} is not dedicated" in str(error.value)
     many = Models(DeploymentConfig(f"a/m{i}", "x", dedicated=True) for i in range(300))
     with pytest.raises(NotServedError, match="280 others"):
         many.admit(key("a/b"), hotswapping=False)
+
+
+def test_who_lacks_a_right_is_told_which_unless_nobody_could_have_it() -> None:
+    only = [DeploymentConfig("a/one", "x", dedicated=True)]
+    reason = "takes the right `hotswapping`, which you do not have: ask the server's operator"
+    for configs in (only, []):
+        with pytest.raises(NotServedError, match=reason):
+            Models(configs).admit(key("a/b"), hotswapping=False)
+    with pytest.raises(NotServedError, match=r"not 'a/b'\. Make the model with that name\.$"):
+        Models(only, fixed=True).admit(key("a/b"), hotswapping=False)
 
 
 @pytest.mark.parametrize(

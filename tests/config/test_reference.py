@@ -33,9 +33,10 @@ def test_the_example_has_every_variable_once_with_its_default() -> None:
     assert len(values) == len(lines)
     assert values["NDIF_SESSION_ROOT"] == "~/.ndif"
     assert values["NDIF_API_PORT"] == "8001"
-    assert values["NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS"] == "3600"
+    assert values["NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS"] == "1h"
+    assert values["NDIF_MAX_REQUEST_BYTES"] == "1GiB"
     assert values["NDIF_MODEL_CACHE_PERCENTAGE"] == "0.9"
-    assert values["COORDINATOR_PROCESSOR_REPLY_FREQ_S"] == "3"
+    assert values["COORDINATOR_PROCESSOR_REPLY_FREQ_S"] == "3s"
     assert values["NDIF_RUNTIMES_DIR"] == ""
 
 
@@ -66,6 +67,17 @@ def test_a_value_says_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> Non
     names = changed(Settings())
     assert names["NDIF_RUNNER_POOL"] == 7
     assert "NDIF_MAX_ATTEMPTS" not in names
+
+
+def test_sizes_and_durations_are_written_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in ("2GiB", "2 GiB", str(2 * 1024**3)):
+        monkeypatch.setenv("NDIF_MAX_REQUEST_BYTES", size)
+        assert Settings().max_request_bytes == 2 * 1024**3
+    for duration in ("15m", "900", "900.0", "9e2"):
+        monkeypatch.setenv("NDIF_RESULT_TTL_S", duration)
+        assert Settings().result_ttl_s == 900
+    shown = CliRunner().invoke(cli, ["info", "--config"]).output
+    assert re.search(r"NDIF_MAX_REQUEST_BYTES +. 2GiB +. environment . 1GiB", shown), shown
 
 
 def test_secrets_are_neither_shown_nor_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +112,8 @@ def test_secrets_are_neither_shown_nor_written_down(monkeypatch: pytest.MonkeyPa
             "0",
             "COORDINATOR_PROCESSOR_REPLY_FREQ_S is not valid",
         ),
+        ("NDIF_MAX_LOG_BYTES", "8 megs", "must be a size, like \"12GiB\", .*, not '8 megs'"),
+        ("NDIF_DRAIN_TIMEOUT_S", "soon", "must be a duration, like \"90s\", .*, not 'soon'"),
         ("NDIF_AUTOSCALE_COOLDOWN_S", "1e6", "contradict each other: NDIF_AUTOSCALE_COOLDOWN_S"),
     ],
 )

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
+from ndif.config import units
+from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, Unit, parse_duration, parse_size
+from ndif.runtime import sizes
 
 
 @pytest.mark.parametrize(
@@ -72,3 +74,57 @@ def test_the_patterns_say_what_is_read(text: str) -> None:
             assert not re.search(pattern, text)
         else:
             assert re.search(pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (None, "-"),
+        (0, "0B"),
+        (512, "512B"),
+        (1024**3, "1GiB"),
+        (3 * 1024**3 // 2, "1.5GiB"),
+        (500_000_000, "500MB"),
+        (1_234_567_890, "1.1GiB"),
+        (2 * 1024**5, "2,048TiB"),
+    ],
+)
+def test_sizes_are_shown_as_they_are_written(count: int | None, shown: str) -> None:
+    assert units.format_size(count) == shown
+    if count is not None:  # the model plane writes them alike
+        assert sizes.format_size(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "-"),
+        (0.4, "0.4s"),
+        (59, "59s"),
+        (75, "1m 15s"),
+        (900, "15m"),
+        (5400, "1h 30m"),
+        (200_000, "2d 7h"),
+    ],
+)
+def test_durations_are_shown_as_they_are_written(seconds: float | None, shown: str) -> None:
+    assert units.format_duration(seconds) == shown
+    if seconds is not None:
+        assert parse_duration(shown) == pytest.approx(seconds, rel=0.03)
+
+
+@given(st.integers(0, 10**15))
+def test_no_byte_is_lost_where_that_matters(count: int) -> None:
+    assert parse_size(units.format_exactly(count, Unit.BYTES)) == count
+
+
+@given(st.floats(0, 10**9).filter(lambda seconds: seconds == 0 or seconds > 1e-3))
+def test_no_second_is_lost_where_that_matters(seconds: float) -> None:
+    assert parse_duration(units.format_exactly(seconds, Unit.SECONDS)) == seconds
+
+
+def test_what_is_exact_is_short() -> None:
+    sized = {1024**3: "1GiB", 100_000_000: "100MB", 1025: "1025B"}
+    assert {count: units.format_exactly(count, Unit.BYTES) for count in sized} == sized
+    timed = {5400: "90m", 3600: "1h", 0.25: "250ms", 90: "90s", 3.3: "3.3s"}
+    assert {span: units.format_exactly(span, Unit.SECONDS) for span in timed} == timed

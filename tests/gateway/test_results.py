@@ -35,7 +35,7 @@ async def test_a_known_job_is_answered_and_an_unknown_one_is_404(tmp_path: Path)
     store, job = FileStore(tmp_path, 60), str(uuid.uuid4())
     unknown = await get_response(store, job)
     assert unknown.status_code == 404
-    assert "60 seconds" in unknown.json()["detail"]
+    assert "for 1m." in unknown.json()["detail"]
     await store.put(f"responses/{job}.json", b'{"id": 1}')
     known = await get_response(store, job)
     assert (known.status_code, known.json()) == (200, {"id": 1})

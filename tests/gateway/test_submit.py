@@ -22,9 +22,13 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
+from ndif.stores.broker.spool import Spool
 from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder
 from tests.on_loop import on_loop
+from tests.stores.small_disk import fill, small_disk
+
+__all__ = ["small_disk"]
 
 KEY = json.dumps({"repo_id": "org/name", "revision": None})
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{KEY}"
@@ -86,6 +90,32 @@ def test_a_machine_is_a_user_without_an_api_key(tmp_path: Path) -> None:
     assert users[0] == users[2] != users[1]
     # A key that reads like an address is not that machine's user.
     assert accepted(tmp_path, {"ndif-api-key": users[0]}).user not in users
+
+
+@on_loop
+async def test_a_full_disk_answers_503_and_says_so(small_disk: Path) -> None:
+    broker = MemoryBroker(spool=Spool(small_disk / "spool", FileStore(small_disk, 60)))
+    transport = httpx.ASGITransport(application(small_disk, broker))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+
+        async def send(size: int) -> httpx.Response:
+            return await http.post(
+                "/request",
+                data={"data": json.dumps({"model_key": MODEL})},
+                files={"blob": bytes(size)},
+                headers={"nnsight-version": "0.8.1"},
+            )
+
+        assert (await send(60)).status_code == 200
+        too_large = await send(2_000_000)  # for the disk, which has room for the first response
+        filling = fill(small_disk)
+        for refused in (too_large, await send(60), await send(200_000)):
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert "the server's disk is full" in refused.json()["detail"]
+        filling.unlink()
+        assert (await send(60)).status_code == 200
+    await broker.stop()
 
 
 @on_loop

@@ -416,8 +416,43 @@ async def test_one_runner_persists_and_one_is_spare() -> None:
             runner = await pool.acquire("")
             assert runner is zygote.runners[0]
             pool.release(runner, answered=True)
+            zygote.says(runner, IDLE)
         assert runner.alive
         assert len(zygote.runners) == 2
+
+
+@on_loop
+async def test_the_next_request_waits_until_the_runner_is_reset() -> None:
+    async with a_zygote() as zygote:
+        pool = PersistentRunner(zygote.fork)
+        await pool.start()
+        pool.release(await pool.acquire(""), answered=True)
+        acquiring = asyncio.create_task(pool.acquire(""))
+        await nothing_more_happens()
+        assert not acquiring.done()
+        zygote.says(zygote.runners[0], IDLE)
+        assert await acquiring is zygote.runners[0]
+
+
+@pytest.mark.parametrize("last", ["spent", "ended", "unanswered"])
+@on_loop
+async def test_the_spare_takes_the_place_of_one_that_is_not_reset(last: str) -> None:
+    async with a_zygote() as zygote:
+        zygote.reaping = True
+        pool = PersistentRunner(zygote.fork)
+        await pool.start()
+        runner = await pool.acquire("")
+        pool.release(runner, answered=last != "unanswered")
+        if last == "spent":
+            zygote.says(runner, pack({"kind": "spent"}))
+        elif last == "ended":
+            zygote.end(runner, 1)
+        await pool.wait_until_reset()
+        assert not runner.usable
+        # Another spare is there before a request comes.
+        assert len(zygote.runners) == 3
+        assert await pool.acquire("") is zygote.runners[1]
+        assert len(zygote.runners) == 3
 
 
 @on_loop

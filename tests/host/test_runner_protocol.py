@@ -163,7 +163,7 @@ def test_logs_to_the_last_byte() -> None:
     log(protocol, b"x" * 4)
     log(protocol, b"x" * 6)
     log(protocol, b"")
-    with pytest.raises(LimitError, match=r"more than 10 bytes.*NDIF_MAX_LOG_BYTES"):
+    with pytest.raises(LimitError, match=r"more than 10B.*NDIF_MAX_LOG_BYTES"):
         log(protocol)
 
 
@@ -243,7 +243,7 @@ def test_streams_to_the_last_byte() -> None:
     protocol = a_protocol(streamed_bytes=2 * FRAME + 10)
     stream(protocol, b"x" * 4)
     stream(protocol, b"x" * 6)
-    with pytest.raises(LimitError, match=r"more than 522 bytes.*NDIF_MAX_STREAMED_BYTES"):
+    with pytest.raises(LimitError, match=r"more than 522B.*NDIF_MAX_STREAMED_BYTES"):
         stream(protocol)
 
 

@@ -20,7 +20,7 @@ MIB = 1 << 20
 MEMORY, THREADS = 64 * MIB, 8
 WATCH = ResourceWatchdog(MEMORY, THREADS)
 MEMORY_WORDS = (
-    "The request took more than 67,108,864 bytes of memory, the most that this server gives to one "
+    "The request took more than 64MiB of memory, the most that this server gives to one "
     "(NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
 )
 THREAD_WORDS = (

@@ -27,8 +27,8 @@ def test_what_is_young_is_named_with_the_time_until_it_may_go() -> None:
     assert holds(refusal) == {"a": BlockReason.YOUNG}
     assert refusal.retry_after_s == pytest.approx(12 * 60)
     assert explain_refusal(refusal) == (
-        "'new' needs 21.5 GB on GPUs; name-n1 has no room; 'a' is protected for another 12 min. "
-        "Try again in 12 min."
+        "'new' needs 20GiB on GPUs; name-n1 has no room; 'a' is protected for another 12m. "
+        "Try again in 12m."
     )
     assert deploy([node], want("new", 20), now=1_000_000 + 12 * 60).placed
 
@@ -61,8 +61,8 @@ def test_what_is_dedicated_is_named_and_no_time_is() -> None:
     assert holds(refusal) == {"d": BlockReason.DEDICATED, "y": BlockReason.YOUNG}
     assert refusal.retry_after_s is None
     assert explain_refusal(refusal) == (
-        "'new' needs 42.9 GB on GPUs; name-n1 has no room; 'd' (dedicated) would have to go; "
-        "'y' is protected for another 60 min."
+        "'new' needs 40GiB on GPUs; name-n1 has no room; 'd' (dedicated) would have to go; "
+        "'y' is protected for another 1h."
     )
 
 
@@ -85,7 +85,7 @@ def test_a_model_too_large_for_every_node_hears_of_the_largest() -> None:
     refusal = refused(nodes, want("new", 100))
     assert (refusal.blockers, refusal.capacity_bytes) == ((), 48 * GiB)
     assert explain_refusal(refusal) == (
-        "'new' needs 107.4 GB on GPUs; the largest node, name-n2, has 51.5 GB."
+        "'new' needs 100GiB on GPUs; the largest node, name-n2, has 48GiB."
     )
 
 
@@ -95,8 +95,8 @@ def test_a_model_on_the_cpu_hears_of_cpu_memory() -> None:
     assert refusal.on_cpu
     assert holds(refusal) == {"a": BlockReason.YOUNG}
     assert explain_refusal(refusal) == (
-        "'new' needs 53.7 GB of CPU memory; name-n1 has room for 21.5 GB; "
-        "'a' is protected for another 60 min. Try again in 60 min."
+        "'new' needs 50GiB of CPU memory; name-n1 has room for 20GiB; "
+        "'a' is protected for another 1h. Try again in 1h."
     )
 
 
@@ -129,9 +129,9 @@ def test_models_are_called_by_the_names_that_users_know() -> None:
     node = with_hot(node, key("org/m4", "v2"), 20, [5], age=3300)
     refusal = refused([node], want(key("org/new"), 140, 2))
     assert explain_refusal(refusal) == (
-        "'org/new' needs 150.3 GB on GPUs for each of 2 more replicas; name-n1 has no room; "
+        "'org/new' needs 140GiB on GPUs for each of 2 more replicas; name-n1 has no room; "
         "'org/m4' at revision 'v2', 'org/m0', 'org/m1', 'org/m2' and 2 others "
-        "are protected for another 59 min. Try again in 59 min."
+        "are protected for another 59m. Try again in 59m."
     )
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,14 @@ from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
+from ndif.stores.broker.redis import broker as broker_module
+from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder, last_response
 from ndif.tasks import within
 from tests import frames
 from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
 
 Respond = Callable[[Response], Awaitable[None]]
 Act = Callable[["Replica", Request, Respond], Awaitable[Response]]
@@ -168,9 +171,10 @@ async def a_line(
     store: FileStore | None = None,
     max_attempts: int = 2,
     count: int = 1,
+    broker: Broker | None = None,
 ) -> AsyncIterator[Line]:
     """A line whose replicas `act`; `reasons` are those for which the first of them do not start."""
-    broker, store = MemoryBroker(), store or FileStore(folder, 3600)
+    broker, store = broker or MemoryBroker(), store or FileStore(folder, 3600)
     replicas: list[Replica] = []
     ran: list[str] = []
 
@@ -680,6 +684,77 @@ async def test_how_often_it_is_tried_is_the_operators(
         assert line.ran == [client.request.id] * attempts
 
 
+@contextlib.asynccontextmanager
+async def on_redis(redis: RedisServer, folder: Path) -> AsyncIterator[RedisBroker]:
+    broker = RedisBroker(redis.url, FileStore(folder, 3600), inline_bytes=1 << 20)
+    await broker.client.flushall()
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+async def ends(client: Client) -> dict[str, Any]:
+    while not Status((fields := await client.polls())["status"]).terminal:  # noqa: ASYNC110 - a file
+        await asyncio.sleep(OFTEN_S)
+    return fields
+
+
+@on_loop
+async def test_jobs_wait_for_a_broker_that_is_away_however_long(
+    tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_UPDATE_S", 0.1)
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if not began.is_set():
+            began.set()
+            await may_end.wait()
+        payload = await line.broker.payload(replace(request, payload=b""))
+        return Response(request.id, Status.COMPLETED, bytes(payload).decode())
+
+    began, may_end = asyncio.Event(), asyncio.Event()
+    async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, act, broker=broker) as line:
+        # One has yet to read what it runs when the broker leaves, and the others wait.
+        clients = [await line.join(polled=True) for _ in range(4)]
+        await began.wait()
+        redis.kill()
+        may_end.set()
+        await asyncio.sleep(10 * 0.1)
+        assert {(await client.polls())["status"] for client in clients}.isdisjoint(
+            {"ERROR", "COMPLETED"}
+        )
+        redis.start()
+        for client in clients:
+            assert (await ends(client))["description"] == "opaque"
+        assert [*dict.fromkeys(line.ran)] == [client.request.id for client in clients]
+        assert len(line.replicas) == 1
+        while redis.command("xlen", "queue") != "0":  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(OFTEN_S)
+
+
+@on_loop
+async def test_a_job_whose_payload_the_broker_has_lost_says_so(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if began.is_set():
+            await line.broker.payload(replace(request, payload=b""))
+        began.set()
+        await may_end.wait()
+        return Response(request.id, Status.COMPLETED)
+
+    began, may_end, clients = asyncio.Event(), asyncio.Event(), list[Client]()
+    async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, act, broker=broker) as line:
+        clients += [await line.join(polled=True) for _ in range(2)]
+        await began.wait()
+        redis.command("flushall")
+        may_end.set()
+        assert (await ends(clients[0]))["status"] == "COMPLETED"
+        assert "send it again" in (await ends(clients[1]))["description"]
+
+
 @on_loop
 async def test_a_lost_replica_is_not_held_against_the_next_request(tmp_path: Path) -> None:
     lost: set[str] = set()
@@ -767,6 +842,24 @@ async def test_a_client_that_left_while_it_waited_is_skipped(
 
 
 @on_loop
+async def test_clients_that_hang_up_leave_the_line(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_line(tmp_path, gate) as line:
+        running = await line.join()
+        await gate.began.get()
+        waiting = await line.join()
+        for client in [await line.join() for _ in range(40)]:
+            await client.leave()
+        await asyncio.sleep(OFTEN_S)
+        last = await line.join()
+        assert position(await last.hears(Status.QUEUED)) == 3
+        gate.let_end(3)
+        for client in (running, waiting, last):
+            await client.hears(Status.COMPLETED)
+        assert len(line.ran) == 3
+
+
+@on_loop
 async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
@@ -775,7 +868,7 @@ async def test_a_job_is_cancelled_whose_client_is_away(tmp_path: Path) -> None:
         await gate.began.get()
         await away.leave()
         gate.let_end()
-        await gate.began.get()  # the third runs: the second has had its turn
+        await gate.began.get()  # the third runs: the second has left the line
         assert await line.dispatcher.cancel(away.request.id, "Killed.")
         away.channel = await line.broker.subscribe(away.channel.id)
         gate.let_end()

@@ -251,7 +251,12 @@ class World:
             self.now,
         )
         self.operations = OperationCalls(
-            self.controller, self.dispatcher, self.reconciler, lambda: ["0.8", "0.7"], lambda: None
+            self.controller,
+            self.dispatcher,
+            self.reconciler,
+            lambda: ["0.8", "0.7"],
+            lambda: None,
+            lambda: None,
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -269,7 +274,7 @@ class World:
             raise ActorError("there is no such repository")
         if generation == self.missing:
             raise ActorError("that is not installed")
-        return Measured(self.sizes[repo_id] + config.padding_bytes, repo_id=repo_id)
+        return Measured(self.sizes[repo_id] + config.padding_bytes, repo_id=repo_id, parameters=7)
 
     async def _discover(self) -> list[Node]:
         await asyncio.sleep(self.look_s)
@@ -718,9 +723,7 @@ def test_what_is_wrong_in_one_runtime_is_said_of_that_alone(tmp_path: Path) -> N
             problems = {each["generation"]: each["problem"] for each in status["models"]}
             assert problems == {"0.8": None, "0.7": older.description}
             assert status["problems"] == [older.description]
-            (entry,) = client_status(world.controller.models, world.of("a/a"))[
-                "deployments"
-            ].values()
+            (entry,) = client_status(world.controller)["deployments"].values()
             assert entry["runtimes"] == {"0.7": "UNHEALTHY", "0.8": "RUNNING"}
             assert entry["application_state"] == "RUNNING"
 
@@ -776,6 +779,102 @@ def test_a_calendar_has_a_model_dedicated_in_its_window(tmp_path: Path) -> None:
                 (held,) = world.of("a/a")
                 assert not held.placed.dedicated
                 assert (await world.operations.status())["schedule"]["windows"] == []
+
+    run(main())
+
+
+def test_clients_are_told_of_every_model_in_words_that_all_of_them_know(tmp_path: Path) -> None:
+    calendar = tmp_path / "calendar.ics"
+    calendar.write_text(
+        "BEGIN:VCALENDAR\nVERSION:2.0\nPRODID:x\nBEGIN:VEVENT\nUID:1\nDTSTAMP:20260301T000000Z\n"
+        "DTSTART:20260303T090000Z\nDTEND:20260303T100000Z\nSUMMARY:a/scheduled\nEND:VEVENT\n"
+        "END:VCALENDAR\n"
+    )
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
+            done = loop.create_future()
+            done.set_result(function())
+            return done
+
+        loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
+        names = ("a/warm", "a/running", "a/asked", "a/evicted", "a/broken")
+        sizes = dict.fromkeys((*names, "a/scheduled"), 20)
+        dedicated = [
+            DeploymentConfig("a/broken", "a/broken", dedicated=True),
+            DeploymentConfig("a/running", "a/running", dedicated=True, replicas=2),
+        ]
+        evicted = [DeploymentConfig(name, name) for name in ("a/warm", "a/evicted")]
+        async with World(
+            tmp_path,
+            sizes,
+            configs=(*dedicated, *evicted),
+            gpus=3,
+            calendar=calendar,
+            broken=frozenset(["a/broken"]),
+        ) as world:
+
+            def told() -> dict[str, dict[str, Any]]:
+                found = client_status(world.controller, world.reconciler.coming())["deployments"]
+                assert json.loads(json.dumps(found)) == found
+                for entry in found.values():
+                    # What 0.6 and 0.7 read without a default.
+                    assert {"deployment_level", "model_key", "repo_id", "revision"} <= entry.keys()
+                    assert "dedicated" in entry or "schedule" in entry
+                return {entry["repo_id"]: entry for entry in found.values()}
+
+            def words(name: str) -> tuple[str, str, str]:
+                entry = told()[name]
+                return entry["deployment_level"], entry["application_state"], entry["state"]
+
+            world.keep_up()
+            await asyncio.sleep(0.5)  # their sizes are being worked out
+            assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
+            await asyncio.sleep(5)  # they load
+            assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
+            assert told()["a/running"]["replicas"] == {"0.8": 0}
+            for config in evicted:
+                await world.operations.deploy([config], None, wait=True, sync=False)
+            await world.operations.evict("a/warm", None, cold=False)
+            await world.operations.evict("a/evicted", None, cold=True)
+            unknown = await world.send("no/such")
+            await world.until_ended(unknown, await world.send("a/asked"))
+            await asyncio.sleep(3600)
+
+            assert words("a/running") == ("HOT", "RUNNING", "RUNNING")
+            assert words("a/asked") == ("HOT", "RUNNING", "RUNNING")
+            assert words("a/warm") == ("WARM", "NOT DEPLOYED", "NOT_STARTED")
+            assert words("a/evicted") == ("COLD", "NOT DEPLOYED", "NOT_STARTED")
+            assert words("a/scheduled") == ("COLD", "NOT DEPLOYED", "NOT_STARTED")
+            assert words("a/broken") == ("HOT", "DOWN", "UNHEALTHY")
+            found = told()
+            # Nobody writes on the server's board by asking for a model.
+            assert found.keys() == {*names, "a/scheduled"}
+            assert found["a/running"]["dedicated"] is True
+            assert found["a/warm"]["dedicated"] is found["a/asked"]["dedicated"] is False
+            assert "dedicated" not in found["a/scheduled"]
+            assert found["a/scheduled"]["schedule"] == [
+                {"start": "2026-03-03T09:00:00+00:00", "end": "2026-03-03T10:00:00+00:00"}
+            ]
+            assert "schedule" not in found["a/running"]
+            assert found["a/running"]["nodes"] == found["a/warm"]["nodes"] == ["here"]
+            assert found["a/evicted"]["nodes"] == found["a/scheduled"]["nodes"] == []
+            assert found["a/running"]["parameters"] == 7
+            # Clients of 0.8 count entries.
+            every = client_status(world.controller)["deployments"].values()
+            entries = [entry["repo_id"] for entry in every]
+            assert {name: entries.count(name) for name in names} == {
+                **dict.fromkeys(names, 1),
+                "a/running": 2,
+            }
+
+            now = datetime(2026, 3, 3, 9, 30, tzinfo=timezone.utc)
+            await asyncio.sleep((now - world.now()).total_seconds())
+            assert words("a/scheduled") == ("HOT", "RUNNING", "RUNNING")
+            assert "schedule" in told()["a/scheduled"]
+            assert "dedicated" not in told()["a/scheduled"]
 
     run(main())
 
@@ -899,8 +998,9 @@ def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
             for response in await world.until_ended(waiting, running):
                 assert response.status is Status.ERROR
                 assert response.description == (
-                    "'a/a' is not dedicated on this server, and you may not have models loaded on "
-                    "demand. These are: 'a/b', 'a/c'."
+                    "'a/a' is not dedicated on this server. These are: 'a/b', 'a/c'. Having a model "
+                    "loaded on demand takes the right `hotswapping`, which you do not have: ask the "
+                    "server's operator for it."
                 )
 
     run(main())

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -142,7 +142,14 @@ class Served:
     async def start(self) -> None:
         await self.actor.start(lambda done, total: self.progress.append((done, total)))
 
-    async def run(self, payload: bytes, *, trusted: bool = True, key: str = "") -> Response:
+    async def run(
+        self,
+        payload: bytes,
+        *,
+        trusted: bool = True,
+        key: str = "",
+        env: Mapping[str, Any] | None = None,
+    ) -> Response:
         request = Request(
             DeploymentConfig("test/model", "").key,
             "0.8",
@@ -153,6 +160,7 @@ class Served:
             subscription_id="me",
             trusted=trusted,
             key=key,
+            env=env or {},
         )
         self.begun.clear()
 

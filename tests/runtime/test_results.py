@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ import pytest
 import torch
 import zstandard
 
-from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
+from ndif.runtime.results import (
+    STORE_LEVEL,
+    Result,
+    ResultNotStoredError,
+    ResultTooLargeError,
+)
 
 MB = 1 << 20
 
@@ -66,8 +72,19 @@ def test_only_results_that_compress_are_compressed() -> None:
 
 
 def test_a_result_that_is_too_large_is_explained() -> None:
-    with pytest.raises(ResultTooLargeError, match=r"more than 1,000,000 bytes.*Save fewer"):
+    with pytest.raises(ResultTooLargeError, match=r"more than 1MB.*Save fewer"):
         Result({"x": torch.zeros(MB)}, max_bytes=1_000_000, max_inline=100)
+
+
+@pytest.mark.parametrize("numbers", [300, 3_000_000])
+def test_a_full_disk_is_not_the_users_fault(numbers: int) -> None:
+    result = Result({"values": torch.randn(numbers)}, 1 << 30, 0)
+    for write in (result.write, partial(result.write_compressed, level=1, threads=2)):
+        with (
+            Path("/dev/full").open("wb") as full,
+            pytest.raises(ResultNotStoredError, match="the server's disk is full"),
+        ):
+            write(full.fileno())
 
 
 def test_a_view_is_saved_without_its_storage() -> None:
@@ -108,3 +125,16 @@ def test_a_class_that_came_with_the_request_goes_back_as_the_clients_own() -> No
 def test_what_cannot_be_pickled_raises() -> None:
     with pytest.raises(TypeError, match="lock"):
         Result({"lock": __import__("threading").Lock()}, MB, MB)
+
+
+def test_a_function_that_holds_code_is_loaded() -> None:
+    """cloudpickle refers to the class of code objects, which `builtins` does not have."""
+    content = Result({"make": eval("lambda value: (lambda: value)")}, MB, MB).content
+    assert content is not None
+    assert loaded(content)["make"](3)() == 3
+
+
+def test_the_class_of_code_is_loaded() -> None:
+    content = Result({"kinds": [types.CodeType, types.CellType]}, MB, MB).content
+    assert content is not None
+    assert loaded(content)["kinds"] == [types.CodeType, types.CellType]

@@ -87,7 +87,7 @@ def test_what_an_event_does_not_say_is_as_the_server_has_it() -> None:
     )
     assert config_of(summary="local", deployments=known).checkpoint == "/models/local"
     assert config_of("DESCRIPTION:replicas: 2", summary="local", deployments=known).replicas == 2
-    key = 'a.B:{"repo_id": "org/Model"\\, "revision": "v1"}'
+    key = 'nnsight.modeling.language.LanguageModel:{"repo_id": "org/Model"\\, "revision": "v1"}'
     assert config_of(summary=key, deployments=known).checkpoint == "/models/old"
     other = key.replace("v1", "v3")
     assert config_of(summary=other, deployments=known).checkpoint == "org/Model"

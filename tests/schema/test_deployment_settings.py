@@ -15,7 +15,9 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_file import from_value, to_entry
 from ndif.schema.deployment_settings import parse_checkpoint
 
-KEY = 'a.b.C:{"repo_id": "org/name", "revision": "v2", "task": "fill-mask"}'
+REST = '{"repo_id": "org/name", "revision": "v2", "task": "fill-mask"}'
+KEY = f"nnsight.modeling.transformers.TransformersModel:{REST}"
+OLD_KEY = f"nnsight.modeling.language.LanguageModel:{REST}"
 
 
 def test_a_repo_id_names_a_repository() -> None:
@@ -23,8 +25,9 @@ def test_a_repo_id_names_a_repository() -> None:
     assert parse_checkpoint("gpt2") == DeploymentConfig("gpt2", "gpt2")
 
 
-def test_a_model_key_names_revision_and_task() -> None:
-    assert parse_checkpoint(KEY) == DeploymentConfig(
+@pytest.mark.parametrize("key", [KEY, OLD_KEY])
+def test_a_model_key_names_revision_and_task(key: str) -> None:
+    assert parse_checkpoint(key) == DeploymentConfig(
         "org/name", "org/name", revision="v2", task="fill-mask"
     )
 
@@ -52,6 +55,7 @@ def test_a_folder_may_be_a_relative_path(tiny_gpt2: Path, monkeypatch: pytest.Mo
         ("two words", "'two words' names no model"),
         ("", "names no model"),
         ("{}", "is not a model key"),
+        (f"os.system:{REST}", "not with 'os.system'. Make 'org/name' with one of them."),
         ("=/tmp", "'' names no model"),
     ],
 )

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from ndif.host.runtimes import SUPPORTED
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import SERVED_CLASSES, ModelKey, explain_class
 
 NEW = "nnsight.modeling.transformers.TransformersModel"
 OLD = "nnsight.modeling.language.LanguageModel"
@@ -148,3 +149,39 @@ def test_a_key_of_another_revision_is_a_mismatch(asked: str | None, served: bool
         DeploymentConfig("a/b", "a/b", revision="v2"), ModelKey(NEW, "a/b", asked)
     )
     assert (said is None) is served
+
+
+def test_each_generation_that_can_be_installed_has_classes() -> None:
+    assert SERVED_CLASSES.keys() == SUPPORTED.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "served_in"),
+    [
+        (NEW, {"0.8"}),
+        (OLD, {"0.7", "0.6"}),
+        ("nnsight.modeling.huggingface.HuggingFaceModel", {"0.7", "0.6"}),
+        ("nnsight.modeling.vlm.VisionLanguageModel", set()),
+        ("nnsight.modeling.diffusion.DiffusionModel", set()),
+        ("nnsight.modeling.vllm.vllm.VLLM", set()),
+        ("nnsight.modeling.transformers.transformersmodel", set()),
+        ("os.system", set()),
+        ("x" * 100_000, set()),
+    ],
+    ids=lambda value: str(value)[-20:],
+)
+def test_a_class_is_served_in_the_generations_whose_clients_name_it(
+    path: str, served_in: set[str]
+) -> None:
+    key = ModelKey(path, "a/b")
+    for generation in SUPPORTED:
+        said = explain_class(key, generation)
+        assert (said is None) is (generation in served_in)
+        if said is not None:
+            assert "made with nnsight's TransformersModel or LanguageModel" in said
+            assert f"not with {path[:200]!r}. Make 'a/b'" in said
+            assert ("_remoteable_class" in said) is (generation == "0.8")
+            assert len(said) < 1000
+    # An operator's key may be any generation's.
+    assert (explain_class(key) is None) is bool(served_in)
+    assert explain_class(key, "0.5") is not None

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import time
 import uuid
@@ -260,6 +261,8 @@ class Ended:
     processes: list[str]
     temporary: list[str]
     stored: list[str]
+    kept: Path
+    """The folder of its results."""
     place: Place
 
 
@@ -292,11 +295,13 @@ def ended(
             )
             assert polled.status_code == 200, polled.text
             processes, temporary = place.processes(), place.temporary()
-            stored = [path.name for path in place.tmp.rglob("*.json")]
+            root = Path(place.environment["NDIF_SESSION_ROOT"])
+            kept = root / "local" / str(httpx.URL(server.url).port)
+            stored = [path.name for path in kept.glob("*/*.json")]
         finally:
             code = server.stop()
     output = "\n".join(server.output)
-    return Ended(code, output, server.url, processes, temporary, stored, place)
+    return Ended(code, output, server.url, processes, temporary, stored, kept, place)
 
 
 def test_the_first_free_port_is_taken(ended: Ended) -> None:
@@ -324,10 +329,10 @@ def test_ctrl_c_ends_it_and_all_of_its_processes(ended: Ended) -> None:
     assert "Traceback" not in ended.output
 
 
-def test_the_temporary_folder_of_results_goes_with_it(ended: Ended) -> None:
-    assert [name.startswith("ndif-results-") for name in ended.temporary] == [True]
+def test_of_the_job_that_was_polled_its_end_is_kept(ended: Ended) -> None:
+    assert ended.temporary == []
     assert len({*ended.stored}) == 1, "of one job: its last update and, if it came by then, its end"
-    assert ended.place.temporary() == []
+    assert {path.name for path in ended.kept.glob("*/*.json")} == {*ended.stored}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -375,6 +380,17 @@ def submit(server: LocalServer, payload: Path, session: str = "") -> str:
     assert answer.status_code == 200, answer.text
     job: str = answer.json()["id"]
     return job
+
+
+def polled(server: LocalServer, job: str) -> dict[str, str]:
+    """Return the last response of a job."""
+    found: dict[str, str] = httpx.get(f"{server.url}/response/{job}").json()
+    return found
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -425,16 +441,17 @@ def test_it_ends_while_a_job_runs_and_keeps_its_results(
     values = torch.load(io.BytesIO(content), weights_only=False)
     assert torch.equal(values["large"], torch.arange(100_000.0))
     # Nothing half written is kept.
-    assert {path.name for path in results.iterdir()} == {"results", "responses", "ends"}
+    folders = {"results", "responses", "ends", "spool"}
+    assert {path.name for path in results.iterdir()} == {*folders, ".signing"}
 
 
 @pytest.mark.parametrize("moment", ["idle", "running", "loading"])
 def test_killed_it_leaves_no_process_behind(
     place: Place, half: Path, recorded: Path, moment: str
 ) -> None:
+    again = [NAME, "--port", free_port()]
     server = LocalServer(
-        str(half) if moment == "idle" else NAME,
-        *(["--name", "test-org/half"] if moment == "idle" else []),
+        *([str(half), "--name", "test-org/half"] if moment == "idle" else again),
         environment=place.environment,
     )
     with contextlib.ExitStack() as stack:
@@ -446,12 +463,34 @@ def test_killed_it_leaves_no_process_behind(
             server.ready()
             assert len(place.processes()) >= 3
         if moment == "running":
-            stack.enter_context(running_job(server, recorded / "never ends"))
+            began = submit(server, recorded / "never ends")
+            assert within(PATIENCE_S, lambda: polled(server, began)["status"] == "RUNNING")
+            waits = submit(server, recorded / "ends")
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         assert place.gone_within(10), place.processes()
     if moment == "idle":
         # The checkpoint's own dtype, where none was asked for.
         assert says(server, "bfloat16 on cpu")
+    if moment == "running":
+        # Who polls finds both where they were, and each comes to its end.
+        server = LocalServer(*again, environment={**place.environment, "NDIF_MAX_ATTEMPTS": "1"})
+        try:
+            server.ready()
+            assert within(PATIENCE_S, lambda: polled(server, waits)["status"] == "COMPLETED")
+            assert httpx.get(polled(server, waits)["data"]).status_code == 200
+            assert polled(server, began)["status"] == "ERROR"
+            assert "ended once while it ran this job" in polled(server, began)["description"]
+            left = submit(server, recorded / "never ends")
+            assert within(PATIENCE_S, lambda: polled(server, left)["status"] == "RUNNING")
+        finally:
+            server.stop()
+        assert says(server, "1 polled job waits, to run once port"), [*server.output][-8:]
+        # That it was stopped in good order is not held against what it ran.
+        (spool,) = Path(place.environment["NDIF_SESSION_ROOT"]).glob(
+            f"local/{again[-1]}/spool/*.sqlite"
+        )
+        with contextlib.closing(sqlite3.connect(spool)) as connection:
+            assert connection.execute("SELECT id, attempts FROM job").fetchall() == [(left, 0)]
 
 
 def test_listening_to_others_is_warned_of(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -69,7 +70,10 @@ def command(
             entry["replicas"] = replicas
     wait = not no_wait
     body = {"deployments": entries, "generation": generation, "wait": wait, "sync": sync}
-    answer = post_with_progress(server, "/admin/deploy", body, quiet=as_json or no_wait)
+    names = ", ".join(entry["repo_id"] for entry in entries)
+    what = f"{names} to be placed" if no_wait else f"{names} to load; `ndif status` shows how far"
+    quiet = as_json or no_wait
+    answer = post_with_progress(server, "/admin/deploy", body, quiet=quiet, what=what)
     report(answer, as_json, state="is loading" if no_wait else "is ready")
 
 
@@ -93,14 +97,17 @@ def _entries(
 
 
 def post_with_progress(
-    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool
+    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, what: str
 ) -> Any:
     """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
     answer: Future[Any] = Future()
 
+    if not quiet and sys.stderr.isatty():
+        what = ""  # bars show it
+
     def post() -> None:
         try:
-            answer.set_result(server.post(path, body, None))
+            answer.set_result(server.post(path, body, None, what))
         except Exception as error:
             answer.set_exception(error)
 

@@ -1,6 +1,8 @@
-"""`ndif env`: the server's Python version and packages."""
+"""`ndif env`: the Python version and packages with which a server runs blocks."""
 
 from __future__ import annotations
+
+from urllib.parse import urlencode
 
 import click
 
@@ -9,10 +11,15 @@ from ndif.cli.server_client import ServerClient, with_server
 
 
 @click.command("env")
+@click.option(
+    "--generation",
+    metavar="GENERATION",
+    help="nnsight generation of the blocks; default: the newest.",
+)
 @with_server
-def command(server: ServerClient, as_json: bool) -> None:
-    """Show the server's Python version and packages."""
-    answer = server.get("/env")
+def command(server: ServerClient, as_json: bool, generation: str | None) -> None:
+    """Show the Python version and the packages with which the server runs blocks."""
+    answer = server.get(f"/env?{urlencode({'generation': generation or ''})}")
     if as_json:
         show_json(answer)
         return

@@ -1,8 +1,8 @@
-"""`ndif evict`: remove a model from its devices."""
+"""`ndif evict`: remove a model, or all models, from their devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -10,22 +10,42 @@ import click
 from ndif.cli.main import complete_models
 from ndif.cli.output import show_answer, variant_name
 from ndif.cli.server_client import ServerClient, with_server
+from ndif.config.short_ids import unique_length
 
 
 @click.command("evict")
-@click.argument("model", shell_complete=complete_models)
+@click.argument("model", required=False, shell_complete=complete_models)
 @click.option("--replica", metavar="ID", help="Evict only this replica; default: all replicas.")
 @click.option("--cold", is_flag=True, help="Do not keep the weights in CPU memory either.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Evict every model that the calendar does not keep."
+)
 @with_server
 def command(
-    server: ServerClient, as_json: bool, model: str, replica: str | None, cold: bool
+    server: ServerClient,
+    as_json: bool,
+    model: str | None,
+    replica: str | None,
+    cold: bool,
+    everything: bool,
 ) -> None:
     """Remove MODEL, a repo id or a model key, from its devices."""
-    answer = server.post("/admin/evict", {"model": model, "replica": replica, "cold": cold}, None)
-    show_answer(answer, as_json, map(_outcome, answer["evicted"]))
+    if everything == (model is not None) or (everything and replica):
+        raise click.UsageError("Give either MODEL, and maybe --replica, or --all.")
+    body = {"model": model, "replica": replica, "cold": cold, "all": everything}
+    answer = server.post("/admin/evict", body, None, "requests that run there to end")
+    show_answer(answer, as_json, _lines(answer))
 
 
-def _outcome(evicted: Mapping[str, Any]) -> str:
-    replica_id = evicted["replica_id"]
-    outcome = f"replica {replica_id} is evicted" if replica_id else "its deployment is cancelled"
-    return f"{variant_name(evicted['model_key'])}: {outcome}."
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    length = unique_length(each["replica_id"] or "" for each in answer["evicted"])
+    for each in answer["evicted"]:
+        replica_id = each["replica_id"]
+        outcome = "its deployment is cancelled"
+        if replica_id:
+            outcome = f"replica {replica_id[:length]} is evicted"
+        yield f"{variant_name(each['model_key'])}: {outcome}."
+    for repo_id in answer.get("scheduled", ()):
+        yield f"{repo_id} stays: the calendar has it deployed now."
+    if not answer["evicted"]:
+        yield "There was nothing to evict."

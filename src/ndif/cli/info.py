@@ -111,9 +111,9 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
     rows = (
         (
             each["name"],
-            as_text(each["value"]) or None,
+            as_text(each["value"], each.get("unit")) or None,
             each["source"],
-            as_text(each["default"]) or None,
+            as_text(each["default"], each.get("unit")) or None,
             each["meaning"],
         )
         for each in settings

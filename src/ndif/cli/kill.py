@@ -12,6 +12,9 @@ from ndif.cli.server_client import ServerClient, with_server
 @click.argument("request_id")
 @with_server
 def command(server: ServerClient, as_json: bool, request_id: str) -> None:
-    """End a waiting or running request; its user gets an error."""
+    """End a waiting or running request; its user gets an error.
+
+    REQUEST_ID may be the beginning of one, as `ndif queue` shows it.
+    """
     answer = server.post("/admin/kill", {"request_id": request_id})
-    show_answer(answer, as_json, [f"Request {request_id} is ended."])
+    show_answer(answer, as_json, [f"Request {answer.get('request_id', request_id)} is ended."])

@@ -51,7 +51,8 @@ def command() -> None:
     "--results-dir",
     "results",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of large results until they are fetched; default: a temporary folder.",
+    help="Folder of polled jobs, and of results until they are fetched; default: one for the port in "
+    "NDIF_SESSION_ROOT.",
 )
 @click.option("--share-weights", is_flag=True, help="Let clients download the weights as well.")
 @click.option(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import click
 
 from ndif.cli.server_client import CommandError, run_folders
+from ndif.launch.log_rotation import earlier_part
 from ndif.launch.run_folder import LOG_NAMES
 from ndif.launch.services import STANDALONE
 
 _POLL_S = 0.3
+_DISPATCHER = "dispatcher"
 
 
 @click.command("logs")
@@ -39,26 +43,38 @@ def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
         run_folder = alone
     if run_folder is None:
         raise CommandError(f"There was no session yet in {run_folders().root}, so there is no log.")
-    if service in STANDALONE and not run_folder.log(service).exists():
+    log = run_folder.log(service)
+    if service in STANDALONE and not log.exists():
         raise CommandError(f"{run_folder.id} started no {service}: its log is where that runs.")
+    if service == _DISPATCHER and not log.exists():
+        # A server without a broker is one process.
+        log = run_folder.log()
     try:
-        with run_folder.log(service).open(errors="replace") as file:
-            for line in deque(_whole_lines(file), maxlen=lines):
+        with log.open(errors="replace") as file:
+            last = deque(_earlier_lines(log), maxlen=lines)
+            last.extend(_whole_lines(file))
+            for line in last:
                 _show(line, as_json)
             while follow and (record := run_folder.record()) is not None:
                 # Read before the log, so that the last lines of a server that ends are shown.
                 alive = record.is_alive
+                if os.fstat(file.fileno()).st_size < file.tell():
+                    file.seek(0)  # the log was rotated
                 for line in _whole_lines(file):
                     _show(line, as_json)
                 if not alive:
                     return
                 time.sleep(_POLL_S)
     except OSError as error:
-        raise CommandError(
-            f"{run_folder.log(service)} cannot be read: {error.strerror}."
-        ) from error
+        raise CommandError(f"{log} cannot be read: {error.strerror}.") from error
     except KeyboardInterrupt:
         return
+
+
+def _earlier_lines(log: Path) -> Iterator[str]:
+    """Yield the lines of the log's newest earlier part, if it was rotated."""
+    with contextlib.suppress(FileNotFoundError), earlier_part(log).open(errors="replace") as file:
+        yield from _whole_lines(file)
 
 
 def _whole_lines(file: TextIO) -> Iterator[str]:

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "deploy": "Load models before their first request.",
-    "doctor": "Show which sandbox layers this machine offers.",
-    "env": "Show the server's Python version and packages.",
-    "evict": "Remove a model, or one replica of it, from its devices.",
+    "doctor": "Check what this machine has for a server, and what it lacks.",
+    "env": "Show the Python version and packages that run blocks.",
+    "evict": "Remove a model, a replica of it, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
     "info": "Show the server of this machine and its configuration.",
     "kill": "End a waiting or running request.",
     "local": "Serve one model to yourself, without queue or accounts.",
     "logs": "Show the server's log.",
     "queue": "Show running and waiting requests.",
-    "restart": "Restart the server, or the replicas of one model.",
+    "restart": "Restart the server, a service, or the replicas of one model.",
     "runtime": "Install the nnsight generations that clients may use.",
     "scale": "Set the number of replicas of a model.",
     "simulate": "Replay a day of requests on a simulated cluster.",
     "start": "Serve any model to many users.",
     "status": "Show machines, models and replicas.",
     "stop": "Stop the server.",
-    "version": "Print the version.",
+    "version": "Print the version, or with --all those of what it works with.",
 }
 
 

@@ -9,6 +9,7 @@ import click
 
 from ndif.cli.output import duration, elapsed, name_of, show, table, under
 from ndif.cli.server_client import ServerClient, with_server
+from ndif.config.short_ids import unique_length
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,10 +28,16 @@ def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
 def _rendered(queue: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
+    everything = [
+        each for model in queue["models"] for each in (*model["running"], *model["waiting"])
+    ]
+    length = unique_length(each["request_id"] for each in everything)
+    of_replica = unique_length(each["replica_id"] for each in everything if "replica_id" in each)
     rows: list[tuple[object, ...]] = []
     for model in queue["models"]:
         running = [
-            ("running", elapsed(each["since"]), "", each["replica_id"]) for each in model["running"]
+            ("running", elapsed(each["since"]), "", each["replica_id"][:of_replica])
+            for each in model["running"]
         ]
         waiting = [
             (each["position"], elapsed(each["received"]), duration(each["expected_start_s"]), "")
@@ -40,7 +47,7 @@ def _rendered(queue: Mapping[str, Any]) -> RenderableType:
         rows += under(
             (name_of(model), model["generation"]),
             (
-                (each["request_id"], each["user"], *state)
+                (each["request_id"][:length], each["user"], *state)
                 for each, state in zip(requests, [*running, *waiting], strict=True)
             ),
         )

@@ -1,9 +1,10 @@
-"""`ndif restart`: restart the server, or the replicas of one model."""
+"""`ndif restart`: restart the server, one of its services, or the replicas of one model."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,39 +13,100 @@ import click
 
 from ndif.cli import stop
 from ndif.cli.main import complete_models
-from ndif.cli.output import show_answer, variant_name
+from ndif.cli.output import show_answer, show_json, variant_name
 from ndif.cli.server_client import (
     CommandError,
     RefusedError,
     ServerClient,
+    connect,
+    json_option,
+    no_server,
     run_folders,
-    with_server,
+    token_option,
+    url_option,
 )
-from ndif.launch.run_folder import RunFolder, RunRecord
-from ndif.launch.services import COMPONENTS
+from ndif.config.short_ids import unique_length
+from ndif.config.units import format_duration
+from ndif.launch.run_folder import LOG_NAMES, RunFolder, RunRecord, within
+from ndif.launch.services import COMPONENTS, STANDALONE
+from ndif.launch.waiting import waiting_for
+
+_RESTART_S = 90.0
 
 
 @click.command("restart")
-@click.argument("model", required=False, shell_complete=complete_models)
-@with_server
-def command(server: ServerClient, as_json: bool, model: str | None) -> None:
-    """Restart the replicas of MODEL, or without MODEL the server.
+@click.argument("what", required=False, metavar="[SERVICE|MODEL]", shell_complete=complete_models)
+@url_option
+@token_option
+@json_option
+def command(what: str | None, url: str | None, token: str | None, as_json: bool) -> None:
+    """Restart a service, the replicas of MODEL, or without an argument the server.
 
-    The server starts again detached from the terminal, with the options and the environment of its first
-    start and the models that are deployed now.
+    SERVICE is api, dispatcher, broker, object-store or ray. It starts again in place, with its data, and
+    the others go on. The whole server starts again detached from the terminal, with the options and the
+    environment of its first start and the models that are deployed now.
     """
-    if model is None:
-        _restart_server(server, as_json)
-        return
-    answer = server.post("/admin/restart", {"model": model})
+    if what in LOG_NAMES:
+        _restart_service(what, url, token, as_json)
+    elif what in (None, "all"):
+        _restart_server(connect(url, token), as_json)
+    else:
+        _restart_model(connect(url, token), what, as_json)
+
+
+def _restart_model(server: ServerClient, model: str, as_json: bool) -> None:
+    answer = server.post("/admin/restart", {"model": model}, what="replicas to be replaced")
+    length = unique_length(each["replica_id"] for each in answer["restarted"])
     show_answer(
         answer,
         as_json,
         (
-            f"{variant_name(each['model_key'])}: replica {each['replica_id']} restarts."
+            f"{variant_name(each['model_key'])}: replica {each['replica_id'][:length]} restarts."
             for each in answer["restarted"]
         ),
     )
+
+
+def _restart_service(name: str, url: str | None, token: str | None, as_json: bool) -> None:
+    """Stop the processes of a service one after the other; whoever supervises them starts each again."""
+    from ndif.launch.services.processes import processes_of
+
+    if url is not None:
+        raise RefusedError("A service can be restarted on its own machine only.")
+    folders = run_folders()
+    alone = folders.of_service(name).running() if name in STANDALONE else None
+    running = alone or folders.running()
+    if running is None:
+        raise no_server()
+    supervisor = running[1].pid
+    processes = processes_of(supervisor, name)
+    if not processes and name not in STANDALONE:
+        # A server without a broker is one process.
+        _restart_server(connect(None, token), as_json)
+        return
+    if not processes:
+        raise CommandError(
+            f"{running[0].id} started no {name}: restart it where it runs, as it was started."
+        )
+    for process in processes:
+        os.kill(process, signal.SIGTERM)
+        with waiting_for(f"process {process} of the {name} to end, and another to start"):
+            again = within(
+                _RESTART_S,
+                lambda gone=process: (  # type: ignore[misc]
+                    gone not in (there := processes_of(supervisor, name))
+                    and len(there) == len(processes)
+                ),
+            )
+        if not again:
+            raise CommandError(
+                f"The {name} did not start again within {format_duration(_RESTART_S)}; "
+                f"`ndif logs {name}` says why."
+            )
+    if as_json:
+        show_json({"restarted": name, "processes": processes_of(supervisor, name)})
+    else:
+        click.echo(f"The {name} has restarted.")
 
 
 def _restart_server(server: ServerClient, as_json: bool) -> None:

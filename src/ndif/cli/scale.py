@@ -23,5 +23,6 @@ def command(
 ) -> None:
     """Set the number of REPLICAS of MODEL, a repo id or a model key."""
     body = {"model": model, "replicas": replicas, "generation": generation}
-    answer = post_with_progress(server, "/admin/scale", body, quiet=as_json)
+    what = f"{model} to be measured and placed"
+    answer = post_with_progress(server, "/admin/scale", body, quiet=as_json, what=what)
     report(answer, as_json, state="is to have")

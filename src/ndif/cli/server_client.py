@@ -11,6 +11,7 @@ import click
 
 from ndif.errors import NdifError
 from ndif.launch.run_folder import RunFolders
+from ndif.launch.waiting import waiting_for
 
 if TYPE_CHECKING:
     from ndif.config.settings import Settings
@@ -57,11 +58,31 @@ class ServerClient:
         """Return the answer of a route; raise a CommandError if the server refuses or does not answer."""
         return self._request("GET", path, None, _TIMEOUT_S)
 
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = _TIMEOUT_S) -> Any:
-        """Return the answer of a route to `body`, like `get`; a timeout of None waits without limit."""
-        return self._request("POST", path, body, timeout_s)
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        timeout_s: float | None = _TIMEOUT_S,
+        what: str | None = None,
+    ) -> Any:
+        """Return the answer of a route to `body`, like `get`; a timeout of None waits without limit.
+
+        A person is told that the command waits for `what`, if that takes long; not if it is empty.
+        """
+        return self._request("POST", path, body, timeout_s, what)
 
     def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float | None,
+        what: str | None = None,
+    ) -> Any:
+        with waiting_for(f"the answer of {self.url}{path}" if what is None else what):
+            return self._exchange(method, path, body, timeout_s)
+
+    def _exchange(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None
     ) -> Any:
         import httpx
@@ -140,6 +161,11 @@ def no_server() -> NoServerError:
     )
 
 
+url_option = click.option(
+    "--url",
+    metavar="URL",
+    help="Address of a server elsewhere; default: the server of this machine.",
+)
 token_option = click.option(
     "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."
 )
@@ -151,11 +177,7 @@ def with_server(
 ) -> Callable[P, T]:
     """Add --url, --token and --json to a command, and pass it the server and whether to print JSON."""
 
-    @click.option(
-        "--url",
-        metavar="URL",
-        help="Address of a server elsewhere; default: the server of this machine.",
-    )
+    @url_option
     @token_option
     @json_option
     @functools.wraps(function)

@@ -9,6 +9,7 @@ import click
 
 from ndif.cli.output import console, show_json
 from ndif.cli.server_client import CommandError, json_option
+from ndif.config.units import format_duration
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -126,5 +127,6 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     else:
         show(found, console(), top)
     errors.print(
-        f"Simulated {found['trace']['ended_s'] / 3600:.1f} hours in {took:.1f} s.", highlight=False
+        f"Simulated {format_duration(found['trace']['ended_s'])} in {format_duration(took)}.",
+        highlight=False,
     )

@@ -9,6 +9,7 @@ import click
 
 from ndif.cli.output import elapsed, name_of, show, table, under
 from ndif.cli.server_client import ServerClient, with_server
+from ndif.config.short_ids import unique_length
 from ndif.config.units import format_size
 
 if TYPE_CHECKING:
@@ -60,32 +61,44 @@ def _device(index: int, gpu: Mapping[str, Any]) -> str:
 
 def _models(status: Mapping[str, Any]) -> RenderableType:
     names = {node["id"]: node["name"] for node in status["nodes"]}
+    ids = (each["replica_id"] for model in status["models"] for each in model["replicas"])
+    length = unique_length(ids)
     rows: list[tuple[object, ...]] = []
     for model in status["models"]:
         head = (
             name_of(model) + (", dedicated" if model["dedicated"] else ""),
             model["generation"],
-            model["processor"],
+            _state(model["processor"]),
             model["waiting"],
             format_size(model["size_bytes"]),
         )
-        replicas = [_replica(replica, names) for replica in model["replicas"]]
+        replicas = [_replica(replica, names, length) for replica in model["replicas"]]
         rows += under(head, replicas or [("none", "", "", "")])
     of_model = ("model", "nnsight", "state", "waiting", "size")
     return table("Models", (*of_model, "replica", "state", "for", "where"), rows)
 
 
-def _replica(replica: Mapping[str, Any], names: Mapping[str, str]) -> tuple[object, ...]:
+def _state(processor: str | None) -> str:
+    """Return a model's state in an operator's words."""
+    return "NOT DEPLOYED" if processor in (None, "UNINITIALIZED") else processor
+
+
+def _replica(
+    replica: Mapping[str, Any], names: Mapping[str, str], length: int
+) -> tuple[object, ...]:
     state = replica["state"]
     if replica["total"] and state == "DEPLOYING":
         state += f" {100 * (replica['done'] or 0) / replica['total']:.0f} %"
     elif replica["request_id"]:
-        state += f" {replica['request_id']}"
+        # Its beginning is enough for `ndif kill`, which asks for more where it is not.
+        state += f" {replica['request_id'][:8]}"
+    elif state == "RUNNING":
+        state = "IDLE"
     gpus = ", ".join(f"GPU {gpu}" for gpu in replica["gpu_mem_bytes_by_id"])
     node = str(names.get(replica["node_id"], replica["node_id"]))
     place = "CPU" if replica["on_cpu"] else gpus
     where = f"{place} of {node}" if place else node
-    return replica["replica_id"], state, elapsed(replica["deployed"]), where
+    return replica["replica_id"][:length], state, elapsed(replica["deployed"]), where
 
 
 def _schedule(schedule: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`ndif stop`: stop the server, its model processes and the services that were started with it."""
+"""`ndif stop`: stop the server and all that was started with it; services of their own, if asked to."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from ndif.cli.output import show_json
 from ndif.cli.server_client import (
     CommandError,
+    NoServerError,
     ServerClient,
     connect,
     json_option,
@@ -21,6 +22,7 @@ from ndif.cli.server_client import (
 )
 from ndif.launch.run_folder import RunRecord, within
 from ndif.launch.services import STANDALONE
+from ndif.launch.waiting import waiting_for
 
 _TIMEOUT_S = 30
 _SIGNAL_TIMEOUT_S = 60
@@ -40,12 +42,25 @@ _ASK_TIMEOUT_S = 5.0
     metavar="URL",
     help="Address of a server elsewhere; default: what runs on this machine.",
 )
+@click.option(
+    "--services",
+    "with_services",
+    is_flag=True,
+    help="Then stop the services that were started alone on this machine, a broker with its queue.",
+)
 @token_option
 @json_option
-def command(url: str | None, token: str | None, as_json: bool, timeout: float) -> None:
-    """Stop the server with its model processes, then the services that were started on this machine."""
+def command(
+    url: str | None, token: str | None, as_json: bool, timeout: float, with_services: bool
+) -> None:
+    """Stop the server with its model processes and the services that were started with it."""
+    if with_services and url is not None:
+        raise click.UsageError(
+            "--services stops services of this machine; --url is another's server."
+        )
     running = run_folders().running()
-    alone = _standalone_services() if url is None else []
+    services = _standalone_services() if url is None else []
+    alone = services if with_services else []
     stopped: dict[str, object] = {}
     if running is not None and running[1].node_type == "worker" and url is None:
         _terminate(running[1])  # a worker answers no requests
@@ -55,6 +70,8 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
         server = connect(url, token)
         stopped = {"stopped": server.url, "how": end(server, timeout)}
         text = f"The server at {server.url} has stopped."
+    elif services and not alone:
+        raise NoServerError(f"No server is running here. {_still_run(services)}")
     elif not alone:
         raise no_server()
     if stopped and not as_json:
@@ -65,13 +82,17 @@ def command(url: str | None, token: str | None, as_json: bool, timeout: float) -
             click.echo(f"The {name} at {record.url} has stopped.")
     if as_json:
         show_json({**stopped, "services": [name for name, _ in alone]})
+    elif services and not alone:
+        click.echo(_still_run(services))
 
 
 def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
     """Ask a server to stop and wait until it has; signal the server of this machine if it does not."""
     if not server.is_local:
         server.post("/admin/stop", {})
-        if not within(timeout_s, lambda: not _answers(server)):
+        with waiting_for(f"the server at {server.url} to stop"):
+            has_stopped = within(timeout_s, lambda: not _answers(server))
+        if not has_stopped:
             raise CommandError(
                 f"The server at {server.url} accepted to stop, and still answers after {timeout_s:g} s."
             )
@@ -84,7 +105,9 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
     # A server that does not answer, or whose token cannot be read, still receives a signal.
     with contextlib.suppress(CommandError):
         server.post("/admin/stop", {}, timeout_s=_ASK_TIMEOUT_S)
-        if within(timeout_s, lambda: not record.is_alive):
+        with waiting_for(f"the server at {record.url} (process {record.pid}) to stop"):
+            has_stopped = within(timeout_s, lambda: not record.is_alive)
+        if has_stopped:
             return "asked"
     _terminate(record)
     return "signal"
@@ -96,6 +119,13 @@ def _standalone_services() -> list[tuple[str, RunRecord]]:
     return [(name, running[1]) for name, running in found if running is not None]
 
 
+def _still_run(services: list[tuple[str, RunRecord]]) -> str:
+    """Return the sentence on services that were started alone and go on."""
+    named = " and ".join(f"the {name} at {record.url}" for name, record in services)
+    runs, them = ("run", "them") if len(services) > 1 else ("runs", "it")
+    return f"{named[0].upper()}{named[1:]} still {runs}; `ndif stop --services` stops {them}."
+
+
 def _terminate(record: RunRecord) -> None:
     """Send SIGTERM to the process of a run, and to no other, and wait until it has ended."""
     try:
@@ -105,7 +135,9 @@ def _terminate(record: RunRecord) -> None:
         return
     except PermissionError as error:
         raise CommandError(f"Process {record.pid} belongs to another user.") from error
-    if not within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive):
+    with waiting_for(f"process {record.pid} ({record.url}) to end"):
+        has_ended = within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive)
+    if not has_ended:
         raise CommandError(
             f"Process {record.pid} has not ended {_SIGNAL_TIMEOUT_S} s after SIGTERM. Its log says what it "
             f"is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."

@@ -255,7 +255,7 @@ class Controller:
                 measured = await self._evaluate(settings, asked.generation)
             except ActorError as error:
                 return _not_loaded(asked.model, asked.generation, str(error))
-        self.models.learn(asked.model, measured.repo_id, measured.task)
+        self.models.learn(asked.model, measured.repo_id, measured.task, measured.parameters)
         if not self._of(asked.model):
             self.models.unite(asked.model)
         self._sizes[asked.variant] = measured.size_bytes
@@ -388,8 +388,8 @@ class Controller:
         replica.came_up()
 
     def _learn(self, replica: Replica) -> None:
-        loaded = replica.actor.model
-        self.models.learn(replica.model, loaded.get("repo_id"), loaded.get("task"))
+        facts = map(replica.actor.model.get, ("repo_id", "task", "parameters", "config"))
+        self.models.learn(replica.model, *facts)
 
     async def _fail(self, replica: Replica, why: str) -> None:
         sentence = _not_loaded(replica.model, replica.generation, why)

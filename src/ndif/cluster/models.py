@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
@@ -13,6 +14,10 @@ from ndif.schema.model_key import ModelKey
 _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
 _MOST_NAMED = 20
 _MOST_ON_DEMAND = 1000
+_NO_HOTSWAPPING = (
+    "Having a model loaded on demand takes the right `hotswapping`, which you do not have: ask the "
+    "server's operator for it."
+)
 
 
 class NotServedError(Exception):
@@ -43,6 +48,10 @@ class Model:
     """Reason why the last deployment failed, by generation."""
     aliases: set[str] = field(default_factory=set)
     """Further repository ids that turned out to name it, in lower case."""
+    parameters: int | None = None
+    """Number of parameters, once it was measured or loaded."""
+    architecture: Mapping[str, Any] | None = None
+    """Content of the checkpoint's `config.json`, once it was loaded."""
     same_as: Model | None = None
     """Model that it turned out to be, and that is served in its place."""
 
@@ -111,7 +120,9 @@ class Model:
 class Models:
     """The models of one server. Finds and admits models; knows nothing of their replicas."""
 
-    def __init__(self, configs: Iterable[DeploymentConfig] = ()) -> None:
+    def __init__(self, configs: Iterable[DeploymentConfig] = (), *, fixed: bool = False) -> None:
+        self.fixed = fixed
+        """True if nobody's request loads another model."""
         self._models: list[Model] = []
         for config in configs:
             self.put(config)
@@ -213,19 +224,18 @@ class Models:
         served = [model.deployment for model in self._models if model.dedicated]
         near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
         if len(served) == 1 or near:
-            return explain_mismatch((near or served)[0], key) or "This model is not served."
-        if not served:
-            return (
-                f"{key.repo_id[:200]!r} is not served: no model is dedicated on this server now, and you "
-                "may not have models loaded on demand."
+            answer = explain_mismatch((near or served)[0], key) or "This model is not served."
+        elif not served:
+            answer = (
+                f"{key.repo_id[:200]!r} is not served: no model is dedicated on this server now."
             )
-        names = sorted({repr(config.repo_id) for config in served})
-        if len(names) > _MOST_NAMED:
-            names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
-        return (
-            f"{key.repo_id[:200]!r} is not dedicated on this server, and you may not have models loaded "
-            f"on demand. These are: {', '.join(names)}."
-        )
+        else:
+            names = sorted({repr(config.repo_id) for config in served})
+            if len(names) > _MOST_NAMED:
+                names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
+            these = ", ".join(names)
+            answer = f"{key.repo_id[:200]!r} is not dedicated on this server. These are: {these}."
+        return answer if self.fixed else f"{answer} {_NO_HOTSWAPPING}"
 
     def schedule(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:
         """Set the models that the schedule dedicates; return those that it now does, and no longer does."""
@@ -243,8 +253,16 @@ class Models:
         return begun, ended
 
     @staticmethod
-    def learn(model: Model, repo_id: str | None, task: str | None) -> None:
-        """Record what a model's files tell: its name as the hub spells it, and its task."""
+    def learn(
+        model: Model,
+        repo_id: str | None,
+        task: str | None,
+        parameters: int | None = None,
+        architecture: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record what a model's files tell: its name as the hub spells it, its task, size and config."""
+        model.parameters = parameters or model.parameters
+        model.architecture = architecture or model.architecture
         model.config = replace(
             model.config, repo_id=repo_id or model.config.repo_id, task=model.config.task or task
         )

@@ -14,12 +14,20 @@ from ndif.schema.model_key import Variant
 
 
 class ReplicaState(str, Enum):
-    """State of a replica, by the names that clients print."""
+    """State of a replica, by the names that clients of 0.8 know."""
 
     NOT_STARTED = "NOT_STARTED"
     DEPLOYING = "DEPLOYING"
     RUNNING = "RUNNING"
     UNHEALTHY = "UNHEALTHY"
+
+    @property
+    def for_clients(self) -> str:
+        """Return the state in the four words that clients of 0.6 and 0.7 know; others are errors there."""
+        return _FOR_CLIENTS.get(self.value, self.value)
+
+
+_FOR_CLIENTS = {"NOT_STARTED": "NOT DEPLOYED", "UNHEALTHY": "DOWN"}
 
 
 class DeploymentError(NdifError):

@@ -3,49 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from ndif.cluster.controller import Controller
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import Replica, ReplicaState
 from ndif.placement.replica import DeploymentLevel
+from ndif.schedule.schedule import Window
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 
 _BEST_FIRST = (ReplicaState.RUNNING, ReplicaState.DEPLOYING, ReplicaState.UNHEALTHY)
+_ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)
 
 
-def client_status(models: Iterable[Model], replicas: Sequence[Replica]) -> dict[str, Any]:
-    """Return the answer of `GET /status`, in the form that every client generation reads."""
-    entries = {}
-    for model in models:
+def client_status(controller: Controller, coming: Sequence[Window] = ()) -> dict[str, Any]:
+    """Return the answer of `GET /status`, in the form that every client generation reads.
+
+    It has the models with replicas, those that an operator named, and those in the calendar's `coming`
+    windows. A model that a user alone asked for is not there before it has a replica.
+    """
+    replicas = controller.replicas()
+    nodes = {node.id: node.name for node in controller.cluster.nodes.values()}
+    windows: dict[int, list[Window]] = {}
+    scheduled: dict[ModelKey, Model] = {}
+    for window in coming:
+        key = window.config.key
+        found = controller.models.find(key) or scheduled.setdefault(key, _to_come(window.config))
+        windows.setdefault(id(found), []).append(window)
+    entries = []
+    for model in (*controller.models, *scheduled.values()):
         mine = [each for each in replicas if each.model is model]
-        if mine or model.dedicated:
-            entries[str(model.config.key)] = _entry(model, mine)
-    return {"deployments": entries}
+        if mine or model.dedicated or not model.on_demand or id(model) in windows:
+            entries.append(_entry(model, mine, nodes, windows.get(id(model), ())))
+    deployments: dict[str, Any] = {}
+    for entry in _in_order(entries):
+        name = entry["model_key"]
+        deployments[name] = entry
+        # Clients of 0.8 count a model's replicas by its entries.
+        for number in range(2, max(entry["replicas"].values(), default=0) + 1):
+            deployments[f"{name}#{number}"] = entry
+    return {"deployments": deployments}
 
 
-def _entry(model: Model, replicas: Sequence[Replica]) -> dict[str, Any]:
+def _to_come(config: DeploymentConfig) -> Model:
+    return Model(config.key, replace(config, dedicated=False), on_demand=True)
+
+
+def _in_order(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries in the order in which clients of 0.6 and 0.7 find the better of several.
+
+    Their `is_model_running` takes the first of one repository and revision; their `status` shows the last
+    of one repository, whatever its revision.
+    """
+    best: dict[tuple[str, str], int] = {}
+    ranked = []
+    for entry in entries:
+        rank = _ALL.index(ReplicaState(entry["state"]))
+        checkpoint = entry["repo_id"], entry["revision"] or ""
+        best[checkpoint] = min(rank, best.get(checkpoint, rank))
+        ranked.append((checkpoint, rank, entry))
+    ranked.sort(key=lambda one: (one[0][0], -best[one[0]], one[0][1], one[1]))
+    return [entry for _, _, entry in ranked]
+
+
+def _entry(
+    model: Model,
+    replicas: Sequence[Replica],
+    nodes: Mapping[str, str],
+    windows: Sequence[Window],
+) -> dict[str, Any]:
     key = model.config.key
     serving, states = {}, {}
     for generation in sorted({each.generation for each in replicas} | model.problems.keys()):
         mine = [each for each in replicas if each.generation == generation]
         serving[generation] = sum(each.serving for each in mine)
         states[generation] = _state(mine, has_problem=generation in model.problems)
-    hot = [each for each in replicas if each.placed.level is DeploymentLevel.HOT]
-    warm = bool(replicas) and not hot
-    return {
+    state = _best(states.values())
+    if model.deploying and state is not ReplicaState.RUNNING:
+        state = ReplicaState.DEPLOYING  # its size is being worked out, or room made for it
+    entry: dict[str, Any] = {
         "model_key": str(key),
         "repo_id": key.repo_id,
         "revision": key.revision,
         "task": key.task,
         "trust_remote_code": model.config.trust_remote_code,
-        "deployment_level": (DeploymentLevel.WARM if warm else DeploymentLevel.HOT).value,
-        "application_state": _best(states.values()).value,
+        "deployment_level": _level(model, replicas).value,
+        "application_state": state.for_clients,
+        "state": state.value,
         "replicas": serving,
-        "dedicated": model.dedicated,
         "runtimes": {generation: state.value for generation, state in states.items()},
+        "nodes": sorted({nodes.get(each.placed.node_id, each.placed.node_id) for each in replicas}),
+        "parameters": model.parameters,
+        "config": model.architecture,
     }
+    if windows:
+        entry["schedule"] = [
+            {"start": window.start.isoformat(), "end": window.end.isoformat()} for window in windows
+        ]
+    if model.config.dedicated or not windows:
+        # Clients of 0.7 call a model Scheduled that has the one field and not the other.
+        entry["dedicated"] = model.dedicated
+    return entry
+
+
+def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
+    """Return the best level of the replicas; HOT without any for a model that is to be there."""
+    levels = {each.placed.level for each in replicas}
+    if DeploymentLevel.HOT in levels or (not levels and (model.dedicated or model.deploying)):
+        return DeploymentLevel.HOT
+    return DeploymentLevel.WARM if levels else DeploymentLevel.COLD
 
 
 def _state(replicas: Iterable[Replica], *, has_problem: bool) -> ReplicaState:

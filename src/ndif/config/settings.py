@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ndif.config.units import parse_gpus, parse_size
+from ndif.config.units import Unit, parse_duration, parse_gpus, parse_size
 
 MiB = 1024**2
 GiB = 1024**3
 
 OLDEST_REDIS = "6.2"
 """Oldest version of Redis that has XAUTOCLAIM, by which a new leader takes over claimed requests."""
+
+
+def _read_size(value: Any) -> int:
+    """Return a number of bytes; in the environment a bare number is text, too."""
+    return parse_size(int(value) if isinstance(value, str) and value.isdecimal() else value)
+
+
+def _read_duration(value: Any) -> float:
+    """Return a number of seconds; in the environment a bare number is text, too."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return parse_duration(value)
+
+
+Size = Annotated[int, BeforeValidator(_read_size), Unit.BYTES]
+Duration = Annotated[float, BeforeValidator(_read_duration), Unit.SECONDS]
 
 
 class Settings(BaseSettings):
@@ -30,31 +47,31 @@ class Settings(BaseSettings):
     """Folder of sessions, runtimes, adapters and results."""
     runtimes_dir: Path | None = None
     """Folder of installed nnsight generations. Default: runtimes in NDIF_SESSION_ROOT."""
-    max_request_bytes: int = Field(default=1 * GiB, gt=0)
-    """Maximum size of a request in bytes; a larger one is refused while it is received."""
-    max_queued_bytes: int = Field(default=4 * GiB, gt=0)
-    """Maximum size of all waiting and running requests together, in bytes; beyond it, clients are
-    asked to try again later."""
-    max_result_bytes: int = Field(default=8 * GiB, gt=0)
-    """Maximum size of a result in bytes, before compression; a larger one is an ERROR."""
-    max_inline_result_bytes: int = Field(default=8 * MiB, ge=0)
-    """Maximum size in bytes of a result that is sent on the client's live channel; a larger one is
+    max_request_bytes: Size = Field(default=1 * GiB, gt=0)
+    """Maximum size of a request; a larger one is refused while it is received."""
+    max_queued_bytes: Size = Field(default=4 * GiB, gt=0)
+    """Maximum size of all waiting and running requests together; beyond it, clients are asked to try
+    again later."""
+    max_result_bytes: Size = Field(default=8 * GiB, gt=0)
+    """Maximum size of a result before compression; a larger one is an ERROR."""
+    max_inline_result_bytes: Size = Field(default=8 * MiB, ge=0)
+    """Maximum size of a result that is sent on the client's live channel; a larger one is
     stored and fetched."""
-    result_ttl_s: float = Field(default=7200, gt=0)
-    """Seconds that a result and its signed URL stay valid."""
+    result_ttl_s: Duration = Field(default=7200, gt=0)
+    """Time that a result and its signed URL stay valid."""
     broker_url: str = Field(
         default="",
         description=f"Redis ({OLDEST_REDIS} or newer) or Valkey, as redis://HOST:PORT, that joins "
-        "several processes and machines into one server. Empty: one process, which keeps "
-        "requests in memory.",
+        "several processes and machines into one server. Empty: one process, which keeps live "
+        "requests in memory and polled ones on its disk.",
     )
-    broker_inline_bytes: int = Field(default=1 * MiB, ge=0)
-    """With NDIF_BROKER_URL: maximum size in bytes of a payload or result that travels through the
-    broker; a larger one travels through the object store."""
-    status_cache_freq_s: float = Field(
+    broker_inline_bytes: Size = Field(default=1 * MiB, ge=0)
+    """With NDIF_BROKER_URL: maximum size of a payload or result that travels through the broker; a
+    larger one travels through the object store."""
+    status_cache_freq_s: Duration = Field(
         default=120, gt=0, validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S"
     )
-    """With NDIF_BROKER_URL: seconds that gateways show the last status after the leader is gone."""
+    """With NDIF_BROKER_URL: time that gateways show the last status after the leader is gone."""
     ray_address: str = ""
     """With NDIF_BROKER_URL: Ray cluster whose nodes run replicas, as HOST:PORT of its head, or auto
     for the cluster of this machine. Empty: replicas run on this machine."""
@@ -76,25 +93,31 @@ class Settings(BaseSettings):
     """Region of the S3 server."""
     object_store_verify: bool | FilePath = True
     """Verification of the S3 server's certificate: true, false, or a file of certificate authorities."""
-    execution_timeout_seconds: float = Field(default=3600, gt=0)
-    """Maximum run time of a request in seconds, from DISPATCHED on."""
-    model_start_timeout_s: float = Field(default=1800, gt=0)
-    """Maximum seconds until a model process is ready; a slower one counts as failed."""
-    processor_reply_freq_s: float = Field(
+    execution_timeout_seconds: Duration = Field(default=3600, gt=0)
+    """Maximum run time of a request, from DISPATCHED on."""
+    model_start_timeout_s: Duration = Field(default=1800, gt=0)
+    """Maximum time until a model process is ready; a slower one counts as failed."""
+    processor_reply_freq_s: Duration = Field(
         default=3, gt=0, validation_alias="COORDINATOR_PROCESSOR_REPLY_FREQ_S"
     )
-    """Seconds between updates to waiting clients."""
+    """Time between updates to waiting clients."""
     max_attempts: int = Field(default=2, ge=1)
     """Maximum number of times that a request is run if its replica is lost."""
-    socketio_max_http_buffer_size: int = Field(
+    socketio_max_http_buffer_size: Size = Field(
         default=100_000_000, validation_alias="SOCKETIO_MAX_HTTP_BUFFER_SIZE"
     )
-    """Maximum size of a client's Socket.IO message in bytes."""
-    socketio_ping_timeout: int = Field(default=60, validation_alias="SOCKETIO_PING_TIMEOUT")
-    """Seconds of silence after which a Socket.IO client is considered gone."""
+    """Maximum size of a client's Socket.IO message."""
+    socketio_ping_timeout: Duration = Field(
+        default=60, gt=0, validation_alias="SOCKETIO_PING_TIMEOUT"
+    )
+    """Silence after which a Socket.IO client is considered gone."""
 
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
+    log_max_bytes: Size = Field(default=64 * MiB, gt=0)
+    """Size at which a log of the session is set aside and begun anew."""
+    log_files: int = Field(default=4, ge=0)
+    """Number of earlier parts of each log that are kept."""
     api_keys: Path | None = None
     """YAML file of API keys and what each may do. Empty: anyone who reaches the server may use it."""
     hotswapping: bool = True
@@ -105,36 +128,36 @@ class Settings(BaseSettings):
     """iCalendar file or URL that says when which models are dedicated."""
     node_gpus: str = ""
     """GPUs to use instead of those that are found, such as 2x24GiB."""
-    gpu_context_bytes: int = Field(default=512 * MiB, ge=0)
-    """GPU memory in bytes that each process of a replica needs beside its tensors (a CUDA context);
+    gpu_context_bytes: Size = Field(default=512 * MiB, ge=0)
+    """GPU memory that each process of a replica needs beside its tensors (a CUDA context);
     reserved for all of them on every GPU of the replica."""
     node_cpu_memory: str = ""
     """CPU memory to use instead of what is found, such as 64GiB."""
-    minimum_deployment_time_seconds: float = Field(default=3600, ge=0)
-    """Seconds that a replica serves before another model may displace it."""
+    minimum_deployment_time_seconds: Duration = Field(default=3600, ge=0)
+    """Time that a replica serves before another model may displace it."""
     model_cache_percentage: float = Field(default=0.9, gt=0, le=1)
     """Maximum fraction of CPU memory that models may use, from 0 to 1."""
-    controller_sync_interval_s: float = Field(default=30, gt=0)
-    """Seconds between checks of the machines and the schedule."""
-    drain_timeout_s: float = Field(default=60, ge=0)
-    """Seconds that a replica may finish its request before it is evicted; after that the request
+    controller_sync_interval_s: Duration = Field(default=30, gt=0)
+    """Time between checks of the machines and the schedule."""
+    drain_timeout_s: Duration = Field(default=60, ge=0)
+    """Time that a replica may finish its request before it is evicted; after that the request
     returns to the queue."""
     line_patience: int = Field(default=32, ge=1)
     """Maximum number of later requests that may overtake the oldest one in a row."""
-    line_head_start_s: float = Field(default=60, ge=0)
-    """Head start of requests with a priority key, in seconds of work."""
+    line_head_start_s: Duration = Field(default=60, ge=0)
+    """Head start of requests with a priority key, in time of work."""
     autoscale_max_replicas: int = Field(default=4, ge=1)
     """Maximum number of replicas that autoscaling gives a model with a long queue."""
-    autoscale_target_wait_s: float = Field(default=30, gt=0)
-    """Median wait in seconds above which a model gets another replica."""
-    autoscale_idle_s: float = Field(default=600, gt=0)
-    """Seconds after which a replica that autoscaling added, and that nothing needs, is removed."""
-    autoscale_cooldown_s: float = Field(default=60, gt=0)
-    """Minimum seconds between two autoscaling changes of a model."""
-    autoscale_backoff_s: float = Field(default=30, gt=0)
-    """Initial back-off in seconds after autoscaling finds no room for a replica; doubled each time."""
-    autoscale_longest_backoff_s: float = Field(default=960, gt=0)
-    """Maximum back-off of autoscaling, in seconds."""
+    autoscale_target_wait_s: Duration = Field(default=30, gt=0)
+    """Median wait above which a model gets another replica."""
+    autoscale_idle_s: Duration = Field(default=600, gt=0)
+    """Time after which a replica that autoscaling added, and that nothing needs, is removed."""
+    autoscale_cooldown_s: Duration = Field(default=60, gt=0)
+    """Minimum time between two autoscaling changes of a model."""
+    autoscale_backoff_s: Duration = Field(default=30, gt=0)
+    """Initial back-off after autoscaling finds no room for a replica; doubled each time."""
+    autoscale_longest_backoff_s: Duration = Field(default=960, gt=0)
+    """Maximum back-off of autoscaling."""
     sandbox: Literal["require", "best-effort", "off"] = "require"
     """Confinement of untrusted code by the kernel. `require`: refuse to run without full
     confinement; `best-effort`: use what the kernel offers; `off`: none."""
@@ -148,25 +171,24 @@ class Settings(BaseSettings):
     """Lifetime of a runner for untrusted code. `request`: a process for each request; `user`: a
     confined process for consecutive requests of one API key, reset in between; `auto`: `user` where
     the weights are on GPUs, `request` elsewhere."""
-    runner_idle_s: float = Field(default=60, gt=0)
-    """Seconds without a request after which a user's runner is stopped."""
+    runner_idle_s: Duration = Field(default=60, gt=0)
+    """Time without a request after which a user's runner is stopped."""
     runner_max_requests: int = Field(default=100, ge=1)
     """Number of requests after which a user's runner is stopped."""
-    runner_memory_bytes: int = Field(default=8 * GiB, gt=0)
-    """Maximum memory of an untrusted request, in bytes."""
+    runner_memory_bytes: Size = Field(default=8 * GiB, gt=0)
+    """Maximum memory of an untrusted request."""
     runner_max_threads: int = Field(default=256, gt=0)
     """Maximum number of threads of an untrusted request."""
-    max_log_bytes: int = Field(default=8 * MiB, gt=0)
-    """Maximum output that one request may print, in bytes."""
+    max_log_bytes: Size = Field(default=8 * MiB, gt=0)
+    """Maximum output that one request may print."""
     max_log_lines_per_s: float = Field(default=1000, gt=0)
     """Maximum lines that one request may print per second, averaged over ten seconds."""
-    max_adapter_bytes: int = Field(default=2 * GiB, gt=0)
-    """Maximum size in bytes of an adapter that is downloaded for an untrusted request."""
-    adapter_cache_bytes: int = Field(default=20 * GiB, gt=0)
-    """Maximum disk space for downloaded adapters, in bytes; the least recently used are removed
-    first."""
-    max_streamed_bytes: int = Field(default=1 * GiB, gt=0)
-    """Maximum data that one hybrid request may send to its client, in bytes."""
+    max_adapter_bytes: Size = Field(default=2 * GiB, gt=0)
+    """Maximum size of an adapter that is downloaded for an untrusted request."""
+    adapter_cache_bytes: Size = Field(default=20 * GiB, gt=0)
+    """Maximum disk space for downloaded adapters; the least recently used are removed first."""
+    max_streamed_bytes: Size = Field(default=1 * GiB, gt=0)
+    """Maximum data that one hybrid request may send to its client."""
 
     @field_validator("node_gpus")
     @classmethod

@@ -1,8 +1,17 @@
-"""Sizes, durations and GPU counts as people write them: "12GiB", "90s", "2x24GiB"."""
+"""Sizes, durations and GPU counts as people write and read them: "12GiB", "1h 30m", "2x24GiB"."""
 
 from __future__ import annotations
 
 import re
+from enum import Enum
+
+
+class Unit(Enum):
+    """Unit of a number that people write and read as a size or as a duration."""
+
+    BYTES = "bytes"
+    SECONDS = "seconds"
+
 
 _BYTES = {
     "b": 1,
@@ -20,7 +29,7 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SIZE_PATTERN = r"^\s*\d{1,15}(\.\d{1,15})?\s*([kKmMgGtT][iI]?)?[bB]\s*$"
 """Text that `parse_size` accepts, as a pattern for JSON Schema."""
 
-DURATION_PATTERN = r"^\s*(\d{1,15}(\.\d{1,15})?\s*(ms|s|m|h|d)\s*)+$"
+DURATION_PATTERN = r"^\s*(\d{1,15}(\.\d{1,20})?\s*(ms|s|m|h|d)\s*)+$"
 """Text that `parse_duration` accepts, as a pattern for JSON Schema."""
 
 _SIZE = re.compile(SIZE_PATTERN)
@@ -75,26 +84,51 @@ _DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def format_size(count: float | None) -> str:
-    """Return a number of bytes as people read it, such as "1.5 GB"; "-" for None."""
+    """Return a number of bytes with a unit: "1.5GiB", or "2MB" where that is exact; "-" for None."""
     if count is None:
         return "-"
-    for unit in _DECIMAL_UNITS:
-        if abs(count) < 1000 or unit == _DECIMAL_UNITS[-1]:
-            break
-        count /= 1000
-    return f"{count:,.0f} {unit}" if count >= 100 or unit == "B" else f"{count:,.1f} {unit}"
+    best = ""
+    for base, units in ((1024, ("B", "KiB", "MiB", "GiB", "TiB")), (1000, _DECIMAL_UNITS)):
+        rest = count
+        for unit in units:
+            if abs(rest) < base or unit == units[-1]:
+                break
+            rest /= base
+        shown = f"{rest:,.1f}".removesuffix(".0") + unit
+        if round(rest, 1) == rest:
+            return shown
+        best = best or shown
+    return best
 
 
 def format_duration(seconds: float | None) -> str:
-    """Return a number of seconds as people read it, such as "0.4 s" or "1 min 15 s"; "-" for None."""
+    """Return a number of seconds as people read it, such as "0.4s" or "1m 15s"; "-" for None."""
     if seconds is None:
         return "-"
     if seconds < 59.95:
-        return f"{seconds:.1f}".removesuffix(".0") + " s"
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    hours = whole // 3600
-    if hours < 48:
-        return f"{hours} h {whole % 3600 // 60} min"
-    return f"{hours // 24} d {hours % 24} h"
+        return _parts(whole, "m", 60, "s", 1)
+    if whole < 48 * 3600:
+        return _parts(whole, "h", 3600, "m", 60)
+    return _parts(whole, "d", 86400, "h", 3600)
+
+
+def _parts(seconds: int, long: str, of_long: int, short: str, of_short: int) -> str:
+    rest = seconds % of_long // of_short
+    return f"{seconds // of_long}{long}" + (f" {rest}{short}" if rest else "")
+
+
+def format_exactly(number: float, unit: Unit) -> str:
+    """Return text that is read as exactly this number of bytes or seconds, in the largest whole unit."""
+    units = _BYTES if unit is Unit.BYTES else _SECONDS
+    names = _EXACT_SIZES if unit is Unit.BYTES else tuple(reversed(_SECONDS))
+    for name in names:
+        count = number / units[name.lower()]
+        if count >= 1 and count.is_integer() and count * units[name.lower()] == number:
+            return f"{count:.0f}{name}"
+    return f"{number}".removesuffix(".0") + (names[-1] if unit is Unit.BYTES else "s")
+
+
+_EXACT_SIZES = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB", "B")

@@ -39,6 +39,8 @@ class ControlPlane:
     """Return the installed nnsight generations, the newest first."""
     stop: Callable[[], None]
     """Stop the server."""
+    store_problem: Callable[[], str | None]
+    """Return the sentence that there is little room for results; None if there is enough."""
 
     def find(self, name: str) -> list[Model]:
         """Return the models of a repo id, or the model of a whole key; raise if there is none."""

@@ -7,7 +7,7 @@ method that performs it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -81,10 +81,10 @@ class GetStatus(Operation):
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        return {
-            **describe_server(control.controller, control.dispatcher),
-            "schedule": control.reconciler.describe_schedule(),
-        }
+        described = describe_server(control.controller, control.dispatcher)
+        if (problem := control.store_problem()) is not None:
+            described["problems"].append(problem)
+        return {**described, "schedule": control.reconciler.describe_schedule()}
 
 
 class GetQueue(Operation):
@@ -197,30 +197,52 @@ class Evict(Operation):
 
     name, event = "evict", "EVICT"
 
-    model: str = Field(min_length=1)
+    model: str | None = Field(default=None, min_length=1)
     replica: str | None = Field(default=None, min_length=1)
+    """Id of the replica, or its beginning."""
     cold: bool = False
     """Free the host's memory as well."""
+    all: bool = False
+    """Every model, except those that the calendar has deployed now."""
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
+        if self.all == (self.model is not None) or (self.all and self.replica):
+            raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
+        if self.model is None:
+            return await self._evict_all(control)
         models = control.find(self.model)
-        control.refuse_scheduled(models, self.replica)
-        if self.replica is None:
+        replica_id = None
+        if self.replica is not None:
+            existing = (each for each in control.controller.replicas() if each.model in models)
+            replica_id = _whole_id(self.replica, (each.placed.replica_id for each in existing))
+        control.refuse_scheduled(models, replica_id)
+        if replica_id is None:
             evicted = [
                 key for model in models for key in await control.evict_model(model, cold=self.cold)
             ]
         else:
-            evicted = self._evict_replica(control, models)
+            evicted = self._evict_replica(control, models, replica_id)
         if not evicted:
             raise OperationError(404, f"{self.model!r} has no replica to evict.")
         return {"evicted": [_key_fields(key) for key in evicted]}
 
-    def _evict_replica(self, control: ControlPlane, models: Sequence[Model]) -> list[Evicted]:
+    async def _evict_all(self, control: ControlPlane) -> Answer:
+        evicted, scheduled = [], []
+        for model in list(control.controller.models):
+            if model.scheduled is not None:
+                scheduled.append(model.config.repo_id)
+            else:
+                evicted += await control.evict_model(model, cold=self.cold)
+        return {"evicted": [_key_fields(key) for key in evicted], "scheduled": scheduled}
+
+    def _evict_replica(
+        self, control: ControlPlane, models: Sequence[Model], replica_id: str
+    ) -> list[Evicted]:
         keys = [
             each.placed.key
             for each in control.controller.replicas()
-            if each.model in models and each.placed.replica_id == self.replica
+            if each.model in models and each.placed.replica_id == replica_id
         ]
         if not keys:
             raise OperationError(404, f"{self.model!r} has no replica {self.replica!r}.")
@@ -283,6 +305,16 @@ class Scale(Operation):
         return known or {control.installed(model.deployment.runtime)}
 
 
+def _whole_id(given: str, ids: Iterable[str]) -> str:
+    """Return the one of `ids` that begins with what was given, or else that; raise if several do."""
+    found = {each for each in ids if each.startswith(given)}
+    if len(found) > 1 and given not in found:
+        raise OperationError(
+            400, f"{given[:_MAX_QUOTED]!r} is the beginning of {len(found)} ids: give more of it."
+        )
+    return found.pop() if len(found) == 1 else given
+
+
 def _key_fields(key: Evicted) -> dict[str, Any]:
     return {"model_key": key[0], "replica_id": key[1]}
 
@@ -325,16 +357,19 @@ class Kill(Operation):
     name, event = "kill", "KILL_REQUEST"
 
     request_id: str = Field(min_length=1)
+    """Id of the request, or its beginning."""
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        if not await control.dispatcher.cancel(self.request_id, _KILLED):
+        held = (request.id for request in control.dispatcher.lifecycle.held)
+        request_id = _whole_id(self.request_id, held)
+        if not await control.dispatcher.cancel(request_id, _KILLED):
             raise OperationError(
                 404,
                 f"No request {self.request_id[:_MAX_QUOTED]!r} waits or runs here; `ndif queue` lists "
                 "those that do.",
             )
-        return {"killed": True}
+        return {"killed": True, "request_id": request_id}
 
 
 class Stop(Operation):

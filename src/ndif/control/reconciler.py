@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ndif.cluster.controller import Controller
@@ -14,7 +14,7 @@ from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.queue.autoscaler import Scaling
 from ndif.queue.dispatcher import Dispatcher
-from ndif.schedule.schedule import Schedule
+from ndif.schedule.schedule import Schedule, Window
 from ndif.schedule.source import ScheduleSource
 from ndif.schema.model_key import Variant
 
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _MAX_BACK_OFF = 32
 """Maximum wait before a dedicated model that fails is deployed again, in intervals."""
 _SCALING_INTERVAL_S = 5.0
+_TOLD_AHEAD = timedelta(days=7)
+"""How far ahead clients are told of the calendar."""
 
 
 @dataclass(eq=False)
@@ -154,6 +156,11 @@ class Reconciler:
         if not model.generations:
             model.generations = frozenset(model.deployment.deployed_for or self.generations()[:1])
         return sorted(model.generations)
+
+    def coming(self) -> tuple[Window, ...]:
+        """Return the calendar's windows of the next days that clients are told of."""
+        now = self.now()
+        return self._schedule.windows(now, now + _TOLD_AHEAD)
 
     def scheduled_until(self, model: Model) -> datetime | None:
         """Return the end of the calendar's present booking of a model; None without one."""

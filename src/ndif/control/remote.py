@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.status import client_status, describe, files
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
+from ndif.schedule.schedule import Window
 from ndif.schema.deployment import OperationError
 from ndif.stores.broker import BrokerError
 
@@ -43,6 +44,8 @@ class Publisher:
     cache: SharedCache
     life_s: float
     """Seconds until a value expires whose writer is gone."""
+    coming: Callable[[], Sequence[Window]] = tuple
+    """Return the calendar's next windows."""
     _written: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
@@ -51,7 +54,7 @@ class Publisher:
             models, replicas = self.controller.models, self.controller.replicas()
             try:
                 await self._write(MODELS, describe(models))
-                await self._write(STATUS, client_status(models, replicas))
+                await self._write(STATUS, client_status(self.controller, self.coming()))
                 await self._write(FILES, files(replicas))
             except BrokerError as error:
                 logger.warning("the models could not be published: %s", error)

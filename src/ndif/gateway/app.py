@@ -86,7 +86,7 @@ def create_gateway(
         *ResponseRoute(objects).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
-        *HealthRoutes(catalogue, accounts).routes(),
+        *HealthRoutes(catalogue, accounts, runtimes).routes(),
         *(AdminRoutes(perform, token, settings).routes() if token else ()),
     ]
     app = create_app(routes, socket_io, hub, lifespan, loopback=loopback)

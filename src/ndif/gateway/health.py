@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import Distribution, distributions
 from typing import Any
 
 from starlette.requests import Request
@@ -14,16 +12,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.gateway.catalogue import Catalogue
+from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
+from ndif.host.runtimes import Runtime, Runtimes
 from ndif.stores.accounts import Accounts, NoSuchKeyError
+
+_GENERATIONS_BY_LIBRARY = {"python-httpx": ("0.8",), "python-requests": ("0.7", "0.6")}
+"""Generations whose clients ask with an HTTP library. None names its version when it asks."""
+_MAX_QUOTED = 100
+"""Characters of a client's text that an answer repeats."""
 
 
 @dataclass(frozen=True)
 class HealthRoutes:
-    """`/ping`, `/connected`, `/status`, `/env` and `/whoami`: answered from catalogue and accounts."""
+    """`/ping`, `/connected`, `/status`, `/env` and `/whoami`: answered from what the server knows."""
 
     catalogue: Catalogue
     accounts: Accounts
+    runtimes: Runtimes
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -44,9 +50,19 @@ class HealthRoutes:
         """Answer with the models and their state."""
         return JSONResponse(await self.catalogue.status())
 
-    async def env(self, _: Request) -> Response:
-        """Answer with the versions of Python and of the installed packages."""
-        return JSONResponse(await asyncio.to_thread(environment))
+    async def env(self, http: Request) -> Response:
+        """Answer with the versions of Python and of the packages that run the client's blocks."""
+        found = await asyncio.to_thread(self._env, http)
+        return JSONResponse(found, headers={"Vary": "User-Agent"})
+
+    def _env(self, http: Request) -> Mapping[str, Any]:
+        return environment(
+            _runtime(
+                self.runtimes.installed(),
+                http.query_params.get("generation"),
+                http.headers.get("user-agent", ""),
+            )
+        )
 
     async def whoami(self, http: Request) -> Response:
         """Answer with the email and the rights of the API key's holder."""
@@ -58,24 +74,18 @@ class HealthRoutes:
         return JSONResponse({"email": account.email, "tags": account.tags})
 
 
-@cache
-def environment() -> dict[str, Any]:
-    """Return Python's and the packages' versions by import name, which `nnsight.compare()` compares."""
-    packages: dict[str, str] = {}
-    for distribution in distributions():
-        for name in _import_names(distribution):
-            packages.setdefault(name, distribution.version)
-    return {"python_version": sys.version, "packages": dict(sorted(packages.items()))}
-
-
-def _import_names(distribution: Distribution) -> set[str]:
-    listed = distribution.read_text("top_level.txt")
-    names = set(listed.split()) if listed else set()
-    if not names:
-        names = {
-            file.parts[0].partition(".")[0]
-            for file in distribution.files or ()
-            if file.suffix in (".py", ".so")
-        }
-    names = {name for name in names if name.isidentifier()}
-    return names or {distribution.metadata["Name"]}
+def _runtime(
+    installed: Mapping[str, Runtime], generation: str | None, user_agent: str
+) -> Runtime | None:
+    """Return the named generation's runtime, else that of the client's library, else the newest."""
+    if generation:
+        if generation not in installed:
+            raise HttpError(
+                404,
+                f"nnsight {generation[:_MAX_QUOTED]} is not installed here; "
+                f"{', '.join(installed) or 'none'} is.",
+            )
+        return installed[generation]
+    library = user_agent.partition("/")[0].lower()
+    names = (*_GENERATIONS_BY_LIBRARY.get(library, ()), *installed)
+    return next((installed[name] for name in names if name in installed), None)

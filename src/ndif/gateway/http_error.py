@@ -14,7 +14,7 @@ from ndif.cluster.models import NotServedError
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import NoSuchKeyError
 from ndif.stores.broker import BrokerError
-from ndif.stores.objects import ObjectStoreError
+from ndif.stores.objects import DiskError, ObjectStoreError
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,12 @@ def _broker_unavailable(_: Request, error: BrokerError) -> HttpError:
     return HttpError(503, detail, RETRY_SOON)
 
 
+def _disk_refuses(_: Request, error: DiskError) -> HttpError:
+    logger.error("%s", error)
+    detail = f"This server cannot answer now: {error}. Try again later, or tell its operator."
+    return HttpError(503, detail, RETRY_SOON)
+
+
 def _store_unavailable(_: Request, error: ObjectStoreError) -> HttpError:
     # The message names the store's address, which is for the log alone.
     logger.warning("%s", error)
@@ -65,6 +71,7 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     NotServedError: lambda _, error: HttpError(400, str(error)),
     OperationError: lambda _, error: HttpError(error.status, str(error)),
     BrokerError: _broker_unavailable,
+    DiskError: _disk_refuses,
     ObjectStoreError: _store_unavailable,
     # The server's log has the traceback.
     Exception: lambda _, __: HttpError(500, "The server failed at this request; its log says why."),

@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
+from ndif.config.units import format_duration
 from ndif.gateway.http_error import HttpError
 from ndif.stores.objects import FileStore, ObjectStore
 from ndif.stores.responder import last_response
@@ -51,7 +52,7 @@ class ResponseRoute:
             raise HttpError(
                 404,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
-                f"{self.store.ttl_s:g} seconds.",
+                f"{format_duration(self.store.ttl_s)}.",
             )
         return Response(content, media_type="application/json")
 
@@ -76,14 +77,14 @@ class ResultRoute:
             raise HttpError(
                 403,
                 "This address of a result is not signed by this server, or its time is over: use it as "
-                f"it came with COMPLETED, within {self.store.ttl_s:g} seconds.",
+                f"it came with COMPLETED, within {format_duration(self.store.ttl_s)}.",
             )
         path = self.store.path(key)
         if not path.is_file():
             raise HttpError(
                 404,
-                f"There is no result here: results are kept {self.store.ttl_s:g} s, and those of a "
-                "waiting client until it has fetched them.",
+                f"There is no result here: results are kept {format_duration(self.store.ttl_s)}, and those "
+                "of a waiting client until it has fetched them.",
             )
         return _ResultFile(path, lambda: self.store.fetched(key) if once else None)
 

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.config.settings import Settings
+from ndif.config.units import format_size
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import read_envelope
 from ndif.gateway.header_wire import read_headers
@@ -18,7 +19,7 @@ from ndif.gateway.http_error import CLOSE, HttpError
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import ModelKey, explain_class
 from ndif.schema.request import Request, Submission, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
@@ -127,6 +128,8 @@ class SubmitRoute:
             key = ModelKey.parse(text)
         except ValueError as error:
             raise HttpError(400, str(error)) from error
+        if why := explain_class(key, generation):
+            raise HttpError(400, why)
         known = await self.catalogue.models()
         model = known.admit(key, hotswapping=account.hotswapping, keep=False)
         only = model.deployment.runtime
@@ -189,7 +192,7 @@ class SubmitRoute:
 def _too_large(limit: int) -> HttpError:
     return HttpError(
         413,
-        f"The request is larger than {limit:,} bytes, the most this server takes "
+        f"The request is larger than {format_size(limit)}, the most this server takes "
         "(NDIF_MAX_REQUEST_BYTES). Does the block refer to a large object, such as a dataset or "
         "another model? Refer only to what it needs.",
         CLOSE,

@@ -16,6 +16,7 @@ from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStore, Upload
+from ndif.stores.objects.port import result_key
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Execution:
                         await runner.send({"kind": "file"}, fds=[upload.fileno()])
                     case "result":
                         if request.subscription_id is None:  # a client that polls
-                            await self._objects.put(_key(request), body)
+                            await self._objects.put(result_key(request.id), body)
                             return self._stored(request, header, len(body))
                         result = InlineResult(body, header.get("compressed") is True)
                         meta = parse_meta(header)
@@ -94,7 +95,7 @@ class Execution:
                             # The user must not get a file that the runner can still write to.
                             runner.kill()
                             await runner.exit_code(EXIT_PATIENCE_S)
-                        size = await upload.commit(_key(request))
+                        size = await upload.commit(result_key(request.id))
                         return self._stored(request, header, size)
                     case "error":
                         if header.get("ends") is True:
@@ -126,12 +127,10 @@ class Execution:
     def _stored(self, request: Request, header: Mapping[str, Any], size: int) -> Response:
         # A live client fetches its result once; a client that polls may fetch it any number of times.
         once = request.subscription_id is not None
-        result = StoredResult(self._objects.url(_key(request), request.base_url, once=once), size)
+        result = StoredResult(
+            self._objects.url(result_key(request.id), request.base_url, once=once), size
+        )
         return Response(request.id, Status.COMPLETED, _DONE, result, parse_meta(header))
-
-
-def _key(request: Request) -> str:
-    return f"results/{request.id}.pt"
 
 
 def announcement(request: Request) -> Response:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ndif.config.units import format_duration
 from ndif.host.environment import environment, without_credentials
 from ndif.host.runtimes import Runtime
 from ndif.runtime.spec import ModelSpec
@@ -129,7 +130,7 @@ class Adapters:
                 _, said = await within(process.communicate(), _PATIENCE_S)
             except asyncio.TimeoutError as error:
                 raise AdapterError(
-                    f"The adapter {name!r} did not arrive within {_PATIENCE_S:g} seconds."
+                    f"The adapter {name!r} did not arrive within {format_duration(_PATIENCE_S)}."
                 ) from error
         if process.returncode != 0:
             why = said.decode(errors="replace").strip().splitlines() or ["fetching it failed"]

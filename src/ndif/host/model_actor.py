@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.config.settings import Settings
+from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import EXIT_PATIENCE_S, SLACK, Execution, announce
@@ -41,8 +42,19 @@ _NOT_STORED = (
     "again in a moment."
 )
 
+_RUNNERS = 5
+"""Runners that a request is given whose processes end before its block begins."""
+_NOT_BEGUN = (
+    f"{_RUNNERS} processes in a row ended before your block could begin in them: something on this server "
+    "ends them. Send the job again, and tell its operator if that does not help."
+)
+
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
+
+
+class _NotBegunError(Exception):
+    """The runner ended before the block began, so that the request may run on the next one."""
 
 
 class LocalModelActor:
@@ -114,8 +126,6 @@ class LocalModelActor:
         self._verifying: asyncio.Task[None] | None = None
         self._waited: RunnerHandle | None = None
         """The untrusted runner that served last and may have written to the weights since."""
-        self._trusted_ran = False
-        """True if a trusted request has run since the weights were last verified."""
         self._stopped: asyncio.Future[str] | None = None
         """The reason why the last request ends early; not done while it does not."""
         self._acquiring = asyncio.Lock()
@@ -227,7 +237,7 @@ class LocalModelActor:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self.process.stop()
-        await self._fresh.wait_until_reset()
+        await asyncio.gather(self._kept.wait_until_reset(), self._fresh.wait_until_reset())
         if self._verifying is not None:
             await end([self._verifying])
 
@@ -262,10 +272,13 @@ class LocalModelActor:
             timer = loop.call_later(
                 self._timeout_s,
                 self.cancel,
-                f"The job ran longer than {self._timeout_s:g} seconds, the most that this server allows "
-                "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
+                f"The job ran longer than {format_duration(self._timeout_s)}, the most that this server "
+                "allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
             )
-            return await self._serve(request, respond, stopped)
+            for _ in range(_RUNNERS):
+                with contextlib.suppress(_NotBegunError):
+                    return await self._serve(request, respond, stopped)
+            return Response(request.id, Status.ERROR, _NOT_BEGUN)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -295,7 +308,7 @@ class LocalModelActor:
         async with self._acquiring:
             if stopped.done():
                 return None
-            await self._pristine(trusted=request.trusted)
+            await self._pristine()
             if request.trusted:
                 # No untrusted process is left beside it.
                 await self._fresh.end_last_runner()
@@ -311,6 +324,13 @@ class LocalModelActor:
 
     async def _serve_on(self, runner: RunnerHandle, request: Request, respond: Respond) -> Response:
         """Run one request on a runner, and return the runner to its pool."""
+        begun = False
+
+        async def respond_once_begun(response: Response) -> bool:
+            nonlocal begun
+            begun = True
+            return await respond(response)
+
         self._runner = runner
         watching, answered = self._watchers(request, runner), False
         try:
@@ -318,11 +338,11 @@ class LocalModelActor:
                 await runner.unless_ended(self._adapters.fetch(request.env))
             if self._cancelled:  # while there was nothing to end
                 return Response(request.id, Status.ERROR, self._cancelled)
-            response = await self._execution.run(request, runner, respond)
+            response = await self._execution.run(request, runner, respond_once_begun)
             answered = response is not None and runner.usable
             if self._cancelled:  # while its result was stored, it may be
                 response = None
-            return response or await self._ended(request, runner)
+            return response or await self._ended(request, runner, begun=begun)
         except ProtocolError as error:
             runner.kill()
             reason = f"The runner broke its protocol and was ended: {error}."
@@ -338,9 +358,9 @@ class LocalModelActor:
                 task.cancel()
             self._runner = None
             self._pool(request).release(runner, answered=answered)
-            if self.process.exposes_weights and not request.trusted:
-                self._verifying = asyncio.create_task(self._verify(runner), name="weights")
-            self._trusted_ran |= request.trusted
+            if self.process.exposes_weights:
+                verifying = self._verify(runner, trusted=request.trusted)
+                self._verifying = asyncio.create_task(verifying, name="weights")
 
     def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch what a request takes: of the CPU an untrusted one, of a GPU that others share any."""
@@ -352,11 +372,11 @@ class LocalModelActor:
             watchers.append(self._gpu_watch.enforce(runner.pid, zygote, self._held, self.cancel))
         return [asyncio.create_task(watcher) for watcher in watchers]
 
-    async def _verify(self, runner: RunnerHandle) -> None:
+    async def _verify(self, runner: RunnerHandle, *, trusted: bool) -> None:
         """See that a runner left the weights that it shared as they were, or else end the replica."""
-        # Until it is gone or stopped, it may still write.
-        if await self._fresh.wait_until_reset():
-            self._waited = runner
+        # Until it is gone or stopped, it may still write; a trusted one has no reason to.
+        if await (self._kept if trusted else self._fresh).wait_until_reset():
+            self._waited = None if trusted else runner
         else:
             self._waited = None
             await runner.exit_code(GONE_S)
@@ -376,18 +396,11 @@ class LocalModelActor:
         if restored := await self.process.verify():
             logger.warning("a request had changed %d of the weights; they are restored", restored)
 
-    async def _pristine(self, *, trusted: bool = False) -> None:
-        """Return once a request cannot find what another did to the weights.
-
-        Who is trusted finds what those who are trusted did, as elsewhere in the process that they share.
-        """
+    async def _pristine(self) -> None:
+        """Return once a request cannot find what another did to the weights."""
         verifying, self._verifying = self._verifying, None
         if verifying is not None:
             await verifying
-        if not trusted and self._trusted_ran and self.process.spec.untrusted is not None:
-            self._trusted_ran = False
-            if self.process.exposes_weights:
-                await self._restore()
 
     def cancel(self, reason: str) -> None:
         """End what is running now; its request becomes an ERROR with `reason`."""
@@ -402,13 +415,16 @@ class LocalModelActor:
         stopped = self._stopped
         return stopped.result() if stopped is not None and stopped.done() else ""
 
-    async def _ended(self, request: Request, runner: RunnerHandle) -> Response:
+    async def _ended(self, request: Request, runner: RunnerHandle, *, begun: bool) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)
         if self._away or self.process.ended.is_set():
             raise self._lost("the model process ended")
         logger.warning("request %s: its runner ended (%s)", request.id, describe_exit(code))
+        if not begun:
+            runner.kill()  # the pool need not have heard of its end
+            raise _NotBegunError
         return Response(request.id, Status.ERROR, describe_crash(code))
 
     def _lost(self, why: str) -> ReplicaLostError:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ndif.config.units import format_duration
 from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.environment import bind
@@ -118,7 +119,8 @@ class ModelProcess:
             await self.stop()
             # The first is an OSError, too, from Python 3.11 on.
             if isinstance(error, asyncio.TimeoutError):
-                why = f"the model did not load within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+                limit = f"{format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
+                why = f"the model did not load within {limit}"
             elif isinstance(error, EOFError | OSError | ProtocolError):
                 why = self._why_it_ended() if self._process else f"it could not be started: {error}"
             else:
@@ -185,7 +187,7 @@ class ModelProcess:
             raise ModelProcessError(str(error)) from error
         except asyncio.TimeoutError as error:
             raise ModelProcessError(
-                f"the model did not arrive within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+                f"the model did not arrive within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
             ) from error
 
     async def _loaded(self, control: Channel, progress: Progress) -> None:
@@ -258,7 +260,7 @@ class ModelProcess:
 
     async def cache(self, timeout_s: float) -> None:
         """Move weights from GPUs to the CPU's memory. No runner may be there."""
-        late = f"the weights were not in the CPU's memory within {timeout_s:g} s"
+        late = f"the weights were not in the CPU's memory within {format_duration(timeout_s)}"
         await self._ask({"kind": "cache"}, timeout_s, late)
 
     async def uncache(
@@ -267,7 +269,7 @@ class ModelProcess:
         """Move cached weights back to GPUs, beside these CPUs; `max_memory` is as in `ModelSpec`."""
         self.spec = replace(self.spec, max_memory=max_memory)
         self._bind(cpus)
-        late = f"the model was not back within {timeout_s:g} s (NDIF_MODEL_START_TIMEOUT_S)"
+        late = f"the model was not back within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
         answer = await self._ask({"kind": "uncache", "max_memory": max_memory}, timeout_s, late)
         self.model = {**self.model, "device": answer["model"]["device"]}
 

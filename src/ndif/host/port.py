@@ -53,7 +53,7 @@ class ModelActor(Protocol):
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """Return what was loaded: class, parameters, dtype, device, task, folder, repo_id; empty before.
+        """Return what was loaded: facts from `Generation.describe`; empty before.
 
         `files` is the key of the object from which clients build the model (`ndif.host.snapshot`).
         """
@@ -80,6 +80,7 @@ class ModelActor(Protocol):
         """Report DISPATCHED, run one request and return its terminal response; `respond` delivers updates.
 
         Raises:
+            BrokerAwayError: if the payload could not be read, so that the request did not run.
             ClientLeftError: if the live client did not receive DISPATCHED; the request did not run.
             EndedError: if the request has ended already.
             ReplicaLostError: if the replica ended, or was evicted.

@@ -24,7 +24,7 @@ from ndif.host.request_lifecycle import Party, RequestLifecycle
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import decode_request
-from ndif.stores.broker.port import Broker, BrokerError, ClientLeftError
+from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 
@@ -72,7 +72,7 @@ class Jobs:
         return [*self._runs, *self._lifecycle.remembered]
 
     async def run(self, request: Request) -> Answer:
-        """Run a job to its end and return that end, or `lost` or `evicted` with the reason.
+        """Run a job to its end and return that end, or `lost`, `evicted` or `away` with the reason.
 
         A job that runs already, or has ended, does not run again. A job that comes meanwhile waits.
         """
@@ -134,6 +134,9 @@ class Jobs:
         self._current = request
         try:
             response = await self._lifecycle.dispatch(request, self._actor)
+        except BrokerAwayError as error:
+            await self._lifecycle.give_back(request)
+            return {"away": str(error)}
         except (ClientLeftError, EndedError, ReplicaLostError) as error:
             await self._lifecycle.give_back(request)
             kind = "evicted" if isinstance(error, ReplicaEvictedError) else "lost"

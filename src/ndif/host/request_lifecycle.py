@@ -10,9 +10,12 @@ jobs of a replica in a process of its own (`ndif.host.remote_actor`), to which t
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Coroutine, Iterable, Set
+import time
+from collections.abc import Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,12 +24,14 @@ from ndif.host.port import EndedError, ModelActor, ReplicaEvictedError, ReplicaL
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker.port import Broker, BrokerError, ClientLeftError
+from ndif.stores.broker.port import Broker, BrokerAwayError, BrokerError, ClientLeftError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.responder import Responder
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
+_record = logging.getLogger("ndif.requests")
+"""One line for each request, when it has ended."""
 
 # States, events and what may follow what
 
@@ -127,7 +132,6 @@ def next_state(state: Status | None, event: Event, by: Party) -> Status | None:
 _LOOKS, _LOOK_S = 10, 0.5
 _REMEMBERED = 1000
 """Ends that a process remembers: whoever else takes part may not have heard of them."""
-_PERSIST_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STOP_S = 5.0
 _LOST = "The job ended, and its result was lost with its replica. Send it again."
@@ -143,10 +147,14 @@ class _Life:
     request: Request
     state: Status | None = None
     losses: int = 0
-    """Replicas that failed while they ran the request."""
+    """Runs that were cut short because their replica failed, or the server."""
     cancelled: str | None = None
     """Reason to end the request, once it was cancelled."""
     actor: ModelActor | None = None
+    watching: asyncio.Task[None] | None = None
+    """The watch over its live client."""
+    dispatched: float | None = None
+    """Unix seconds of the last time that it was sent to a replica."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -167,6 +175,8 @@ class RequestLifecycle:
     """The party that this process is."""
     max_attempts: int = 1
     """Times that a request runs whose replica fails."""
+    on_absence: Callable[[Request], None] = lambda _: None
+    """Receives a request on no replica whose live client has disconnected."""
     _lives: dict[str, _Life] = field(default_factory=dict)
     _ended: dict[str, Response] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -185,6 +195,16 @@ class RequestLifecycle:
         """Return how a request ended here, without its result; None if it is not known to have ended."""
         return self._ended.get(request_id)
 
+    def exhausted(self, request: Request) -> str | None:
+        """Return why a request that was just claimed does not run again; None if it may."""
+        losses = self._lives[request.id].losses
+        if losses < self.max_attempts:
+            return None
+        return (
+            f"The server ended {_times(losses)} while it ran this job. "
+            "It may need more memory than the server has."
+        )
+
     # The five verbs
 
     def claim(self, request: Request) -> bool:
@@ -194,9 +214,10 @@ class RequestLifecycle:
         """
         if request.id in self._lives or request.id in self._ended:
             return False
-        life = _Life(request)
+        life = _Life(request, losses=request.attempts)
         self._move(life, Event.CLAIM)
         self._lives[request.id] = life
+        self._watch(life)
         return True
 
     async def dispatch(self, request: Request, actor: ModelActor) -> Response:
@@ -207,15 +228,15 @@ class RequestLifecycle:
         """
         life = self._lives[request.id]
         self._move(life, Event.DISPATCH)
-        watching = None
-        if request.subscription_id is not None and self.by is Party.QUEUE:
-            watching = asyncio.create_task(self._cancel_once_absent(request.subscription_id, actor))
+        if self.by is Party.QUEUE:
+            self.broker.note_attempts(request, life.losses + 1)
+        life.dispatched = time.time()
         life.actor = actor
         try:
             if life.cancelled is not None:
                 return Response(request.id, Status.ERROR, life.cancelled)
             return await actor.run(request, partial(self._report_from_replica, request))
-        except (ClientLeftError, EndedError, ReplicaLostError):
+        except (BrokerAwayError, ClientLeftError, EndedError, ReplicaLostError):
             raise
         except (BrokerError, ObjectStoreError) as error:
             logger.error("request %s: %s", request.id, error)  # noqa: TRY400 - a sentence
@@ -226,16 +247,17 @@ class RequestLifecycle:
             return Response(request.id, Status.ERROR, _DEFECT)
         finally:
             life.actor = None
-            if watching is not None:
-                watching.cancel()
 
     async def give_back(
-        self, request: Request, error: ClientLeftError | ReplicaLostError | None = None
+        self,
+        request: Request,
+        error: BrokerAwayError | ClientLeftError | ReplicaLostError | None = None,
     ) -> bool:
         """Take a request back from a replica, or from the queue where its client is away.
 
         A request whose client is away waits some seconds for that client: a gateway that lost its
-        connection has it again soon. Return True if the request is to wait in the queue again.
+        connection has it again soon. While the broker is away, the request waits for the broker. Return
+        True if the request is to wait in the queue again.
         """
         life = self._lives.get(request.id)
         if life is None or life.over.is_set() or life.state not in _HELD:
@@ -244,14 +266,18 @@ class RequestLifecycle:
             self._forget(life)
             return False
         self._move(life, Event.GIVE_BACK)
-        if isinstance(error, ReplicaLostError):
-            if await self._is_complete(request):  # the replica was lost after that
+        if isinstance(error, (BrokerAwayError, ReplicaLostError)):
+            if await self._is_complete_at_last(life):  # the replica was lost after that
                 await self.release(request)
                 return False
-            reason = self._reason_after_loss(life, error)
+            reason = life.cancelled
+            if isinstance(error, ReplicaLostError):
+                reason = self._reason_after_loss(life, error)
         else:
             reason = await self._reason_after_absence(life)
         if reason is None:
+            self.broker.note_attempts(request, life.losses)
+            self._watch(life)
             return True
         await self.fail(request, reason)
         return False
@@ -277,6 +303,7 @@ class RequestLifecycle:
         if (life := self._lives.get(request.id)) is not None:
             self._move(life, Event.RELEASE)
             self._forget(life)
+            self._log_end(life, self._ended.get(request.id))
         if request.subscription_id is not None:
             return
         end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
@@ -321,10 +348,17 @@ class RequestLifecycle:
         return {request_id for request_id, id_ in live.items() if id_ in gone}
 
     async def stop(self) -> None:
-        """Give responses on their way a few seconds to be delivered."""
+        """Give responses on their way a few seconds to be delivered.
+
+        Runs that end with this process, which was told to stop, are not held against their requests.
+        """
+        for life in self._lives.values():
+            if life.state in _RUNS and self.by is Party.QUEUE:
+                self.broker.note_attempts(life.request, life.losses)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP_S)
-        await end(self._tasks)
+        watching = [life.watching for life in self._lives.values() if life.watching is not None]
+        await end([*self._tasks, *watching])
 
     # How it is done
 
@@ -355,12 +389,41 @@ class RequestLifecycle:
     async def _report_from_replica(self, request: Request, response: Response) -> bool:
         if response.status is Status.DISPATCHED and self.by is Party.REPLICA:
             return True  # the queue has said so
-        return await self.report(request, response)
+        try:
+            return await self.report(request, response)
+        except BrokerAwayError as error:
+            if response.status is Status.STREAM:  # its client's part of the block waits for that
+                raise BrokerError(str(error)) from error
+            logger.warning("request %s: %s is not told: %s", request.id, response.status, error)
+            return True
 
-    async def _cancel_once_absent(self, subscription_id: str, actor: ModelActor) -> None:
-        """Cancel a job whose client has left: the job only holds up the others."""
+    def _watch(self, life: _Life) -> None:
+        """Watch over the live client of a request that waits: without one, it only holds up the others."""
+        subscription_id = life.request.subscription_id
+        if self.by is not Party.QUEUE or subscription_id is None:
+            return
+        if life.watching is None or life.watching.done():
+            life.watching = asyncio.create_task(self._await_absence(life, subscription_id))
+
+    async def _await_absence(self, life: _Life, subscription_id: str) -> None:
         await self.broker.until_disconnected(subscription_id)
-        actor.cancel(_LEFT)
+        if life.actor is not None:
+            life.actor.cancel(_LEFT)
+        elif life.state in WAITING:
+            self.on_absence(life.request)
+
+    async def _is_complete_at_last(self, life: _Life) -> bool:
+        """Return True if a request has had its terminal response, once the broker answers.
+
+        Without a broker nothing can run anyway. A request that is cancelled waits no longer.
+        """
+        while life.cancelled is None:
+            try:
+                return await self.broker.is_complete(life.request)
+            except BrokerError as error:
+                logger.warning("request %s waits: %s", life.request.id, error)
+            await asyncio.sleep(_LOOK_S)
+        return False
 
     async def _is_complete(self, request: Request) -> bool:
         try:
@@ -380,9 +443,8 @@ class RequestLifecycle:
         if life.losses < self.max_attempts:
             logger.warning("request %s: %s; it is tried again", life.request.id, error)
             return None
-        times = "once" if self.max_attempts == 1 else f"{self.max_attempts} times"
         return (
-            f"The model's process was lost {times} while it ran this job ({error}). "
+            f"The model's process was lost {_times(life.losses)} while it ran this job ({error}). "
             "It may need more memory than the server has."
         )
 
@@ -427,10 +489,10 @@ class RequestLifecycle:
             await self.responder.respond(request, response)
 
     async def _deliver_later(self, life: _Life, response: Response) -> None:
-        loop = asyncio.get_running_loop()
-        until, pause_s = loop.time() + _PERSIST_S, _FIRST_PAUSE_S
+        """Deliver an end however long the store is away: without it, a poll would never find one."""
+        pause_s = _FIRST_PAUSE_S
         try:
-            while loop.time() < until:
+            while True:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
                 try:
@@ -448,6 +510,7 @@ class RequestLifecycle:
     def _remember(self, life: _Life, response: Response) -> Response:
         """Keep the end of a request in mind; no client fetches a live result a second time."""
         self._forget(life)
+        self._log_end(life, response)
         if life.request.subscription_id is not None:
             response = replace(response, data=None, meta=None)
         self._ended[life.request.id] = response
@@ -455,15 +518,50 @@ class RequestLifecycle:
             del self._ended[next(iter(self._ended))]
         return response
 
+    def _log_end(self, life: _Life, response: Response | None) -> None:
+        """Log the one line of a request that has ended. A replica's queue logs it for the replica."""
+        if self.by is Party.QUEUE:
+            _record.info("%s", _describe_end(life, response, time.time()))
+
     def _forget(self, life: _Life) -> None:
         self._lives.pop(life.request.id, None)
         life.over.set()
+        if life.watching is not None:
+            life.watching.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _describe_end(life: _Life, response: Response | None, now: float) -> str:
+    """Return the id, user, model, status and times of a request that has ended, as `name=value`."""
+    request = life.request
+    model = request.model.repo_id + (f"@{request.model.revision}" if request.model.revision else "")
+    status = response.status.value if response is not None else "ENDED"
+    left = life.dispatched if life.dispatched is not None else now
+    received = datetime.fromtimestamp(request.received, timezone.utc).isoformat("T", "milliseconds")
+    values = {
+        "id": request.id,
+        "user": request.user,
+        "model": model,
+        "nnsight": request.generation,
+        "status": status,
+        "received": received,
+        "waited": f"{max(0.0, left - request.received):.3f}s",
+        "ran": f"{max(0.0, now - left):.3f}s",
+    }
+    # A user's name may have spaces and lines.
+    return "request " + " ".join(
+        f"{name}={value if value.isprintable() and ' ' not in value else json.dumps(value)}"
+        for name, value in values.items()
+    )
 
 
 def _undelivered(request: Request) -> Response:

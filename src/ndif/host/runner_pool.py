@@ -61,12 +61,17 @@ class RunnerPool(Protocol):
 
 
 class PersistentRunner:
-    """Serve all trusted requests with one runner until it fails; a spare one is forked ahead of need."""
+    """Serve all trusted requests with one runner; a spare one is forked ahead of need.
+
+    The runner resets its model after each request. When it fails or cannot be reset, the spare takes its
+    place.
+    """
 
     def __init__(self, fork: Fork) -> None:
         self._fork = fork
         self._runner: RunnerHandle | None = None
         self._spare: RunnerHandle | None = None
+        self._reset: asyncio.Task[bool] | None = None
 
     async def start(self) -> None:
         """See `RunnerPool.start`."""
@@ -77,6 +82,11 @@ class PersistentRunner:
 
     async def acquire(self, key: str) -> RunnerHandle:
         """See `RunnerPool.acquire`."""
+        await self.wait_until_reset()
+        return await self._fill()
+
+    async def _fill(self) -> RunnerHandle:
+        """Replace a runner that has ended, and a spare one that is missing; return the runner."""
         if self._runner is None or not self._runner.usable:
             if self._runner is not None:
                 self._runner.channel.close()
@@ -88,14 +98,37 @@ class PersistentRunner:
         return self._runner
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
-        """See `RunnerPool.release`. The runner stays."""
+        """See `RunnerPool.release`. The runner stays if it can be reset."""
+        if not answered:
+            runner.kill()
+        self._reset = asyncio.create_task(self._await_reset(runner), name="runner reset")
+
+    async def _await_reset(self, runner: RunnerHandle) -> bool:
+        if runner.usable and await _is_reset(runner):
+            return True
+        runner.kill()
+        await runner.exit_code(_EXIT_TIMEOUT_S)
+        # No caller waits for this task; a process that has ended fails the next request.
+        with contextlib.suppress(Exception):
+            await self._fill()
+        return False
+
+    async def wait_until_reset(self) -> bool:
+        """Wait until the last runner is reset; return False if it was ended because it cannot be."""
+        if (reset := self._reset) is None:
+            return False
+        await asyncio.wait([reset])
+        return not reset.cancelled() and reset.result()
 
     async def clear(self) -> None:
         """See `RunnerPool.clear`."""
+        if self._reset is not None:
+            self._reset.cancel()
+        await self.wait_until_reset()
         for runner in (self._runner, self._spare):
             if runner is not None:
                 _discard(runner)
-        self._runner = self._spare = None
+        self._runner = self._spare = self._reset = None
 
 
 class FreshRunners:
@@ -222,10 +255,7 @@ class PerUserRunners:
         self._timer = loop.call_later(self._idle_s, self._end_idle, runner)
 
     async def _await_reset(self, runner: RunnerHandle) -> bool:
-        try:
-            await within(runner.ready(), _RESET_TIMEOUT_S)
-        except (RunnerError, ProtocolError, asyncio.TimeoutError, OSError) as error:
-            logger.debug("a runner cannot be reset and ends: %s", error)
+        if not await _is_reset(runner):
             self._end(runner)
             return False
         # A stopped process runs none of its user's threads.
@@ -272,6 +302,16 @@ class PerUserRunners:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+
+
+async def _is_reset(runner: RunnerHandle) -> bool:
+    """Wait until a runner has reset itself after a request; return False if it cannot be reset."""
+    try:
+        await within(runner.ready(), _RESET_TIMEOUT_S)
+    except (RunnerError, ProtocolError, asyncio.TimeoutError, OSError) as error:
+        logger.debug("a runner cannot be reset and ends: %s", error)
+        return False
+    return True
 
 
 def _discard(runner: RunnerHandle) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ndif.config.units import format_size
 from ndif.host.channel import ProtocolError
 from ndif.runtime.frames import MAX_TEXT
 
@@ -105,8 +106,9 @@ class RunnerProtocol:
         self._logged += len(body)
         if self._logged > self._limits.log_bytes:
             raise LimitError(
-                f"The block printed more than {self._limits.log_bytes:,} bytes, the most that this server "
-                "passes on (NDIF_MAX_LOG_BYTES), and was ended. Save what you want to see, or print less."
+                f"The block printed more than {format_size(self._limits.log_bytes)}, the most that this "
+                "server passes on (NDIF_MAX_LOG_BYTES), and was ended. Save what you want to see, or print "
+                "less."
             )
         now, rate = self._clock(), self._limits.log_lines_per_s
         most = rate * _BURST_S
@@ -123,8 +125,8 @@ class RunnerProtocol:
         self._streamed += len(body) + _FRAME_COST
         if self._streamed > self._limits.streamed_bytes:
             raise LimitError(
-                f"The block sent its client more than {self._limits.streamed_bytes:,} bytes while it ran, "
-                "the most that this server passes on (NDIF_MAX_STREAMED_BYTES), and was ended. Return "
+                f"The block sent its client more than {format_size(self._limits.streamed_bytes)} while it "
+                "ran, the most that this server passes on (NDIF_MAX_STREAMED_BYTES), and was ended. Return "
                 "large values with .save()."
             )
 

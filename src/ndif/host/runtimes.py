@@ -21,6 +21,7 @@ from packaging.tags import parse_tag, sys_tags
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from ndif.distribution import install_command
 from ndif.errors import NdifError
 
 SUPPORTED: Mapping[str, str] = {
@@ -108,7 +109,7 @@ class Runtimes:
         if importlib.util.find_spec("pip") is None:
             raise RuntimesError(
                 f"runtimes are installed with pip, and {sys.prefix} has none: run "
-                f"`{sys.executable} -m ensurepip` (or `uv pip install pip`) first"
+                f"`{install_command('pip')}` or `{sys.executable} -m ensurepip` first"
             )
         with self._changing() as unfinished:
             self._refuse_second(generation)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ndif.config.units import format_size
 from ndif.host.gpus import Driver, DriverError, Gpu
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ class ResourceWatchdog:
         """Return the message for the user of a request that exceeds a limit; None if it does not."""
         if now.memory_bytes - before.memory_bytes > self.memory_bytes:
             return (
-                f"The request took more than {self.memory_bytes:,} bytes of memory, the most that this "
-                "server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
+                f"The request took more than {format_size(self.memory_bytes)} of memory, the most that "
+                "this server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
             )
         if now.threads > self.max_threads:
             return (
@@ -113,9 +114,9 @@ def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
     if grown <= SLACK or now.replica_bytes <= max(share, before.replica_bytes) + SLACK:
         return None
     return (
-        f"The request took {grown:,} bytes of GPU memory, and with them the model holds more than the "
-        f"{share:,} bytes that it has of a GPU which it shares with others. It was ended. Compute less at "
-        "once: shorter or fewer prompts, or fewer tensors kept on the GPU."
+        f"The request took {format_size(grown)} of GPU memory, and with it the model holds more than the "
+        f"{format_size(share)} that it has of a GPU which it shares with others. It was ended. Compute "
+        "less at once: shorter or fewer prompts, or fewer tensors kept on the GPU."
     )
 
 

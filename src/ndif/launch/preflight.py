@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
+from ndif.distribution import install_command
 from ndif.errors import NdifError
-from ndif.host.runtimes import SUPPORTED, Runtimes
+from ndif.host.runtimes import Runtimes
 from ndif.launch.services import Role
 from ndif.launch.services.plan import plan_services
 from ndif.launch.services.service import Service, disk_space_problem
@@ -92,7 +93,7 @@ def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]
     except ConfinementError as error:
         yield str(error)
     if not Runtimes(options.runtimes).installed():
-        yield f"No nnsight is installed: run `pip install '{next(iter(SUPPORTED.values()))}'`."
+        yield f"No nnsight is installed: run `{install_command('nnsight')}`."
 
 
 def _account_problems(options: Settings) -> Iterator[str]:

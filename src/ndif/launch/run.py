@@ -13,6 +13,7 @@ import uvloop
 from ndif import __version__
 from ndif.config.reference import changed
 from ndif.config.settings import Settings
+from ndif.launch.log_rotation import rotate_forever
 from ndif.launch.preflight import Prepared
 from ndif.launch.run_folder import ActiveRunFolder, RunRecord
 from ndif.launch.services.plan import addresses
@@ -21,6 +22,7 @@ from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url, is_loopba
 from ndif.server.embedded import Server
 from ndif.server.process_config import ProcessConfig, configure_logging
 from ndif.server.supervised import Supervisor
+from ndif.tasks import end
 
 _SERVER_START_TIMEOUT_S = 60
 
@@ -116,6 +118,10 @@ class Run:
         stopping = asyncio.Event()
         _stop_on_signals(stopping)
         supervisor = Supervisor(stopping)
+        logs, options = self.run_folder.folder / "logs", self.options
+        rotating = asyncio.create_task(
+            rotate_forever(logs, options.log_max_bytes, options.log_files), name="log rotation"
+        )
         try:
             for service in self.prepared.services:
                 await service.start(supervisor, self.run_folder)
@@ -125,6 +131,7 @@ class Run:
             # The HTTP server had its own handlers. A further signal does not interrupt the stop.
             _stop_on_signals(stopping)
             await supervisor.stop()
+            await end([rotating])
 
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event

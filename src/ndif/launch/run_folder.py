@@ -7,8 +7,8 @@
     ├── config.json                     record of the run: process, address, options
     ├── token                           bearer token of /admin/*
     ├── logs/api/output.log             likewise logs/dispatcher and one for each service of the run
-    ├── results/                        results and responses until they are fetched or expire; the next run
-    │                                   takes them over
+    ├── results/                        results and responses until they are fetched or expire, and polled
+    │                                   jobs that have not ended; the next run takes them over
     └── data/                           data of the run's services, removed when it ends
 
 A service that runs without a server has a run folder of its own in ~/.ndif/services/NAME.
@@ -40,7 +40,6 @@ NodeType = Literal["head", "worker"]
 _PREFIX = "session_"
 _CURRENT = "current"
 _LOCK = ".lock"
-_SIGNING_KEY = ".signing"
 _TOKEN_BYTES = 32
 _LOG_LINES = 15
 _ATTEMPTS, _PAUSE_S = 5, 0.1
@@ -138,7 +137,10 @@ class RunFolder:
 
     def signing_key(self) -> str:
         """Return the key that signs the addresses of results; the run that takes them over uses it too."""
-        return (self.results / _SIGNING_KEY).read_text()
+        # Imported here: other commands read run folders and need no store.
+        from ndif.stores.objects.files import signing_key
+
+        return signing_key(self.results)
 
     def record(self) -> RunRecord | None:
         """Return the run's record; None if it cannot be read."""
@@ -249,10 +251,6 @@ class RunFolders:
             else:
                 results.rename(run_folder.results)
         run_folder.results.mkdir(exist_ok=True)
-        key = run_folder.results / _SIGNING_KEY
-        if not key.exists():
-            with open_private(key) as file:
-                file.write(secrets.token_hex(_TOKEN_BYTES))
 
 
 @dataclass(frozen=True)

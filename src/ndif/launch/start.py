@@ -15,6 +15,7 @@ from ndif.launch.preflight import ServerOptions, preflight
 from ndif.launch.run import Run, ServerRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
+from ndif.launch.waiting import waiting_for
 from ndif.net import StartError, is_loopback
 
 
@@ -36,16 +37,29 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
 
 
 def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool) -> None:
+    started = [service.name for service in run.prepared.services]
+    if run.prepared.server.is_server:
+        started.append("the server")
+    what = f"{', '.join(started)} to start; the log is {run.log}"
     if detach:
-        _print_detached(run_detached(run), run, as_json)
+        with waiting_for(what):
+            record = run_detached(run)
+        _print_detached(record, run, as_json)
         return
     handler = RichHandler(console=console, show_path=False)
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    try:
-        run.serve([handler], lambda record: _print_ready(record, run, console))
-    finally:
-        run.close()
+    with contextlib.ExitStack() as waiting:
+        waiting.enter_context(waiting_for(what))
+
+        def ready(record: RunRecord) -> None:
+            waiting.close()
+            _print_ready(record, run, console)
+
+        try:
+            run.serve([handler], ready)
+        finally:
+            run.close()
     console.print("Stopped.")
 
 

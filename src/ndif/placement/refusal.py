@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from ndif.config.units import format_duration, format_size
 from ndif.placement.eviction import (
     eviction_order,
     fewest_evictions,
@@ -19,7 +20,6 @@ from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.placement.search import Nodes, Search
 from ndif.schema.model_key import Variant
 
-_GB = 1e9
 _MINUTE_S = 60
 _HOUR_S = 3600
 _MOST_NAMED = 4
@@ -208,13 +208,10 @@ def _name(model_key: str) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    return f"{size_bytes / _GB:.1f} GB"
+    return format_size(size_bytes)
 
 
 def _duration(seconds: float) -> str:
     """Return a duration for a person, rounded up so that a retry does not come too early."""
-    if seconds <= _MINUTE_S:
-        return f"{math.ceil(seconds)} s"
-    if seconds <= 2 * _HOUR_S:
-        return f"{math.ceil(seconds / _MINUTE_S)} min"
-    return f"{math.ceil(seconds / _HOUR_S)} h"
+    step = 1 if seconds <= _MINUTE_S else _MINUTE_S if seconds <= 2 * _HOUR_S else _HOUR_S
+    return format_duration(math.ceil(seconds / step) * step)

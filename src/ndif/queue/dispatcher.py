@@ -45,7 +45,9 @@ class Dispatcher:
         self._controller = controller
         self._broker = broker
         self._policy = policy or QueuePolicy()
-        self.lifecycle = RequestLifecycle(broker, responder, Party.QUEUE, self._policy.max_attempts)
+        self.lifecycle = RequestLifecycle(
+            broker, responder, Party.QUEUE, self._policy.max_attempts, self._client_leaves
+        )
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[None] | None = None
         controller.on_leave(self._replica_leaves)
@@ -55,10 +57,10 @@ class Dispatcher:
         self._claiming = asyncio.create_task(self._claim_forever(), name="dispatcher")
 
     async def fail_all(self, reason: str) -> None:
-        """End every request as an ERROR, because no later process will run it."""
+        """End every request as an ERROR that no later process will run."""
         for processor in list(self.processors.values()):
-            await processor.fail_waiting(reason)
-        held = self.lifecycle.held
+            await processor.fail_waiting(reason, unless=self._broker.outlives)
+        held = [each for each in self.lifecycle.held if not self._broker.outlives(each)]
         for request in held:
             self.lifecycle.cancel(request.id, reason)
         with contextlib.suppress(asyncio.TimeoutError):
@@ -125,8 +127,13 @@ class Dispatcher:
 
     async def accept(self, request: Request) -> None:
         """Hold a request that the broker handed out, and put it into the queue of its model."""
-        if self.lifecycle.claim(request):
+        if not self.lifecycle.claim(request):
+            return
+        reason = self.lifecycle.exhausted(request)
+        if reason is None:
             await self.enqueue(request)
+        else:
+            await self.lifecycle.fail(request, reason)
 
     async def enqueue(self, request: Request) -> None:
         """Put a request into the queue of its model, or tell its client why there is none."""
@@ -141,6 +148,9 @@ class Dispatcher:
             logger.exception("request %s could not be put into its queue", request.id)
             reason = "The server failed before it ran this job; its log says why."
             await self.lifecycle.fail(request, reason)
+
+    def _client_leaves(self, request: Request) -> None:
+        any(processor.await_client_of(request) for processor in self.processors.values())
 
     def _replica_leaves(self, key: ReplicaKey, why: str) -> None:
         model_key, replica_id = key

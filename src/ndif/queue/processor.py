@@ -21,7 +21,7 @@ from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import ClientLeftError
+from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -209,13 +209,22 @@ class Processor:
             if self.queue:
                 self._short.set()
 
+    def await_client_of(self, request: Request) -> bool:
+        """Take a waiting request out of the queue until its client is back; return False if none waits."""
+        if self.queue.remove(request.id) is None:
+            return False
+        self._await_client(request)
+        return True
+
     async def notify_waiting(self, text: str) -> None:
         """Tell all waiting clients, whose requests go on waiting."""
         await self._send_all(Status.QUEUED, text)
 
-    async def fail_waiting(self, reason: str) -> int:
-        """End every waiting request as an ERROR, and return how many there were."""
-        return await self._fail(self.queue.remove_all(lambda _: True), reason)
+    async def fail_waiting(
+        self, reason: str, unless: Callable[[Request], bool] = lambda _: False
+    ) -> int:
+        """End every waiting request as an ERROR, except some, and return how many have ended."""
+        return await self._fail(self.queue.remove_all(lambda e: not unless(e.item)), reason)
 
     async def _fail(self, entries: list[Entry[Request]], reason: str) -> int:
         await asyncio.gather(*(self._lifecycle.fail(entry.item, reason) for entry in entries))
@@ -375,6 +384,10 @@ class Processor:
                     self._arrived.set()
                     self._short.set()
                 return
+            except BrokerAwayError as error:
+                if await self._lifecycle.give_back(entry.item, error):
+                    self.queue.give_back(entry)
+                    self._arrived.set()
             except Exception:
                 # The next request has nothing to do with this defect.
                 logger.exception("request %s could not be brought to its end", entry.id)

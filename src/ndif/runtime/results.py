@@ -6,18 +6,22 @@ a zstd frame must state at its beginning, and once into a stream, so that no cop
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import importlib
 import io
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
 
 import cloudpickle
 import torch
 import zstandard
+
+from ndif.runtime.sizes import format_size
 
 _PROTOCOL = 4
 """The first pickle protocol that writes `bytes` without encoding them."""
@@ -34,6 +38,42 @@ _CHUNK = 1 << 20
 
 class ResultTooLargeError(Exception):
     """The result is larger than the server's limit."""
+
+
+class ResultNotStoredError(Exception):
+    """The server's disk does not take the result; the message is a sentence for the user."""
+
+
+class _HostFile(io.FileIO):
+    """A file of the host's that remembers why its disk refused to take more."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+@contextlib.contextmanager
+def _opened(fd: int) -> Iterator[IO[bytes]]:
+    """Open a file of the host's, and tell a disk that refuses from values that cannot be written."""
+    raw = _HostFile(fd, "wb", closefd=False)
+    try:
+        with io.BufferedWriter(raw) as file:
+            yield file
+    except Exception as error:  # torch's writer turns an OSError into a RuntimeError
+        if raw.failure is None:
+            raise
+        is_full = raw.failure.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise ResultNotStoredError(
+            "The block ran, but the server's disk "
+            + ("is full" if is_full else f"failed ({raw.failure.strerror})")
+            + ", so that its result could not be stored. Nothing is wrong with the block: send it again "
+            "later, or tell the server's operator."
+        ) from error
 
 
 class _Meter(io.RawIOBase):
@@ -78,7 +118,7 @@ class Result:
             if meter.size <= max_bytes:
                 raise
             raise ResultTooLargeError(
-                f"The saved values take more than {max_bytes:,} bytes, the most this server returns "
+                f"The saved values take more than {format_size(max_bytes)}, the most this server returns "
                 "(NDIF_MAX_RESULT_BYTES). Save fewer values, or reduce them inside the trace: a "
                 "slice, a mean, .to(torch.bfloat16)."
             ) from error
@@ -94,14 +134,14 @@ class Result:
 
     def write(self, fd: int) -> None:
         """Stream the uncompressed result into an open file."""
-        with open(fd, "wb", closefd=False) as file:
+        with _opened(fd) as file:
             _save(self._saves, file)
 
     def write_compressed(self, fd: int, level: int, threads: int) -> None:
         """Stream the result into an open file as one zstd frame."""
         compressor = zstandard.ZstdCompressor(level=level, threads=threads)
         with (
-            open(fd, "wb", closefd=False) as file,
+            _opened(fd) as file,
             compressor.stream_writer(
                 file, size=self.size, write_size=_CHUNK, closefd=False
             ) as stream,
@@ -166,8 +206,10 @@ def _clients_name(obj: type | types.FunctionType) -> Any:
     A class that is sent back by value would be another class there, and `isinstance` would be False.
     """
     module, qualname = obj.__module__, obj.__qualname__
-    if not module or "<" in qualname:
-        return None
+    if not module or module == "builtins" or "<" in qualname:
+        return (
+            None  # cloudpickle has its own names for builtin classes that have none in `builtins`
+        )
     try:
         here: Any = functools.reduce(getattr, qualname.split("."), sys.modules[module])
     except (KeyError, AttributeError):

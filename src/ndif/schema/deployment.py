@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
 from ndif.errors import NdifError
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import NEWEST_CLASS, ModelKey
 
 _TASKS = {
     "ForCausalLM": "text-generation",
@@ -174,7 +174,7 @@ class DeploymentConfig:
     def key(self) -> ModelKey:
         """The model's key as the newest clients write it."""
         return ModelKey(
-            "nnsight.modeling.transformers.TransformersModel",
+            NEWEST_CLASS,
             self.repo_id,
             None if self.revision == "main" else self.revision,
             self.task,

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic.json_schema import models_json_schema
 
+from ndif.config.units import Unit, format_exactly
 from ndif.errors import NdifError, quoted
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.deployment_settings import (
@@ -253,8 +254,17 @@ def to_entry(config: DeploymentConfig) -> dict[str, Any]:
     for setting, name in SETTING_NAMES.items():
         value = getattr(config, name)
         if value != getattr(defaults, name):
-            entry[setting] = list(value) if isinstance(value, tuple) else value
+            entry[setting] = _as_written(name, value)
     return entry
+
+
+def _as_written(name: str, value: Any) -> Any:
+    """Return a setting's value as a person writes it."""
+    if name.endswith("_bytes"):
+        return format_exactly(value, Unit.BYTES)
+    if name.endswith("_seconds"):
+        return format_exactly(value, Unit.SECONDS)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def read_text(path: Path, max_mib: int) -> str:

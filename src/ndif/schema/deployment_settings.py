@@ -14,11 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from ndif.errors import NdifError, quoted
 from ndif.errors import problems as problems_in
 from ndif.schema.deployment import DeploymentConfig, read_task
-from ndif.schema.model_key import ModelKey
+from ndif.schema.model_key import NEWEST_CLASS, ModelKey, explain_class
 
 _REPO_ID = re.compile(r"[\w.\-]{1,200}(/[\w.\-]{1,200})?")
-_NEWEST_CLASS = "nnsight.modeling.transformers.TransformersModel"
-
 
 _HINTS = get_type_hints(DeploymentConfig, include_extras=True)
 _SETTINGS = {field.name: field.default for field in dataclasses.fields(DeploymentConfig)[2:]}
@@ -87,13 +85,16 @@ def parse_model(name: str) -> ModelKey:
     """Return the model that a repo id or a whole model key names, or raise a `ValueError` that says so."""
     name = name.strip()
     if "{" in name:
-        return ModelKey.parse(name)
+        key = ModelKey.parse(name)
+        if why := explain_class(key):
+            raise ValueError(why)
+        return key
     if not _REPO_ID.fullmatch(name) or name.startswith((".", "-")):
         raise ValueError(
             f"{quoted(name)} names no model: give a repo id, like openai-community/gpt2, or a model "
             "key, as model.to_model_key() gives it"
         )
-    return ModelKey(_NEWEST_CLASS, name)
+    return ModelKey(NEWEST_CLASS, name)
 
 
 def parse_deployment(

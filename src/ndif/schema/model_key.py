@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+NEWEST_CLASS = "nnsight.modeling.transformers.TransformersModel"
+"""Import path in the keys of the newest clients."""
+
+# Older clients name the class that defines the key's last part: HuggingFaceModel for a TransformersModel.
+_HEADER_WIRE_CLASSES = frozenset(
+    {"nnsight.modeling.language.LanguageModel", "nnsight.modeling.huggingface.HuggingFaceModel"}
+)
+SERVED_CLASSES: Mapping[str, frozenset[str]] = {
+    "0.8": frozenset({NEWEST_CLASS}),
+    "0.7": _HEADER_WIRE_CLASSES,
+    "0.6": _HEADER_WIRE_CLASSES,
+}
+"""Import paths that `to_model_key()` gives for TransformersModel and LanguageModel, by generation."""
+
+_OWN_SUBCLASS = (
+    " If yours is a subclass of TransformersModel, name that class for the server: add to yours "
+    "`def _remoteable_class(self): return TransformersModel`."
+)
+_MAX_QUOTED = 200
+"""Characters of a client's text that an error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +47,17 @@ class ModelKey:
             fields = None
         if not import_path or not isinstance(fields, dict):
             raise ValueError(
-                f"{text[:200]!r} is not a model key. A key reads "
+                f"{text[:_MAX_QUOTED]!r} is not a model key. A key reads "
                 'import.path.Class:{"repo_id": "org/name", "revision": null}; '
                 "nnsight makes it for you with model.to_model_key()."
             )
         repo_id, revision, task = (fields.get(name) for name in ("repo_id", "revision", "task"))
         if not isinstance(repo_id, str) or not repo_id:
-            raise ValueError(f"The model key {text[:200]!r} names no repo_id.")
+            raise ValueError(f"The model key {text[:_MAX_QUOTED]!r} names no repo_id.")
         if not (isinstance(revision, str | None) and isinstance(task, str | None)):
-            raise ValueError(f"revision and task in the model key {text[:200]!r} must be text.")
+            raise ValueError(
+                f"revision and task in the model key {text[:_MAX_QUOTED]!r} must be text."
+            )
         return cls(import_path, repo_id, None if revision == "main" else revision, task)
 
     def __str__(self) -> str:
@@ -41,6 +65,24 @@ class ModelKey:
         if self.task is not None:
             fields["task"] = self.task
         return f"{self.import_path}:{json.dumps(fields)}"
+
+
+def explain_class(key: ModelKey, generation: str | None = None) -> str | None:
+    """Return a sentence that says why this generation's models have no such class; None if they do.
+
+    Without a generation the class may be any generation's.
+    """
+    if generation is None:
+        served = any(key.import_path in classes for classes in SERVED_CLASSES.values())
+    else:
+        served = key.import_path in SERVED_CLASSES.get(generation, ())
+    if served:
+        return None
+    return (
+        "This server serves models that are made with nnsight's TransformersModel or LanguageModel, not "
+        f"with {key.import_path[:_MAX_QUOTED]!r}. Make {key.repo_id[:_MAX_QUOTED]!r} with one of them."
+        + (_OWN_SUBCLASS if generation == "0.8" else "")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +97,7 @@ class Variant:
         """Parse a variant as `str` writes it."""
         model, at, generation = text.rpartition("@")
         if not at or not generation:
-            raise ValueError(f"{text[:200]!r} names no model in a generation.")
+            raise ValueError(f"{text[:_MAX_QUOTED]!r} names no model in a generation.")
         return cls(ModelKey.parse(model), generation)
 
     def __str__(self) -> str:

@@ -72,5 +72,7 @@ class Request:
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     received: float = field(default_factory=time.time)
     """Unix seconds."""
+    attempts: int = field(default=0, compare=False)
+    """Runs that were cut short with the server, before this process claimed the request."""
     receipt: str = field(default="", compare=False)
     """The broker's handle of the claim under which this request runs."""

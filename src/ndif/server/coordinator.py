@@ -72,7 +72,7 @@ class Coordinator:
         self._evaluator = Evaluator(measuring=fleet.prepare, fork_servers=fleet.fork_servers)
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
-            Models(configs),
+            Models(configs, fixed=not places),
             fleet.make_actor,
             self._evaluate if places else _unmeasured,
             fleet.discover,
@@ -100,7 +100,12 @@ class Coordinator:
             settings.controller_sync_interval_s,
         )
         self.control_plane = ControlPlane(
-            self.controller, self.dispatcher, self.reconciler, self.generations, stop
+            self.controller,
+            self.dispatcher,
+            self.reconciler,
+            self.generations,
+            stop,
+            responder.problem,
         )
 
     def generations(self) -> list[str]:
@@ -120,9 +125,8 @@ class Coordinator:
             self._tasks.append(asyncio.create_task(self._prepare(), name="fork servers"))
 
     async def fail_all(self) -> None:
-        """End every request as an ERROR, unless the broker keeps them for the next leader."""
-        if not self._broker.outlives:
-            await self.dispatcher.fail_all(_STOPPED)
+        """End every request as an ERROR that the broker does not keep for the process after this one."""
+        await self.dispatcher.fail_all(_STOPPED)
 
     async def stop(self) -> None:
         """Stop the queues, and the replicas unless these outlive their leader."""

@@ -23,6 +23,7 @@ from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import OpenAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
+from ndif.stores.broker.spool import Spool
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 
@@ -52,13 +53,17 @@ class Server:
 
         `places`: True to serve many users, and measure models and place them; False to serve one user, and
         load each model where its options say. `secret` signs the URLs of results. `stop` ends the process.
+        If another server has the jobs of `results`, that is a `BrokerError`.
         """
         self._settings = settings
         self._objects = open_store(settings, results, secret)
-        self._broker = MemoryBroker(settings.max_queued_bytes)
+        # One user is trusted, or not, by the server as it was started now.
+        present = {} if places else {"trusted": trusted}
+        spool = Spool(results / "spool", self._objects, present)
+        self._broker = MemoryBroker(settings.max_queued_bytes, spool)
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
-        responder = Responder(self._broker, self._objects)
+        self._responder = responder = Responder(self._broker, self._objects)
         self._fleet = fleet = ThisMachine(
             settings, self._broker, self._objects, runtimes, trusted=trusted, places=places
         )
@@ -75,11 +80,11 @@ class Server:
         )
         self.bring_up = self._coordinator.bring_up
         self.farewell = self._coordinator.fail_all
-        """Ends every request as an ERROR, while clients are still connected."""
+        """Ends the requests of connected clients as an ERROR, while they are connected."""
         controller = self._coordinator.controller
         catalogue = InProcessCatalogue(
             controller.models,
-            lambda: client_status(controller.models, controller.replicas()),
+            lambda: client_status(controller, self._coordinator.reconciler.coming()),
             lambda: places or any(replica.serving for replica in controller.replicas()),
         )
         self.app = create_gateway(
@@ -97,6 +102,11 @@ class Server:
             token=token,
         ).app
 
+    @property
+    def unfinished(self) -> int:
+        """Return the number of polled requests that the next server of these results will run."""
+        return sum(map(self._broker.outlives, self._broker.unfinished))
+
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
         return uvicorn_config(self.app, self._settings, listening)
@@ -105,6 +115,7 @@ class Server:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self._objects.start()
         await self._broker.start()
+        await self._responder.resume(self._broker.unfinished)
         await self._coordinator.start()
         try:
             yield

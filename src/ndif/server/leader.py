@@ -148,7 +148,10 @@ class Leader:
         await self._objects.start()
         await coordinator.start(held)
         publisher = Publisher(
-            coordinator.controller, SharedCache(client), settings.status_cache_freq_s
+            coordinator.controller,
+            SharedCache(client),
+            settings.status_cache_freq_s,
+            coordinator.reconciler.coming,
         )
         operations = LeaderRpc(client).serve(partial(perform_event, coordinator.control_plane))
         tasks = [

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from shutil import rmtree
+from tempfile import TemporaryFile
 
 import uvloop
 from rich.console import Console
@@ -18,11 +19,15 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ndif.config.reference import read
+from ndif.config.settings import Settings
+from ndif.config.units import format_duration
 from ndif.host.model_actor import LocalModelActor
 from ndif.net import Http, StartError, for_url, is_loopback, listen
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.server.embedded import Server
+from ndif.stores.broker import BrokerError
+from ndif.stores.objects.files import signing_key
 
 _GENERATION = "0.8"
 """nnsight generation whose model process starts with the server; others start with their first client."""
@@ -64,38 +69,49 @@ class Local:
                 verify(options.sandbox)
             except ConfinementError as error:
                 raise StartError(str(error)) from error
-        with listen(self.host, self.port) as listening, self._results_folder() as results:
+        with (
+            listen(self.host, self.port) as listening,
+            self._results_folder(options, listening) as results,
+        ):
             if not is_loopback(self.host) and not self.sandbox:
                 console.print(
                     f"[bold yellow]Warning:[/] {self.host} is reachable from other machines. Whoever "
                     "reaches the port runs code here as you: local mode trusts its user."
                 )
-            server = Server(
-                options,
-                [config],
-                results,
-                loopback=is_loopback(self.host),
-                places=False,
-                trusted=not self.sandbox,
-                share_weights=self.share_weights,
-            )
+            try:
+                server = Server(
+                    options,
+                    [config],
+                    results,
+                    loopback=is_loopback(self.host),
+                    places=False,
+                    trusted=not self.sandbox,
+                    share_weights=self.share_weights,
+                    secret=signing_key(results),
+                )
+            except BrokerError as error:
+                raise StartError(
+                    f"Jobs cannot be kept: {error}. Choose another --results-dir."
+                ) from error
             uvloop.run(self._serve(server, listening, console))
 
     @contextlib.contextmanager
-    def _results_folder(self) -> Iterator[Path]:
-        if self.results is None:
-            with TemporaryDirectory(prefix="ndif-results-", ignore_cleanup_errors=True) as folder:
-                yield Path(folder)
-            return
+    def _results_folder(self, options: Settings, listening: socket.socket) -> Iterator[Path]:
+        """Provide the user's folder, or else the port's: whoever polls comes back to the same address."""
+        port = listening.getsockname()[1]
+        folder = self.results or options.session_root.expanduser().absolute() / "local" / str(port)
         try:
-            self.results.mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=self.results).close()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            TemporaryFile(dir=folder).close()
         except OSError as error:
             raise StartError(
-                f"Results cannot be kept in {self.results} ({error.strerror}). Choose another "
-                "--results-dir."
+                f"Results cannot be kept in {folder} ({error.strerror}). Choose another --results-dir."
             ) from error
-        yield self.results
+        try:
+            yield folder
+        finally:
+            if self.results is None and not any(folder.glob("responses/*")):  # nobody polls
+                rmtree(folder, ignore_errors=True)
 
     def deployment(self) -> DeploymentConfig:
         """Return the deployment that the options describe; raise a `StartError` if they contradict."""
@@ -125,6 +141,7 @@ class Local:
         )
 
     async def _serve(self, server: Server, listening: socket.socket, console: Console) -> None:
+        port = listening.getsockname()[1]
         http = Http(server.uvicorn_config(listening), farewell=server.farewell)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         loading = asyncio.create_task(self._load(server, listening, console))
@@ -138,7 +155,8 @@ class Local:
             http.should_exit = True
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(serving, loading, return_exceptions=True)
-            console.print("Stopped.")
+            left = server.unfinished
+            console.print("Stopped." if not left else f"Stopped. {_will_run(left, port)}")
 
     async def _load(self, server: Server, listening: socket.socket, console: Console) -> None:
         bar = Progress(
@@ -166,8 +184,8 @@ class Local:
         console.print(
             f"Loaded [bold]{repo_id}[/]: {model['parameters'] / 1e6:,.0f} M "
             f"parameters, {model['dtype']} on {model['device']}, "
-            f"weights in {actor.process.load_s:.1f} s, "
-            f"ready {time.time() - actor.process.loaded_at:.1f} s later"
+            f"weights in {format_duration(actor.process.load_s)}, "
+            f"ready {format_duration(time.time() - actor.process.loaded_at)} later"
             + (f", {self.replicas} times" if self.replicas > 1 else ""),
             soft_wrap=True,
         )
@@ -184,3 +202,8 @@ class Local:
             soft_wrap=True,
         )
         console.print("Ctrl-C stops it.")
+
+
+def _will_run(polled: int, port: int) -> str:
+    jobs = "1 polled job waits" if polled == 1 else f"{polled} polled jobs wait"
+    return f"{jobs}, to run once port {port} is served again."

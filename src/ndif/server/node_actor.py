@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ndif.server.process_config import configure_logging
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
 from ndif.stores.objects import open_store
+from ndif.stores.redis import retry
 from ndif.stores.responder import Responder
 
 
@@ -48,7 +50,8 @@ class NodeActor(RemoteActor):
         broker = RedisBroker(
             settings.broker_url, objects, inline_bytes=settings.broker_inline_bytes
         )
-        await broker.start()
+        # Jobs that wait for this replica outlast a broker that is away.
+        await retry(broker.start, math.inf)
         fleet = ThisMachine(
             settings, broker, objects, runtimes, trusted=False, places=True, shares=True
         )
@@ -56,7 +59,7 @@ class NodeActor(RemoteActor):
         _see_gpus(said.get("gpus", []), node.resources.gpu_uuids)
         place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
-        channel = await JobReceiver.open(broker, place.name)
+        channel = await retry(lambda: JobReceiver.open(broker, place.name), math.inf)
         return NodeServices(actor, broker, Responder(broker, objects), channel)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
 
+GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _VERBOSE_LIBRARIES = ("httpx", "httpcore")
 
@@ -58,7 +59,7 @@ class ProcessConfig:
         gateways: int,
         log: Path,
         leader_log: Path,
-        leader_module: str = "ndif.server.leader",
+        leader_module: str = LEADER_MODULE,
     ) -> list[ProcessSpec]:
         """Return the processes of a server, which read their configuration from `file`."""
 
@@ -72,7 +73,7 @@ class ProcessConfig:
         return [
             # A dispatcher that cannot reach the broker or the cluster yet tries again.
             process("dispatcher", leader_module, leader_log, must_start=False),
-            *(process(name, "ndif.server.gateway_process", log, must_start=True) for name in names),
+            *(process(name, GATEWAY_MODULE, log, must_start=True) for name in names),
         ]
 
 

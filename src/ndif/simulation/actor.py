@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from ndif.config.units import format_duration
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce
 from ndif.host.port import Progress, ReplicaEvictedError, Respond
@@ -101,7 +102,7 @@ class SimulatedActor:
         limit_s = self._config.execution_timeout_s or self._world.execution_timeout_s
         reason = await self._run_for(min(run_s, limit_s))
         if reason is None and run_s > limit_s:
-            reason = f"The job ran longer than the {limit_s:g} s that it may."
+            reason = f"The job ran longer than the {format_duration(limit_s)} that it may."
         if reason is not None:
             return Response(request.id, Status.ERROR, reason)
         return Response(request.id, Status.COMPLETED, "Your job has been completed.")

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
 from ndif.config.settings import OLDEST_REDIS
-from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.port import BrokerAwayError, BrokerError
 from ndif.tasks import timeout
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ ANSWER_S = 5.0
 _STALL_S = 1.0
 """A deadline that is noticed so late says that this process stood still, and nothing of the server."""
 
-_PAUSE_S = 0.2
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 _RETRIES = 2
 
 _AT_ONCE = 16
@@ -145,20 +145,21 @@ def broker_errors() -> Iterator[None]:
                 "its broker takes nothing more, as its memory is full (maxmemory of Redis)"
             ) from error
         logger.warning("Redis: %s", error)
-        raise BrokerError("its broker does not answer") from error
+        raise BrokerAwayError("its broker does not answer") from error
 
 
 async def retry(work: Callable[[], Awaitable[T]], within_s: float) -> T:
     """Repeat `work` for so long until it succeeds: a broker that is restarted comes back."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
+    deadline, pause_s = loop.time() + within_s, _PAUSE_S
     while True:
         try:
             return await work()
         except BrokerError:
             if loop.time() >= deadline:
                 raise
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def is_too_old(version: str) -> bool:

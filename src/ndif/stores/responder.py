@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from weakref import WeakValueDictionary
 
 from ndif.schema import wires
@@ -13,12 +13,15 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
-from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.stores.objects import FileStore, ObjectStore, ObjectStoreError
+from ndif.stores.objects.port import end_key, update_key
 from ndif.tasks import start
 
 logger = logging.getLogger(__name__)
 
 _CALLBACK_TIMEOUT_S = 10.0
+_WAITS = "The server has started again, and your job waits for its turn."
+_LOST = "The server ended before this job was done, and has nothing of it. Send it again."
 
 
 class Responder:
@@ -32,6 +35,10 @@ class Responder:
         self._objects = objects
         self._callbacks: set[asyncio.Task[None]] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def problem(self) -> str | None:
+        """Return the sentence that the store of responses takes little more; None if it is not known to."""
+        return self._objects.problem()
 
     async def respond(
         self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
@@ -68,10 +75,24 @@ class Responder:
             if kept is None or not Status(json.loads(kept)["status"]).terminal:
                 await self._keep(request, end)
 
+    async def resume(self, unfinished: Collection[Request]) -> None:
+        """Tell who polls for a job of an earlier process that it waits, or that it is lost.
+
+        `unfinished` are all that will run.
+        """
+        for request in unfinished:
+            await self.respond(request, Response(request.id, Status.QUEUED, _WAITS))
+        if isinstance(self._objects, FileStore):  # others may have jobs of another server
+            lost = self._objects.ids("responses") - self._objects.ids("ends")
+            for request_id in lost.difference(each.id for each in unfinished):
+                end = Response(request_id, Status.ERROR, _LOST)
+                content = json.dumps(wires.envelope_fields(end)).encode()  # as on the other wire
+                await self._objects.put(end_key(request_id), content)
+
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
         content = json.dumps(wires.fields(request, response)).encode()
-        key = (_end_key if response.status.terminal else _update_key)(request.id)
+        key = (end_key if response.status.terminal else update_key)(request.id)
         try:
             await self._objects.put(key, content, soon=not response.status.terminal)
         except ObjectStoreError as error:
@@ -87,16 +108,8 @@ async def last_response(objects: ObjectStore, request_id: str) -> bytes | None:
     The two are separate objects, so that no update can hide an end: not one of a leader that does not know
     of it, nor one that a slow store writes late.
     """
-    end = await objects.get(_end_key(request_id))
-    return end if end is not None else await objects.get(_update_key(request_id))
-
-
-def _end_key(request_id: str) -> str:
-    return f"ends/{request_id}.json"
-
-
-def _update_key(request_id: str) -> str:
-    return f"responses/{request_id}.json"
+    # A file that a loss of power left empty is no end.
+    return await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
 
 
 async def _call_back(request: Request, response: Response) -> None:

@@ -66,6 +66,17 @@ def test_nodes_that_live_and_offer_something() -> None:
     assert (nameless.name, nameless.resources.gpu_bytes) == ("10.0.0.1", (7,))
 
 
+def test_nodes_of_one_host_name_are_told_apart() -> None:
+    offered = declaration(Resources.of([GIB], GIB, 1.0))
+    table = [
+        {**entry("box", offered), "NodeID": node_id}
+        for node_id in ("0123456789ab", "01234567ffff", "99")
+    ]
+    table.append(entry("other", offered))
+    names = [node.name for node in nodes_of(table)]
+    assert names == ["box (012345678)", "box (01234567f)", "box (99)", "other"]
+
+
 @pytest.mark.parametrize("declared", [{}, {"CPU": 4.0}, {"head": 1.0}, {"ndif_gpu_1": 5.0}])
 def test_a_node_of_others(declared: dict[str, float]) -> None:
     assert resources_of(declared) is None

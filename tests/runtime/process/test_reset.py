@@ -50,9 +50,10 @@ class Site:
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
-    def says(self, code: str, key: str) -> Any:
+    def says(self, code: str, key: str, **env: str) -> Any:
         """Return the words of a user's block."""
-        response = self.wait(self.served.run(executing(self.client, code), trusted=False, key=key))
+        payload = executing(self.client, code)
+        response = self.wait(self.served.run(payload, trusted=False, key=key, env=env))
         assert response.status is Status.COMPLETED, response.description
         assert isinstance(response.data, InlineResult)
         return torch.load(io.BytesIO(response.data.content), weights_only=False)["said"][0]
@@ -85,6 +86,14 @@ def site(
     started = Site(tiny_gpt2, client, settings)
     yield started
     started.close()
+
+
+def test_each_request_has_the_attention_that_it_asks_for(site: Site) -> None:
+    tells = "said = model._module.config._attn_implementation"
+    eager = {"attn_implementation": "eager"}
+    said = [site.says(tells, "one", **env) for env in (eager, eager, {}, eager, {}, {})]
+    assert said == ["eager", "eager", "sdpa", "eager", "sdpa", "sdpa"]
+    assert site.stays()
 
 
 @dataclass(frozen=True)
@@ -184,7 +193,7 @@ LEFT = {
                 "get_float32_matmul_precision()",
             ),
             ("autocast", "set_autocast_enabled('cpu', True)", "is_autocast_enabled('cpu')"),
-            ("seed", "manual_seed(1)", "rand(1).item()"),
+            ("seed", "manual_seed(1)", "initial_seed() == 1"),
             (
                 "fastpath",
                 "backends.mha.set_fastpath_enabled(False)",
@@ -219,7 +228,9 @@ LEFT = {
         True,
     ),
     "numpy's random numbers": Left(
-        "import numpy; numpy.random.seed(3)", "import numpy; said = numpy.random.rand()", True
+        "import numpy; numpy.random.seed(3)",
+        "import numpy; said = numpy.random.rand() == numpy.random.RandomState(3).rand()",
+        True,
     ),
     "numpy's printing": Left(
         "import numpy; numpy.set_printoptions(precision=2)",

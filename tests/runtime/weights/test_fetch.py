@@ -92,7 +92,7 @@ async def test_a_model_larger_than_the_disk(
     home: Path, large: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", large)
-    with pytest.raises(DownloadError, match=r"^8,796\.1 GB of it are .* free some, or set HF_HOME"):
+    with pytest.raises(DownloadError, match=r"^8TiB of it are .* free some, or set HF_HOME"):
         await download(ModelSpec(LARGE, "0.8"), HERE, print)
     assert here(home) == set()
 

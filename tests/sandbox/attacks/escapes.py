@@ -679,6 +679,20 @@ def evaluates_an_annotation(secret_file: str) -> object:
     return typing.get_type_hints(Hinted)
 
 
+def compiles_a_forward_again(secret_file: str) -> object:
+    """.source of a module of one's own: nnsight compiles the text of its forward"""
+    import torch
+    from nnsight.intervention.envoy import Envoy
+
+    class Mine(torch.nn.Module):
+        def forward(self, file: str) -> str:
+            return open(file).read()
+
+    envoy: Any = Envoy(Mine())
+    found = str(envoy.source)
+    return found and envoy(secret_file)
+
+
 def loads_a_library(secret_file: str) -> object:
     """torch.ops.load_library: a file that is read as a library says what it is not"""
     import torch

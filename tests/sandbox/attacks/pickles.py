@@ -295,3 +295,36 @@ def changes_a_module() -> bytes:
 def changes_a_default() -> bytes:
     """torch.set_default_dtype, a function like any other"""
     return _payload(_Call("torch", "set_default_dtype", _function("torch", "float64")))
+
+
+_LAYER = "Module:model.transformer.h.1.mlp"
+"""The persistent id of a part of the model."""
+
+
+class _Held(_Raw):
+    """In a payload: an object of the server, by its persistent id."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(_written(name) + b"Q")
+
+
+def _module(cls: str, state: dict[str, Any]) -> _Raw:
+    """A module of torch's by NEWOBJ and BUILD, as a client sends it."""
+    made = _named("torch.nn.modules.container", cls) + b")\x81"
+    return _Raw(made + _written(state) + b"b")
+
+
+def changes_a_module_of_the_model() -> bytes:
+    """BUILD: a forward for a module of the model's own"""
+    state = _written({"forward": _function("builtins", "abs")})
+    return b"\x80\x04" + _Held(_LAYER).opcodes + state + b"b."
+
+
+def changes_the_model_within_a_module() -> bytes:
+    """a module of one's own around one of the model, and then another precision for both"""
+    names = ("_parameters", "_buffers", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
+    around = _module(
+        "Sequential", {**{name: {} for name in names}, "_modules": {"0": _Held(_LAYER)}}
+    )
+    half = _Call("builtins", "getattr", around, "half")
+    return b"\x80\x04" + _written(half) + b")R."

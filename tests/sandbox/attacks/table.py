@@ -579,6 +579,11 @@ ATTACKS: list[Attack] = [
         pickles.changes_a_module,
         pickles.changes_a_default,
     ),
+    *_rows(
+        *("change the model before the block", FRESH, watch.next_request(tampering.answers)),
+        pickles.changes_a_module_of_the_model,
+        pickles.changes_the_model_within_a_module,
+    ),
     # --- the next request ----------------------------------------------------------------------------
     *_rows(
         *("change what the model computes", FRESH, watch.next_request(tampering.answers)),

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
+import contextlib
+import copy
 import dataclasses
 import enum
+import functools
+import heapq
 import io
 import math
 import operator
 import os
 import pickle
+import random
+import statistics
+import subprocess
+import threading
 import types
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import cloudpickle
@@ -21,6 +31,7 @@ import torch
 
 from ndif.sandbox.protector import Protector
 from ndif.sandbox.protector.definitions import RefusedFunction
+from ndif.sandbox.protector.placeholders import Placeholder
 from ndif.sandbox.protector.unpickling import ForbiddenError
 
 
@@ -41,23 +52,10 @@ class Call:
 
 
 GADGETS: dict[str, Any] = {
-    "posix.system": Call(os.system, ("true",)),
     "builtins.eval": Call(eval, ("1",)),
     "builtins.exec": Call(exec, ("1",)),
     "builtins.__import__": Call(__import__, ("os",)),
     "builtins.globals": Call(globals, ()),
-    "subprocess.Popen": Call(__import__("subprocess").Popen, ("true",)),
-    "importlib.import_module": Call(__import__("importlib").import_module, ("os",)),
-    "torch.serialization.load": Call(torch.load, ("x",)),
-    "load": Call(np.load, ("x",)),
-    "torch.storage._share_filename": b"ctorch.storage\n_share_filename\n.",
-    "codecs.open": Call(__import__("codecs").open, ("x",)),
-    "pickle.loads": Call(pickle.loads, (b"N.",)),
-    "cloudpickle.cloudpickle.instance": Call(cloudpickle.cloudpickle.instance, (int,)),
-    "pathlib.": __import__("pathlib").PurePosixPath("x"),
-    "logging.": __import__("logging").getLogger("x"),
-    "transformers": b"ctransformers.pipelines\npipeline\n.",
-    "nnsight.util.from_import_path": b"cnnsight.util\nfrom_import_path\n.",
     "nnsight.intervention.envoy.Envoy(...)": b"cnnsight.intervention.envoy\nEnvoy\n)R.",
     "extension codes": b"\x80\x02\x82\x01.",
 }
@@ -71,6 +69,37 @@ def test_a_gadget_is_refused_by_name(name: str) -> None:
     with pytest.raises(ForbiddenError) as caught:
         load(content)
     assert name in str(caught.value)
+
+
+INERT: dict[str, Any] = {
+    "posix.system": Call(os.system, ("true",)),
+    "subprocess.Popen": Call(__import__("subprocess").Popen, ("true",)),
+    "importlib.import_module": Call(__import__("importlib").import_module, ("os",)),
+    "torch.serialization.load": Call(torch.load, ("x",)),
+    "load": Call(np.load, ("x",)),
+    "torch.storage._share_filename": b"ctorch.storage\n_share_filename\n.",
+    "codecs.open": Call(__import__("codecs").open, ("x",)),
+    "pickle.loads": Call(pickle.loads, (b"N.",)),
+    "cloudpickle.cloudpickle.instance": Call(cloudpickle.cloudpickle.instance, (int,)),
+    "pathlib.": __import__("pathlib").PurePosixPath("x"),
+    "transformers": b"ctransformers.pipelines\npipeline\n.",
+    "nnsight.util.from_import_path": b"cnnsight.util\nfrom_import_path\n.",
+}
+
+
+@pytest.mark.parametrize("name", INERT)
+def test_what_is_unavailable_becomes_a_placeholder_that_names_it(name: str) -> None:
+    """Nothing is called, and the first use says why."""
+    content = INERT[name]
+    if not isinstance(content, bytes):
+        content = pickle.dumps(content)
+    found = load(content)
+    assert type(found) is Placeholder
+    for use in (found, lambda: found.attribute, lambda: found + 1, lambda: [*found]):
+        with pytest.raises(ImportError) as caught:
+            use()
+        assert name in str(caught.value)
+        assert "is not available on this server" in str(caught.value)
 
 
 def test_getattr_reads_no_more_than_a_block() -> None:
@@ -106,6 +135,128 @@ def test_the_servers_objects_cannot_be_changed(state: Any) -> None:
     assert "forward" not in vars(module)
 
 
+class Sae(torch.nn.Module):
+    note = "class"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Linear(2, 3)
+        self.register_buffer("scale", torch.ones(1))
+        self._hidden = {"a": 1}
+
+    def forward(self, value: torch.Tensor) -> Any:
+        return self.encoder(value) * self.scale
+
+
+def test_modules_come_with_their_state_and_hooks() -> None:
+    sae, seen = Sae(), []
+    stack = torch.nn.Sequential(sae.encoder, torch.nn.ReLU(), torch.nn.MultiheadAttention(3, 1))
+    sae.register_forward_hook(operator.methodcaller("__len__"))
+    sae.eval()
+    got, shared, inner = load(by_value(sae, stack, stack[0]))
+    assert (type(got).note, got._hidden, got.training) == ("class", {"a": 1}, False)
+    assert {*got.state_dict()} == {*sae.state_dict()}
+    assert torch.equal(got.encoder.weight, sae.encoder.weight)
+    assert isinstance(got.encoder.weight, torch.nn.Parameter)
+    assert got.encoder is shared[0] is inner
+    assert len(got._forward_hooks) == 1
+    shared[0].register_forward_hook(lambda *_: seen.append(1))
+    shared[:2](torch.ones(2))
+    assert seen == [1]
+    assert not sae.encoder._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.nn.parallel.distributed", "DistributedDataParallel"),
+        ("torch.nn.parallel.data_parallel", "DataParallel"),
+        ("torch.jit._script", "RecursiveScriptModule"),
+        ("torch.fx.graph_module", "GraphModule"),
+        ("torch.ao.nn.quantized.modules.linear", "Linear"),
+        ("torch.nn.utils.parametrize", "ParametrizationList"),
+    ],
+)
+def test_only_layers_are_made(module: str, name: str) -> None:
+    """Others are refused, or are placeholders."""
+    with pytest.raises(
+        (ForbiddenError, ImportError), match=rf"{module}.*(cannot be sent|not available)"
+    ):
+        load(f"c{module}\n{name}\n)".encode() + b"\x81}b.")(torch.ones(1))
+
+
+LINEAR = b"\x80\x04ctorch.nn.modules.linear\nLinear\n)\x81"
+
+
+def test_a_module_has_one_state_and_a_plain_one() -> None:
+    filled = pickle.dumps(torch.nn.Linear(1, 1), 4)
+    with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Linear"):
+        load(filled[:-1] + b"}X\x07\x00\x00\x00forwardK\x01sb.")
+    # A mapping of another kind, and a key that is no text.
+    for state in (b"ccollections\nCounter\n)R", b"}K\x01K\x01s", b"](K\x01K\x02\x86e"):
+        with pytest.raises(ForbiddenError, match=r"must be a dictionary"):
+            load(LINEAR + state + b"b.")
+    # A call makes a module as a block does, and cannot be followed by a state.
+    with pytest.raises(ForbiddenError, match=r"cannot change an object of the class Identity"):
+        load(b"\x80\x04ctorch.nn.modules.linear\nIdentity\n)R}b.")
+    with pytest.raises(
+        ForbiddenError, match=r"cannot add items to an object of the class|cannot change"
+    ):
+        load(b"\x80\x04ctorch.nn.modules.container\nModuleList\n)\x81K\x01a.")
+
+
+def load_mine(source: str, **names: Any) -> Any:
+    """Load an instance of the class `Mine`, which `source` defines as a user's code."""
+    protector = Protector()
+    scope = {"__name__": "__main__", "torch": torch, **names}
+    protector.execute(protector.compile(source, "script.py"), scope)
+    content = b"\x80\x04cuser\nMine\n)\x81}X\x01\x00\x00\x00aK\x01sb."
+    return protector.unpickler({("user", "Mine"): scope["Mine"]})(io.BytesIO(content)).load()
+
+
+def test_a_new_module_is_new() -> None:
+    """A `__new__` that gives the server's module away is not asked."""
+    served = torch.nn.Linear(2, 2)
+    source = """
+class Mine(torch.nn.Linear):
+    def __new__(cls, *_):
+        return served
+"""
+    got = load_mine(source, served=served)
+    assert (type(got).__name__, got.a) == ("Mine", 1)
+    assert not hasattr(served, "a")
+
+
+def test_code_of_the_user_is_guarded_while_a_state_is_set() -> None:
+    source = """
+class Mine(torch.nn.Module):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.found = type(state).__mro__
+"""
+    assert load_mine(source.replace(".__mro__", ".__name__")).found == "dict"
+    with pytest.raises(AttributeError, match=r"'__mro__' is not available"):
+        load_mine(source)
+
+
+def test_a_module_that_is_also_of_another_library() -> None:
+    source = "class Mine(torch.nn.Sequential, base): pass"
+    with pytest.raises(ForbiddenError, match=r"DataParallel cannot be sent"):
+        load_mine(source, base=torch.nn.DataParallel)
+
+
+def test_a_state_may_hold_a_module_of_the_server_and_leaves_it_alone() -> None:
+    served = torch.nn.Linear(2, 2)
+    before = dict(vars(served))
+    around = torch.nn.Sequential(torch.nn.Identity())
+    around.register_forward_hook(operator.methodcaller("__len__"))
+    around._modules["0"] = served
+    got = load(dumped(around), {"Module:model": served})
+    assert got[0] is served
+    assert vars(served) == before
+    assert not served._forward_hooks
+
+
 @pytest.mark.parametrize("what", [torch.Tensor, math.sqrt, collections.OrderedDict])
 def test_classes_and_functions_cannot_be_changed(what: Any) -> None:
     content = pickle.dumps((what, (None, {"x": 1})), 4).removesuffix(b"\x86\x94.") + b"b."
@@ -123,9 +274,10 @@ def test_classes_and_functions_cannot_be_changed(what: Any) -> None:
 def test_state_setters_only_change_what_was_sent(
     setter: Callable[..., Any], arguments: Any
 ) -> None:
-    with pytest.raises(ForbiddenError):
-        load(cloudpickle.dumps(Call(setter, arguments)))
+    with contextlib.suppress(ForbiddenError):
+        assert type(load(cloudpickle.dumps(Call(setter, arguments)))) is Placeholder
     assert not hasattr(torch.Tensor, "x")
+    assert torch.load.__name__ == "load"
 
 
 def test_values_come_as_they_are() -> None:
@@ -240,5 +392,60 @@ def test_a_class_with_a_reduction_is_refused() -> None:
 
 
 def test_a_pickle_names_no_private_helper() -> None:
-    with pytest.raises(ForbiddenError, match=r"_count_elements"):
-        load(pickle.dumps(Call(collections._count_elements, ({}, "a"))))
+    counted: dict[str, int] = {}
+    found = load(pickle.dumps((Call(collections._count_elements, (counted, "a")), counted)))
+    assert found[1] == {}
+    with pytest.raises(ImportError, match=r"_count_elements"):
+        found[0]()
+
+
+def test_what_is_made_of_a_placeholder_is_one() -> None:
+    """A class, its instances with their state and items, and their bound methods: none is refused."""
+
+    class Worker(threading.Thread):
+        def __init__(self) -> None:
+            self.items = [1]
+
+    class Listed(list[int], subprocess.Popen): ...  # type: ignore[type-arg]
+
+    listed = Listed.__new__(Listed)
+    listed.extend([1, 2])
+    values = {
+        "class": Worker,
+        "object": Worker(),
+        "listed": listed,
+        "stem": PurePath("a/b").with_name,
+    }
+    found = load(cloudpickle.dumps([values, 1]))
+    assert found[1] == 1
+    for name, value in found[0].items():
+        assert type(value) is Placeholder, name
+        with pytest.raises(
+            ImportError, match=r"holds an object of (threading.Thread|subprocess|pathlib)"
+        ):
+            value.items.append(2)
+
+
+def test_a_placeholder_is_no_way_to_what_it_stands_for() -> None:
+    found = load(cloudpickle.dumps([os, subprocess.run]))
+    for value in found:
+        assert copy.copy(value) is copy.deepcopy(value) is value
+        with pytest.raises(AttributeError):
+            value.__loader__  # noqa: B018
+        with pytest.raises(ImportError):
+            value.name = 1
+    with pytest.raises(ImportError, match=r"subprocess.run is not available"):
+        isinstance(1, found[1])
+    with pytest.raises(ImportError, match=r"subprocess.run is not available"):
+        type("Mine", types.resolve_bases((found[1],)), {})
+    # An annotation is no use, and a user's own process gets back what it sent.
+    assert (found[1] | None) is found[1]
+    assert pickle.loads(pickle.dumps(found)) == [os, subprocess.run]
+
+
+def test_functions_of_pythons_compiled_modules_are_those_of_the_modules() -> None:
+    values = [functools.reduce, heapq.heappush, bisect.bisect, random.Random(1), statistics.mean]
+    found = load(pickle.dumps(values))
+    assert found[:3] == values[:3]
+    assert found[3].random() == random.Random(1).random()
+    assert load(pickle.dumps(random.choice))([7]) == 7

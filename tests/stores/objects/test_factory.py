@@ -36,7 +36,7 @@ def test_a_library_that_is_missing_is_named(
 ) -> None:
     for module in ("obstore", "ndif.stores.objects.s3"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ObjectStoreError, match=r"pip install 'ndif\[server\]'"):
+    with pytest.raises(ObjectStoreError, match=r"pip install 'obstore>=0\.12'`$"):
         open_store(settings(monkeypatch, **S3), tmp_path)
 
 

@@ -36,7 +36,7 @@ from ndif.host.port import (
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import ClientLeftError
+from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.tasks import within
@@ -246,6 +246,8 @@ class RayModelActor:
             raise
         if "evicted" in answer:
             raise ReplicaEvictedError(answer["evicted"])
+        if "away" in answer:
+            raise BrokerAwayError(answer["away"])
         if "lost" in answer:
             raise ReplicaLostError(answer["lost"])
         status, description = Status(answer["status"]), answer["description"]

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.cluster.ray.actors import RayModelActor, aside
+from ndif.config.short_ids import unique_length
 from ndif.host.fork_server import ForkServers
 from ndif.host.port import ReplicaLostError
 from ndif.host.remote_actor import RemoteActor
@@ -70,12 +72,20 @@ def resources_of(declared: Mapping[str, float]) -> Resources | None:
 
 
 def nodes_of(table: Iterable[Mapping[str, Any]]) -> list[Node]:
-    """Return the nodes in `ray.nodes()` that are alive and take models."""
-    alive = (entry for entry in table if entry["Alive"])
-    return [
+    """Return the nodes in `ray.nodes()` that are alive and take models.
+
+    Nodes of one name, such as containers of one image, have the beginning of their id beside it.
+    """
+    nodes = [
         Node(entry["NodeID"], entry["NodeName"] or entry["NodeManagerAddress"], resources)
-        for entry in alive
-        if (resources := resources_of(entry["Resources"])) is not None
+        for entry in table
+        if entry["Alive"] and (resources := resources_of(entry["Resources"])) is not None
+    ]
+    names = Counter(node.name for node in nodes)
+    length = unique_length(node.id for node in nodes)
+    return [
+        replace(node, name=f"{node.name} ({node.id[:length]})") if names[node.name] > 1 else node
+        for node in nodes
     ]
 
 

@@ -1,9 +1,10 @@
-"""Parent of a service's program: `python -m ndif.launch.services.reaper PARENT_PIPE GRACE_S PROGRAM...`.
+"""Parent of a service's program: `python -m ndif.launch.services.reaper NAME PIPE GRACE_S PROGRAM...`.
 
 Redis, MinIO and Ray know nothing of the pipe by which the processes of a server learn that their owner
 stops them or is gone, and the signal that the kernel sends on a parent's death reaches only a direct child:
 Ray starts a dozen further processes. This process therefore reads the pipe for the program, stops the
 program with SIGTERM and, after GRACE_S seconds, SIGKILL, and then stops whatever the program leaves behind.
+NAME is for whoever looks at the list of processes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _libc = ctypes.CDLL(None)
 
 def main() -> int:
     """Run the program, and return its exit status once it and all its descendants have ended."""
-    parent_pipe, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    parent_pipe, grace_s, command = int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     # Descendants whose parent ends become children of this process, which can then find and stop them.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # A signal that comes before its handler is there waits for it.

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from ndif.config.units import format_size
+from ndif.distribution import install_command
 from ndif.errors import NdifError
 from ndif.launch.run_folder import RunFolder, no_start
 from ndif.net import is_loopback
@@ -20,18 +22,19 @@ from ndif.server.supervised import ProcessSpec, Supervisor
 _CONNECT_TIMEOUT_S = 1.0
 _INSTALL = {
     "redis-server": (
-        "`apt-get install redis-server` (Debian, Ubuntu)",
+        "`apt-get install redis-server` or `apt-get install valkey-server` (Debian, Ubuntu)",
         "`conda install -c conda-forge redis-server`",
         "`docker run -d -p 127.0.0.1:{port}:6379 redis:7 --appendonly yes`",
     ),
+    # Its maker publishes neither programs nor images any more; these two still have it.
     "minio": (
-        "`curl -o /usr/local/bin/minio https://dl.min.io/server/minio/release/linux-amd64/minio && "
-        "chmod +x /usr/local/bin/minio` (Debian and Ubuntu have no package)",
-        "`conda install -c conda-forge minio-server`",
+        "`conda install -c conda-forge minio-server` (Debian and Ubuntu have no package)",
         "`docker run -d -p 127.0.0.1:{port}:9000 -e MINIO_ROOT_USER=$NDIF_OBJECT_STORE_ACCESS_KEY "
-        "-e MINIO_ROOT_PASSWORD=$NDIF_OBJECT_STORE_SECRET_KEY minio/minio server /data`",
+        "-e MINIO_ROOT_PASSWORD=$NDIF_OBJECT_STORE_SECRET_KEY quay.io/minio/minio server /data`",
     ),
 }
+REAPER = "ndif.launch.services.reaper"
+"""Module that runs each service's program; its first argument is the service's name."""
 _MIN_FREE = 0.05
 """Part of a disk that must be free."""
 _REAPER_S = 10.0
@@ -75,11 +78,11 @@ class Service:
         log = run_folder.log(self.name)
         log.parent.mkdir(parents=True, exist_ok=True)
 
-        reaper = (sys.executable, "-m", "ndif.launch.services.reaper")
+        reaper = (sys.executable, "-m", REAPER)
         grace_s = str(self.stop_grace_s)
         process = ProcessSpec(
             self.name,
-            lambda parent_pipe: [*reaper, str(parent_pipe), grace_s, *program.command],
+            lambda parent_pipe: [*reaper, self.name, str(parent_pipe), grace_s, *program.command],
             log,
             must_start=True,
             stop_timeout_s=self.stop_grace_s + _REAPER_S,
@@ -122,9 +125,9 @@ def require_program(*names: str, port: int) -> str:
     for name in names:
         if found := shutil.which(name, path=path):
             return found
-    debian, conda, container = (command.format(port=port) for command in _INSTALL[names[0]])
+    *packages, container = (command.format(port=port) for command in _INSTALL[names[0]])
     raise ServiceError(
-        f"{' or '.join(names)} is not installed. Install it with {debian} or {conda}, or run it in a "
+        f"{' or '.join(names)} is not installed. Install it with {' or '.join(packages)}, or run it in a "
         f"container: {container}."
     )
 
@@ -133,8 +136,7 @@ def require_package(name: str, variable: str) -> None:
     """Raise a ServiceError unless the Python package that `variable` needs is installed."""
     if find_spec(name) is None:
         raise ServiceError(
-            f"{variable} needs the Python package {name}: run "
-            f"`{sys.executable} -m pip install 'ndif[server]'`."
+            f"{variable} needs the Python package {name}: run `{install_command(name)}`."
         )
 
 
@@ -150,7 +152,7 @@ def disk_space_problem(folder: Path, content: str, variable: str) -> str | None:
     disk = shutil.disk_usage(nearest)
     if disk.free < disk.total * _MIN_FREE:
         return (
-            f"The disk of {folder} has {disk.free / 1e9:,.1f} GB free, less than {_MIN_FREE:.0%} of its "
+            f"The disk of {folder} has {format_size(disk.free)} free, less than {_MIN_FREE:.0%} of its "
             f"size: {content[0].lower()}{content[1:]} would soon fill it. Free some space, or "
             f"choose {another}"
         )

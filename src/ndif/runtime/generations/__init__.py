@@ -32,6 +32,10 @@ def create_generation(name: str) -> Generation:
     return generation
 
 
+_MAX_CONFIG_BYTES = 64 << 10
+"""Largest `config.json` that is published; those with thousands of labels are larger."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientStream:
     """The two directions in which a hybrid job exchanges data with its client while it runs."""
@@ -75,6 +79,7 @@ class Generation:
             "device": str(module.device),
             "task": getattr(self.model, "task", None),
             "folder": str(Path(config).parent),
+            "config": _read_config(Path(config)),
             "repo_id": self._canonical_name(spec),
         }
 
@@ -115,12 +120,13 @@ class Generation:
             PayloadError: if the payload is not a trace of this generation.
             BlockError: if the user's code raised.
         """
-        self._apply(env)
+        self.prepare(env)
         with nullcontext() if policy is None else self._guarding(policy):
             return self._run(payload, stream, policy)
 
-    def _apply(self, env: Mapping[str, Any]) -> None:
-        """Set the model to what a request asks for."""
+    def prepare(self, env: Mapping[str, Any]) -> bool:
+        """Set the model to what a request asks for; return True if that changed the model."""
+        return False
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
         """Apply `policy` to blocks and the functions that they call while the context lasts."""
@@ -138,6 +144,14 @@ class Generation:
     def forget(self) -> None:
         """Remove the last run's entries from caches that the next run must not see."""
         raise NotImplementedError
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    """Return a checkpoint's `config.json`; None if it is too large."""
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        return None
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config
 
 
 def _trace(model: Any, prompt: str, backend: Callable[[Any], None]) -> None:

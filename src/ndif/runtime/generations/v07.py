@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import linecache
 import sys
 import threading
@@ -26,11 +28,12 @@ from ndif.runtime.generations import (
     ClientStream,
     Generation,
     PayloadError,
+    decorated07,  # noqa: F401 - replaces a function of nnsight's
     unpickling_errors,
 )
 from ndif.runtime.generations.tracebacks07 import explain_block
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights.weights import Placement, load_arguments
+from ndif.runtime.weights.weights import load_arguments
 
 if TYPE_CHECKING:
     from ndif.sandbox.protector import Protector
@@ -88,10 +91,6 @@ interleaving.Thread = _thread
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
 
-_REWRITTEN = ("__nnsight_forward__", "_old_forward", "__source_accessor__")
-"""Attributes of a module that `.source` changes for good."""
-
-
 _SERIALIZATION = "nnsight.intervention.serialization"
 _FILENAME, _NAMES = 2, 9
 """Positions of the file name and the names among the arguments of `make_function`."""
@@ -101,6 +100,13 @@ _Unpickler = serialization.CustomCloudUnpickler
 _setstate = serialization._source_function_setstate
 _interleave = envoy.Envoy.interleave
 
+try:
+    _CONVERT: tuple[Any, str] = importlib.import_module("nnsight.intervention.source"), "convert"
+except ImportError:  # nnsight 0.6
+    _CONVERT = envoy, "inject"
+_convert = getattr(*_CONVERT)
+"""The function that compiles a module's forward for `.source`."""
+
 
 class Nnsight07(Generation):
     """Load and run models with nnsight 0.7."""
@@ -109,8 +115,6 @@ class Nnsight07(Generation):
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
-        self._forwards: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._hooks: list[tuple[dict[int, Any], frozenset[int]]] = []
 
     def load(self, spec: ModelSpec) -> None:
         """See `Generation.load`; a model must be for text generation."""
@@ -122,21 +126,6 @@ class Nnsight07(Generation):
             spec.checkpoint, revision=spec.revision, dispatch=True, **load_arguments(spec)
         )
         self._objects = self.model._remoteable_persistent_objects()
-        self._remember()
-
-    def move(self, placement: Placement) -> None:
-        """See `Generation.move`."""
-        super().move(placement)
-        self._remember()
-
-    def _remember(self) -> None:
-        """Record the attributes and hooks of every module, for `forget` to restore."""
-        self._forwards, self._hooks = [], []
-        for module in self.model._module.modules():
-            now = vars(module)
-            self._forwards.append((now, {name: now[name] for name in _REWRITTEN if name in now}))
-            hooks = [now[name] for name in now if "_hooks" in name and isinstance(now[name], dict)]
-            self._hooks += [(registered, frozenset(registered)) for registered in hooks]
 
     def serialize(self, tracer: Any) -> bytes:
         """See `Generation.serialize`."""
@@ -157,11 +146,14 @@ class Nnsight07(Generation):
         tracer.info.frame = None
         # nnsight calls `self._send(data)`: a plain function would become a method.
         StreamTracer.register(staticmethod(stream.send), staticmethod(stream.receive))
+        # nnsight forgets the blocks of a tracer as soon as they have run.
+        blocks = [fn, *(each.intervention for each in getattr(tracer, "mediators", ()))]
         try:
             self._enter()
             values = tracer.execute(fn)
             saved = tracing_globals.Globals.saves
-            return {name: value for name, value in values.items() if id(value) in saved}
+            values = {**_filled(blocks, saved), **values}
+            return {name: value for name, value in values.items() if _holds(value, saved)}
         except BaseException as error:
             tracer.info.frame = frame
             raise BlockError(explain_block(error, tracer.info, _INTERNAL)) from error
@@ -178,15 +170,6 @@ class Nnsight07(Generation):
     def forget(self) -> None:
         """See `Generation.forget`."""
         linecache.clearcache()
-        for now, before in self._forwards:
-            for name in _REWRITTEN:
-                now.pop(name, None)
-            now.update(before)
-        # A cache, or a scan that failed, leaves its hooks behind. They would observe the next request.
-        for registered, before_run in self._hooks:
-            if len(registered) != len(before_run):
-                for key in registered.keys() - before_run:
-                    del registered[key]
 
     def _enter(self) -> None:
         """Enter a trace, as far as `.save()` is concerned."""
@@ -224,10 +207,15 @@ class Nnsight07(Generation):
                 policy.check_call(fn)
             return _interleave(self, fn, *arguments, **options)
 
+        def convert(function: Any, *arguments: Any) -> Any:
+            policy.check_instrumented(function)
+            return _convert(function, *arguments)
+
         nnsights = [module for name, module in sys.modules.items() if name.startswith("nnsight.")]
         replaced = [
             (serialization, "CustomCloudUnpickler", unpickler),
             (envoy.Envoy, "interleave", interleave),
+            (*_CONVERT, convert),
             *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
         ]
         return policy.guarding([base, serialization], replaced)
@@ -248,6 +236,34 @@ class Nnsight06(Nnsight07):
         tracing_globals.Globals.enter()
 
 
+def _filled(blocks: list[FunctionType], saved: set[int]) -> dict[str, Any]:
+    """Return the lists and dicts outside the blocks that these put saved values into.
+
+    Run by a client itself, a block changes the client's own. Sent, it changes copies, which come back.
+    """
+    if not saved:
+        return {}
+    return {
+        name: value
+        for block in blocks
+        for name, value in block.__globals__.items()
+        if type(value) in (list, dict) and not name.startswith("__") and _holds(value, saved)
+    }
+
+
+def _holds(value: Any, saved: set[int], depth: int = 3) -> bool:
+    """Return True if a value is saved, or is a list or dict that holds a saved value."""
+    if id(value) in saved:
+        return True
+    if not depth or type(value) not in (list, dict):
+        return False
+    items = value.values() if type(value) is dict else value
+    return any(
+        id(each) in saved or (type(each) in (list, dict) and _holds(each, saved, depth - 1))
+        for each in items
+    )
+
+
 class _Saved:
     """A value that is marked as saved in the process that unpickles it."""
 
@@ -257,6 +273,19 @@ class _Saved:
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
         return tracing_globals.save, (self._value,)
 
+
+_make_dataclass = serialization._make_dataclass_skeleton
+
+
+@functools.wraps(_make_dataclass)
+def _make_dataclass_anywhere(name: str, bases: Any, content: Any, *others: Any) -> Any:
+    """Replace `_make_dataclass_skeleton`: annotations that are text need no module of the client's."""
+    made = _make_dataclass(name, bases, {**content, "__module__": "builtins"}, *others)
+    made.__module__ = content.get("__module__", "__main__")
+    return made
+
+
+serialization._make_dataclass_skeleton = _make_dataclass_anywhere
 
 _execute = StreamTracer.execute
 

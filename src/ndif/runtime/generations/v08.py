@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import linecache
 import logging
@@ -9,12 +10,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
-from types import FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import nnsight
 import torch
-from nnsight.intervention import envoy, interleaver, iterator, serialization
+from nnsight.intervention import envoy, interleaver, iterator, serialization, source
 from nnsight.intervention import tracer as interleaving
 from nnsight.modeling.transformers import TransformersModel
 from nnsight.schema import request
@@ -46,7 +47,9 @@ _COMPILING = (tracing, interleaving, interleaver, iterator, serialization, reque
 _SERIALIZATION = "nnsight.intervention.serialization"
 
 _load_function = serialization._load_function
+_fill = serialization._fill
 _interleave = envoy.Envoy.interleave
+_compile_source = source.compile_source
 
 
 class Nnsight08(Generation):
@@ -59,6 +62,7 @@ class Nnsight08(Generation):
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
         """Each weight with its `requires_grad` before the first adapter was put on the model."""
         self._env: dict[str, Any] = {}
+        """The state of the model, as the last request asked for it."""
         self._attention: str | None = None
         """The implementation that the model was loaded with: the default for a request that names none."""
 
@@ -75,6 +79,8 @@ class Nnsight08(Generation):
             spec.checkpoint, revision=spec.revision, task=spec.task, dispatch=True, **arguments
         )
         self._attention = self.model.attn_implementation
+        if self._attention is not None:
+            self._env = {"attn_implementation": self._attention}
 
     def move(self, placement: Placement) -> None:
         """See `Generation.move`."""
@@ -120,13 +126,13 @@ class Nnsight08(Generation):
         linecache.clearcache()
         self.model.interleaver.cancel()
 
-    def _apply(self, env: Mapping[str, Any]) -> None:
-        """Set the model to the adapter and attention implementation of this request alone."""
+    def prepare(self, env: Mapping[str, Any]) -> bool:
+        """See `Generation.prepare`: an adapter and an attention implementation, for this request alone."""
         # A client sends None for a key that it does not use, or leaves the key out.
         given = {"attn_implementation": self._attention, **env}
         env = {name: value for name, value in given.items() if value is not None}
         if env == self._env:
-            return
+            return False
         if self._trained is None:
             parameters = self.model._module.parameters()
             self._trained = [(parameter, parameter.requires_grad) for parameter in parameters]
@@ -145,6 +151,7 @@ class Nnsight08(Generation):
             # An adapter freezes the model's weights; they stay frozen when it is removed.
             for parameter, trains in self._trained:
                 parameter.requires_grad_(trains)
+        return True
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
         def compile_block(_: Any, module: Any, frame: Any) -> Any:
@@ -156,11 +163,78 @@ class Nnsight08(Generation):
                 policy.check_call(fn)
             return _interleave(self, fn, *arguments, **options)
 
+        def compile_source(function: Any) -> Any:
+            policy.check_instrumented(function)
+            return _compile_source(function)
+
         replaced = [
+            (source, "compile_source", compile_source),
             (tracing.Tracer, "compile", compile_block),
             (envoy.Envoy, "interleave", interleave),
         ]
         return policy.guarding(_COMPILING, replaced)
+
+
+# Methods that use `super()`
+
+
+def _load_method(
+    source: str,
+    name: str,
+    defaults: tuple[Any, ...] | None,
+    kwdefaults: dict[str, Any] | None,
+    annotations: dict[str, Any] | None,
+    filename: str,
+    line: int,
+) -> FunctionType:
+    """Replace `_load_function`: a method that uses `super()` gets a cell for its class.
+
+    nnsight compiles a method without the class around it, and Python then finds no `__class__` cell.
+    """
+    given = (source, name, defaults, kwdefaults, annotations, filename, line)
+    function: FunctionType = _load_function(*given)
+    if "super" not in source and "__class__" not in source:
+        return function
+    # Names are not mangled in a class of this name.
+    tree = ast.parse("class _: pass")
+    [around] = tree.body
+    assert isinstance(around, ast.ClassDef)  # noqa: S101 - it is what was parsed
+    around.body = ast.parse("\n" * (line - 1) + source).body
+    # Under a policy, this is the policy's `compile`.
+    compiled = serialization.compile(tree, function.__code__.co_filename, "exec")
+    found = [
+        code
+        for of_class in _codes(compiled)
+        for code in _codes(of_class)
+        if code.co_name == name and code.co_freevars == ("__class__",)
+    ]
+    if not found:
+        return function
+    method = FunctionType(found[-1], function.__globals__, name, defaults, (CellType(),))
+    method.__kwdefaults__, method.__annotations__ = kwdefaults, annotations or {}
+    return method
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def _fill_cell(function: FunctionType, names: Mapping[str, Any]) -> None:
+    """Give a method from `_load_method` its class, which the client sends among its names."""
+    cls = names.get("__class__")
+    if function.__code__.co_freevars == ("__class__",) and isinstance(cls, type):
+        [cell] = function.__closure__ or ()
+        cell.cell_contents = cls
+
+
+def _fill_method(function: FunctionType, names: dict[str, Any]) -> None:
+    """Replace `_fill`: fill the cell for the class, too."""
+    _fill_cell(function, names)
+    _fill(function, names)
+
+
+serialization.compile = compile
+serialization._load_function, serialization._fill = _load_method, _fill_method
 
 
 # The policy for untrusted code
@@ -195,11 +269,13 @@ class _Unpickler:
             if own is not None:
                 ours.append(own)
                 return own
-            return policy.adopt(_load_function(source, name, *others), {})
+            return policy.adopt(_load_method(source, name, *others), {})
 
         def fill(function: Any, names: Mapping[str, Any]) -> None:
             if function not in ours:
                 policy.fill(function, names)
+                if policy.runs(function):
+                    _fill_cell(function, names)
 
         rebuilders = {
             (_SERIALIZATION, "_load_function"): load_function,

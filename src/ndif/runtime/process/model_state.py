@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
-from ndif.runtime.process.namespaces import has_same_members
+from ndif.runtime.process.namespaces import Versions, has_same_members
 from ndif.runtime.process.proc_files import ProcFiles
 
 
@@ -21,31 +23,46 @@ class ModelState:
     """The state of the module tree and the objects around it, which `restore` restores."""
 
     def __init__(self, model: Any) -> None:
-        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._dicts: list[dict[Any, Any]] = []
+        self._copies: list[dict[Any, Any]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._kinds: list[tuple[Any, type]] = []
         known: set[int] = set()
         for owner in (model, *model._module.modules(), *_neighbours(model)):
+            self._kinds.append((owner, type(owner)))
             # A namespace and the dictionaries in it: parameters, buffers, hooks.
             within = [value for value in vars(owner).values() if issubclass(type(value), dict)]
             for found in [vars(owner), *within]:
                 if id(found) not in known:
                     known.add(id(found))
-                    self._dicts.append((found, dict.copy(found)))
+                    self._dicts.append(found)
+                    self._copies.append(dict.copy(found))
                     lists = [value for value in dict.values(found) if type(value) is list]
                     self._lists += [(value, list(value)) for value in lists]
         inner = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)
         self._tokenizer = _TokenizerState(inner) if hasattr(inner, "get_vocab_size") else None
+        self._versions = Versions(self._dicts)
+        tensors = _tensors(model._module)
+        # A storage that is kept is at an address that no other one can have.
+        self._storages = [each.untyped_storage() for each in tensors]
         self._tensors = [
             (each, each.requires_grad, each.data_ptr(), each.dtype, each.shape, dict(vars(each)))
-            for each in _tensors(model._module)
+            for each in tensors
         ]
 
     def restore(self) -> None:
         """Restore all that can be restored; raise ResetError if a weight or the tokenizer was changed."""
-        for now, before in self._dicts:
+        for owner, kind in self._kinds:
+            if type(owner) is not kind:  # torch's parametrizations give a module another class
+                owner.__class__ = kind
+        for at in self._versions.changed():
+            now, before = self._dicts[at], self._copies[at]
             if not has_same_members(now, before):
-                dict.clear(now)
-                dict.update(now, before)
+                # A subclass's methods are its own, but an ordered dictionary's keep its order.
+                kind = OrderedDict if isinstance(now, OrderedDict) else dict
+                kind.clear(now)
+                kind.update(now, before)
+        self._versions.note()
         for items, before_items in self._lists:
             items[:] = before_items
         if self._tokenizer is not None:
@@ -57,6 +74,8 @@ class ModelState:
                 raise ResetError("a weight has other attributes")
             if tensor.is_leaf is False or tensor._backward_hooks:
                 raise ResetError("a weight belongs to a graph")
+            if tensor._post_accumulate_grad_hooks:
+                raise ResetError("a weight has a hook")
             if tensor.requires_grad is not trains:
                 tensor.requires_grad_(trains)
             tensor.grad = None
@@ -102,10 +121,18 @@ def _neighbours(model: Any) -> Iterator[Any]:
             found = getattr(owner, name, None)
             if type(getattr(found, "__dict__", None)) is dict:
                 yield found
+                # The configurations of a model's parts.
+                yield from (
+                    each for each in vars(found).values() if isinstance(each, PreTrainedConfig)
+                )
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    """Return a module's parameters, its buffers, and the tensors that are plain attributes."""
+    attributes = [value for part in module.modules() for value in vars(part).values()]
+    plain = [value for value in attributes if isinstance(value, torch.Tensor)]
+    found = [*module.parameters(), *module.buffers(), *plain]
+    return list({id(each): each for each in found}.values())
 
 
 class WeightsMemory:

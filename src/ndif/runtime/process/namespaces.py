@@ -6,6 +6,7 @@ import codecs
 import collections
 import ctypes
 import encodings
+import functools
 import gc
 import sys
 import types
@@ -67,7 +68,7 @@ class Namespaces:
     def _note_words(self) -> None:
         """Record the versions of dictionaries, and the code, defaults and attributes of functions."""
         self._function_parts = _Words(self._functions, _function_offsets())
-        self._versions = _Words(self._dicts, [_VERSION]) if _has_versions() else None
+        self._versions = Versions(self._dicts)
 
     def _add_all(self) -> None:
         """Add every module and class that is not copied yet, with its contents."""
@@ -76,7 +77,7 @@ class Namespaces:
             if isinstance(module, types.ModuleType):
                 self._add(vars(module), name)
         for cls in _classes():
-            self._add(_members(cls), cls)
+            self._add(members_of(cls), cls)
         for at in range(first, len(self._dicts)):
             self._add_within(self._copies[at], self._owners[at])
 
@@ -132,7 +133,7 @@ class Namespaces:
     def changes(self) -> list[Change]:
         """Return the namespaces and containers that have changed."""
         found: list[Change] = []
-        for at in self._versions.changed() if self._versions else range(len(self._dicts)):
+        for at in self._versions.changed():
             now, before = self._dicts[at], self._copies[at]
             if now is sys.modules or has_same_members(now, before):
                 continue
@@ -164,8 +165,7 @@ class Namespaces:
 
     def settle(self) -> None:
         """Record the dictionaries' versions once all changes are restored or adopted."""
-        if self._versions:
-            self._versions.note()
+        self._versions.note()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +244,23 @@ class _Words:
         return found
 
 
+class Versions:
+    """The versions of many dictionaries, read at once to find those that may have changed."""
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._count = len(dicts)
+        self._words = _Words(dicts, [_VERSION]) if dicts and _has_versions() else None
+
+    def changed(self) -> Sequence[int]:
+        """Return the indices of the changed dictionaries; all of them where there are no versions."""
+        return range(self._count) if self._words is None else self._words.changed()
+
+    def note(self) -> None:
+        """Record the present versions."""
+        if self._words is not None:
+            self._words.note()
+
+
 def _function_offsets() -> list[int]:
     """Return the offsets in a function's memory of its code, defaults and attributes."""
 
@@ -256,15 +273,28 @@ def _function_offsets() -> list[int]:
     return [8 * words.index(id(part)) for part in parts if id(part) in words]
 
 
+@functools.cache
 def _has_versions() -> bool:
     """Return True if this interpreter's dictionaries have a version that changes with every change."""
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 14):
         return False
-    probe: dict[Any, Any] = {"a": 1, "b": 2}
+
+    class Probe:
+        def __init__(self) -> None:
+            self.a, self.b = 1, 2
+
+    instance = Probe()
+    probe = vars(instance)
     version = ctypes.c_uint64.from_address(id(probe) + _VERSION)
+
+    def assign() -> None:
+        instance.a += 1
+
     changes: list[Callable[[], Any]] = [
         lambda: probe.update(c=3),
         lambda: probe.update(a=2),
+        # Often enough for the interpreter to use its quick way of assigning an attribute.
+        *[assign] * 50,
         lambda: probe.pop("b"),
         probe.clear,
     ]
@@ -301,7 +331,7 @@ def _classes() -> list[type]:
     return list(found)
 
 
-def _members(cls: type) -> dict[Any, Any]:
+def members_of(cls: type) -> dict[Any, Any]:
     """Return the dictionary behind a class's read-only `__dict__`."""
     members: dict[Any, Any]
     (members,) = gc.get_referents(vars(cls))

@@ -97,6 +97,7 @@ class Reset:
         stop_timers()
         self._restore_settings()
         self._generation.forget()
+        self._generation.prepare({})
         self._model.restore()
         self._check_objects(loaded=self._restore_namespaces())
         self._weights.check()

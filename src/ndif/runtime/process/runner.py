@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import gc
 import io
 import os
+import secrets
 import select
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 import zstandard
 
@@ -24,11 +27,13 @@ from ndif.runtime.process import proc_files
 from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.warmup_request import start_threads
-from ndif.runtime.results import STORE_LEVEL, Result, ResultTooLargeError
+from ndif.runtime.results import STORE_LEVEL, Result, ResultNotStoredError, ResultTooLargeError
+from ndif.runtime.sizes import format_size
 from ndif.runtime.tracebacks import explain
 
 if TYPE_CHECKING:
     from ndif.runtime.process.isolation import Isolation
+    from ndif.runtime.process.model_reset import ModelReset
     from ndif.runtime.process.reset import Reset
 
 _IDLE_S = 0.05
@@ -45,11 +50,21 @@ _LIMIT_MESSAGES = (
 
 
 class _LogStream(io.TextIOBase):
-    """The standard output of a block: each complete line becomes a log message to its user."""
+    """The standard output of a block: each complete line becomes a log message to its user.
+
+    A progress bar writes the same line again and again, each time after a carriage return. A message shows
+    what a terminal would show: the last of them, from time to time.
+    """
+
+    _REDRAWN_S = 1.0
+    """Seconds between two messages of a line that is written again and again, at least."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._line = ""
+        self._redrawn = -self._REDRAWN_S
+        self._last = ""
+        """The last message of a line that is written again and again."""
 
     def writable(self) -> bool:
         return True
@@ -59,6 +74,13 @@ class _LogStream(io.TextIOBase):
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._send(line)
+        if "\r" in self._line:
+            self._line = "\r" + _shown(self._line)
+            now = time.monotonic()
+            if now - self._redrawn >= self._REDRAWN_S and self._line.strip():
+                self._redrawn = now
+                self._send(self._line)
+                self._last = self._line
         return len(text)
 
     def finish(self) -> None:
@@ -67,6 +89,10 @@ class _LogStream(io.TextIOBase):
         self._line = ""
 
     def _send(self, line: str) -> None:
+        if "\r" in line:
+            line = _shown(line)
+            if line == _shown(self._last):
+                return
         if not line.strip():
             return
         text = line.encode(errors="replace")
@@ -74,11 +100,22 @@ class _LogStream(io.TextIOBase):
             self._channel.send({"kind": "log"}, text[start : start + MAX_TEXT])
 
 
+def _shown(line: str) -> str:
+    """Return what a terminal shows of a line with carriage returns: what was written last."""
+    return next(filter(str.strip, reversed(line.split("\r"))), "")
+
+
 def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
     """Print a warning for the user, without the path of the file on this server that raised it."""
     print(f"{category.__name__}: {message}", file=sys.stderr)
+
+
+def _seed() -> None:
+    """Give the request random numbers of its own: every fork begins with the numbers of its zygote."""
+    torch.manual_seed(secrets.randbits(64))
+    numpy.random.seed(secrets.randbits(32))
 
 
 class Runner:
@@ -104,6 +141,8 @@ class Runner:
         self._isolation = isolation
         self._proc_files: proc_files.ProcFiles | None = None
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
+        self._model_reset: ModelReset | None = None
+        """The reset of the model alone; None where the whole process is reset, or ends."""
         self._spilled = False
         """True once a result was written into a file of the host's."""
 
@@ -126,29 +165,33 @@ class Runner:
                 # Context variables that the request sets end with the copied context.
                 contextvars.copy_context().run(self._run, header, bytes(payload))
                 payload = bytearray()
-                try:
-                    reset(header, spilled=self._spilled)
-                except ResetError as error:
-                    reason = str(error).encode(errors="replace")[:1000]
-                    self._channel.send({"kind": "spent"}, reason)
+                if not self._reset(functools.partial(reset, header, spilled=self._spilled)):
                     return
-                self._channel.send({"kind": "idle"})
 
-    def serve(self) -> None:
-        """Run requests until the host closes the channel."""
+    def serve(self, reset: ModelReset) -> None:
+        """Run requests, and reset the model after each; return when it cannot be reset."""
+        self._model_reset = reset
+        reset.begin()
         self._report_ready()
-        while True:
-            self._collect_garbage_when_idle()
-            try:
+        with contextlib.suppress(EOFError, ConnectionError, DeviceError):
+            while True:
+                self._collect_garbage_when_idle()
                 header, payload, _ = self._channel.receive()
                 self._run(header, bytes(payload))
-            except (EOFError, ConnectionError, DeviceError):
-                return
-            del payload
-            # Traces of the request that the next one must not see.
-            self._generation.forget()
-            for parameter in self._generation.model._module.parameters():
-                parameter.grad = None
+                payload = bytearray()
+                if not self._reset(reset):
+                    return
+
+    def _reset(self, reset: Callable[[], None]) -> bool:
+        """Call `reset` and report that this runner waits; if it fails, report that and return False."""
+        try:
+            reset()
+        except ResetError as error:
+            reason = str(error).encode(errors="replace")[:1000]
+            self._channel.send({"kind": "spent"}, reason)
+            return False
+        self._channel.send({"kind": "idle"})
+        return True
 
     def _report_ready(self) -> None:
         warnings.showwarning = _show_warning
@@ -157,6 +200,7 @@ class Runner:
     def _run(self, header: Mapping[str, Any], payload: bytes) -> None:
         # An earlier block may have ended inside a `no_grad`.
         torch.set_grad_enabled(True)
+        _seed()
         self._channel.send({"kind": "running"})
         self._reset_peak()
         started = time.perf_counter()
@@ -175,6 +219,9 @@ class Runner:
                 policy = None if self._isolation is None else self._isolation.policy
                 stream = ClientStream(self._send_to_client, self._receive_from_client)
                 with redirect_stdout(logs), redirect_stderr(logs):
+                    if self._generation.prepare(header["env"]) and self._model_reset is not None:
+                        # An adapter, and the weights that it brings, stay for the next such request.
+                        self._model_reset.begin()
                     saves = self._generation.run(payload, header["env"], stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
@@ -186,7 +233,7 @@ class Runner:
             self._deliver(result, header, cost)
         except BlockError as error:
             self._fail(error.traceback + self._limit_hint(error.traceback), meta())
-        except (PayloadError, ResultTooLargeError, DeviceError) as error:
+        except (PayloadError, ResultTooLargeError, ResultNotStoredError, DeviceError) as error:
             self._fail(str(error), meta())
         except (EOFError, ConnectionError):
             raise
@@ -256,7 +303,7 @@ class Runner:
             return ""
         limits = self._isolation.confinement
         return (
-            f"\nA request may take {limits.memory_bytes:,} bytes of memory on this server "
+            f"\nA request may take {format_size(limits.memory_bytes)} of memory on this server "
             f"(NDIF_RUNNER_MEMORY_BYTES), and start {limits.max_threads} threads, whose stacks count "
             "(NDIF_RUNNER_MAX_THREADS)."
         )
@@ -285,8 +332,9 @@ def _decompress(payload: bytes, max_bytes: int) -> bytes:
             )
         if size > max_bytes:
             raise PayloadError(
-                f"The request is {size:,} bytes when decompressed; this server takes at most "
-                f"{max_bytes:,} (NDIF_MAX_REQUEST_BYTES). Does the block refer to a large object?"
+                f"The request is {format_size(size)} when decompressed; this server takes at most "
+                f"{format_size(max_bytes)} (NDIF_MAX_REQUEST_BYTES). Does the block refer to a large "
+                "object?"
             )
         return zstandard.ZstdDecompressor().decompress(payload)
     except zstandard.ZstdError as error:

@@ -139,11 +139,9 @@ class WeightOwner:
         # The export may have moved the tensors to other memory.
         self._tensors = collect(module)
         self._folder = Path(model["folder"])
-        self._checksum: WeightChecksum | None = None
         with driver.private_memory():
             driver.check(_DEVICE_TIMEOUT_S)
-            if spec.untrusted is not None:
-                self._checksum = WeightChecksum.of(self._tensors)
+            self._checksum = WeightChecksum.of(self._tensors)
         weight_bytes: collections.Counter[int] = collections.Counter()
         for tensor in distinct(self._tensors)[0]:
             weight_bytes[tensor.device.index or 0] += tensor.nbytes
@@ -182,8 +180,6 @@ class WeightOwner:
 
     def _find_changed(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Return the names of the tensors that have changed since they were loaded."""
-        if self._checksum is None:
-            return []
         with self._driver.private_memory():
             return self._checksum.find_changed(tensors)
 
@@ -275,8 +271,7 @@ class WeightOwnerClient:
 
     def uncache(self, max_memory: Mapping[int, int] | None) -> None:
         """Start another owner that moves the cached weights to devices; a failure cannot be undone."""
-        # Trusted requests may change weights for good, and no checksum would show it.
-        keep = self._node_spec.untrusted is not None and _can_keep_cache()
+        keep = _can_keep_cache()
         spec = replace(self._node_spec, max_memory=max_memory)
         self.exported = self._start_owner(spec, keep_cache=keep)
         if not keep:

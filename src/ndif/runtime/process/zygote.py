@@ -243,6 +243,7 @@ class Zygote:
 
     def _run_kept(self, fd: int) -> None:
         """Be a runner that serves one request after the other."""
+        from ndif.runtime.process.model_reset import ModelReset
         from ndif.runtime.process.runner import Runner
         from ndif.runtime.process.warmup_request import warm_up
 
@@ -252,7 +253,7 @@ class Zygote:
         channel = Channel(socket.socket(fileno=fd))
         runner = Runner(channel, self._generation, self._spec.threads, self._driver)
         warm_up(self._generation.model)
-        runner.serve()
+        runner.serve(ModelReset(self._generation, self._driver))
 
     def _run_fresh(self, fd: int, *, reused: bool) -> None:
         """Be a runner of one request, or one key's, confined before it reads a byte."""

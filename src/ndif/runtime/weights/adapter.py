@@ -10,6 +10,8 @@ import sys
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
+from ndif.runtime.sizes import format_size
+
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -22,7 +24,7 @@ def main(repo_id: str, cache: str, max_bytes: int) -> str:
             return f"it has no {missing[0]}"
         size = sum(sizes[name] for name in _FILES)
         if size > max_bytes:
-            return f"it has {size:,} bytes; this server takes at most {max_bytes:,}"
+            return f"it has {format_size(size)}; this server takes at most {format_size(max_bytes)}"
         snapshot_download(repo_id, cache_dir=cache, allow_patterns=list(_FILES), token=False)
     except RepositoryNotFoundError:
         return "there is no public repository of that name"

@@ -22,6 +22,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from ndif.runtime.sizes import format_size
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 
@@ -120,8 +121,8 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
     # A disk that fills up during a download stops more than this model.
     if missing > free:
         raise NoSpaceError(
-            f"{missing / 1e9:,.1f} GB of it are to be downloaded, and the disk that they would go to has "
-            f"{free / 1e9:,.1f} GB free: free some, or set HF_HOME to a folder on a larger one."
+            f"{format_size(missing)} of it are to be downloaded, and the disk that they would go to has "
+            f"{format_size(free)} free: free some, or set HF_HOME to a folder on a larger one."
         )
     folder = snapshot_download(
         spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=_ProgressBar

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
+import linecache
 import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ndif.sandbox.protector import unpickling
@@ -37,7 +39,18 @@ from ndif.sandbox.protector.transformer import compile_guarded
 from ndif.sandbox.protector.unpickling import GlobalResolver, SafeUnpickler
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_EAGER = ("torch", "torch.nn", "torch.nn.functional", "numpy", "math", "collections", "typing")
+_EAGER = (
+    *(
+        "torch",
+        "torch.nn",
+        "torch.nn.functional",
+        "torch.utils.data",
+        "numpy",
+        "math",
+        "collections",
+    ),
+    *("typing", "logging", "tqdm"),
+)
 """Modules that a block is likely to use; their wrappers are made before the first block arrives."""
 
 
@@ -110,10 +123,28 @@ class Protector:
         if not own and (name.startswith("_") or denied):
             raise AttributeError(f"the model's method {name!r} is not available on this server")
 
+    def check_instrumented(self, function: Any) -> None:
+        """Check that `.source` may compile a function's text again, which it does without guards.
+
+        Raises:
+            TypeError: If a library does not define the function.
+        """
+        for find in (lambda wrapper: wrapper, inspect.unwrap):
+            found: Any = find(function)
+            if type(found) is MethodType:
+                found = found.__func__
+            if type(found) is not FunctionType or self._guards.own_function(found):
+                raise TypeError(
+                    ".source is available on this server for functions of the model and its libraries, not "
+                    "for those that your own code defines"
+                )
+            # A payload brings lines under names of files; a library's are on the disk.
+            linecache.cache.pop(found.__code__.co_filename, None)
+
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
         """Protect the server's objects that a payload may refer to, and return them."""
         self._protected.hold(persistent)
-        self._modules.users.clear()
+        self._modules.begin()
         return dict(persistent)
 
     def unpickler(
@@ -158,6 +189,9 @@ class Protector:
             ("_codecs", "encode"): unpickling.encode,
             ("types", "MethodType"): unpickling.bound,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
+            ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.clone_context,
+            # An annotation that is text; only a client's `typing.get_type_hints` would evaluate it.
+            ("typing", "ForwardRef"): unpickling.IgnoredObject,
             (cloud, "subimport"): self._modules.get,
             (cloud, "dynamic_subimport"): self._modules.make,
             ("nnsight.intervention.serialization", "_make_dataclass_skeleton"): (

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
+from ndif.sandbox.protector.definitions import as_dataclass
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.inheritance import content
-from ndif.sandbox.protector.modules import Modules, ProtectedModule
+from ndif.sandbox.protector.modules import Modules, SyntheticModule
 from ndif.sandbox.protector.names import UNBOUND, words
 
 _PLAIN = words("""
@@ -27,16 +28,6 @@ _PLAIN = words("""
 _UNAVAILABLE = words("open input breakpoint help exit quit copyright credits license")
 
 _Compile = Callable[[str, str, str], CodeType]
-
-
-class SafeBuiltins(ProtectedModule):
-    """The module that `import builtins` gives a block."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"builtins.{name} is not available on this server")
-
-    def __dir__(self) -> list[str]:
-        return sorted(object.__getattribute__(self, "__dict__"))
 
 
 class Code:
@@ -84,11 +75,13 @@ class Builtins:
                 "vars": self._vars,
             }
         )
-        modules.builtins = SafeBuiltins("builtins")
-        object.__getattribute__(modules.builtins, "__dict__").update(
-            (name, value)
-            for name, value in table.items()
-            if not name.startswith("_") and name not in _UNAVAILABLE
+        modules.builtins = SyntheticModule(
+            "builtins",
+            {
+                name: value
+                for name, value in table.items()
+                if not name.startswith("_") and name not in _UNAVAILABLE
+            },
         )
         for original, value in (
             (operator.attrgetter, guards.texts.attrgetter),
@@ -188,7 +181,7 @@ class Builtins:
             for name in _field_names(each):
                 if type(name) is not str or not name.isidentifier():
                     raise TypeError(f"the field name {name!r} of a dataclass is no identifier")
-        made = dataclasses.dataclass(cls, **options)
+        made = as_dataclass(cls, options)
         self._guards.own(made)
         return made
 

@@ -3,21 +3,33 @@
 nnsight sends the source of a function. Where it finds none, cloudpickle sends bytecode, which cannot be
 guarded and can crash the interpreter, so the server never runs it. A function sent as bytecode is replaced
 by a `RefusedFunction`, which raises an error when called. Methods that `@dataclass` generates are generated
-again.
+again, and so are those of a named tuple.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import weakref
 from collections.abc import Callable, Mapping
-from types import CellType, FunctionType, GenericAlias, MappingProxyType, SimpleNamespace, new_class
-from typing import Any, NoReturn, TypeVar
+from types import (
+    CellType,
+    FunctionType,
+    GenericAlias,
+    MappingProxyType,
+    SimpleNamespace,
+    new_class,
+    resolve_bases,
+)
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
+from ndif.sandbox.protector import inheritance
 from ndif.sandbox.protector.guards import AccessGuards
 from ndif.sandbox.protector.names import UNBOUND, words
-from ndif.sandbox.protector.unpickling import ForbiddenError, bound
+from ndif.sandbox.protector.placeholders import Placeholder, check, named
+from ndif.sandbox.protector.unpickling import bound
+from ndif.sandbox.protector.whitelist import ForbiddenError
 
 _GENERATED = words("""
     __init__ __repr__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__
@@ -31,6 +43,9 @@ _OF_DATACLASSES = words("__annotations__ __dataclass_fields__ __dataclass_params
 _FIELD_OPTIONS = words("default default_factory init repr hash compare metadata kw_only")
 
 _CLASS_OPTIONS = words("init repr eq order unsafe_hash frozen")
+
+_OF_NAMED_TUPLES = words("__new__ _make _replace __replace__ _asdict __repr__ __getnewargs__")
+"""Methods that `collections.namedtuple` generates."""
 
 _COPIED = ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__")
 """Attributes of a function that its constructor does not take."""
@@ -122,18 +137,21 @@ class Definitions:
         return made
 
     def scope(self, names: Any) -> dict[str, Any]:
-        """Return the globals that a payload gives to code, without names that Python itself would use."""
+        """Return the globals that a payload gives to code, without names that Python itself would use.
+
+        Placeholders among them learn their variables.
+        """
         if not isinstance(names, Mapping):
             raise ForbiddenError("the globals of a function must be a mapping")
         return {
-            name: value
+            name: named(value, name)
             for name, value in names.items()
             if isinstance(name, str) and name not in UNBOUND
         }
 
     def fill(self, function: Any, names: Any) -> None:
         """Add globals to a function that was made here, and to no other."""
-        if isinstance(function, RefusedFunction):
+        if isinstance(function, RefusedFunction | Placeholder):
             return
         if not self.runs(function):
             raise ForbiddenError("a request can add globals only to functions that it defines")
@@ -147,6 +165,7 @@ class Definitions:
         return RefusedFunction(getattr(code, "name", "?"))
 
     def _fill_bytecode(self, function: Any, state: Any) -> Any:
+        check([function])
         if not isinstance(function, RefusedFunction):
             raise ForbiddenError("a request can set the state only of functions that it defines")
         return function
@@ -160,6 +179,8 @@ class Definitions:
         self, metaclass: Any, name: str, bases: Any, options: Any, identity: Any, *_: Any
     ) -> Any:
         metaclass = type if metaclass is self._classes else metaclass
+        # As they are written: `Generic[T]`, or the function `NamedTuple`.
+        bases = resolve_bases(tuple(tuple if base is NamedTuple else base for base in bases))
         self._check_class(metaclass, bases)
         content = self._content(options)
         bases = tuple(type if base is self._classes else base for base in bases)
@@ -169,6 +190,7 @@ class Definitions:
     def _make_enum(
         self, bases: Any, name: str, path: str, members: Any, module: str, identity: Any, *_: Any
     ) -> Any:
+        check(bases)
         metaclass = type(bases[-1])
         self._check_class(metaclass, bases)
         if not issubclass(metaclass, enum.EnumMeta):
@@ -182,6 +204,7 @@ class Definitions:
         return self._track(identity, made)
 
     def _check_class(self, metaclass: Any, bases: Any) -> None:
+        check([metaclass, *(bases if isinstance(bases, tuple) else ())])
         if not isinstance(metaclass, type) or not issubclass(metaclass, type):
             raise ForbiddenError("the metaclass of a class must be a subclass of type")
         if not isinstance(bases, tuple) or not all(isinstance(base, type) for base in bases):
@@ -205,12 +228,17 @@ class Definitions:
         return made
 
     def _fill_class(self, cls: Any, state: Any) -> Any:
+        check([cls])
         if not isinstance(cls, type) or not self._guards.owns(cls):
             raise ForbiddenError("a request can set attributes only of classes that it defines")
         attributes = self._content(state[0])
         registry = attributes.pop("_abc_impl", ())
         if attributes.get("__dataclass_fields__") is not None:
             return self._fill_dataclass(cls, attributes)
+        new = attributes.get("__new__")
+        new = new.__func__ if type(new) is staticmethod else new
+        if tuple in inheritance.bases(cls) and type(new) is RefusedFunction:
+            attributes.update(_named_tuple(cls.__name__, attributes))
         for name, value in attributes.items():
             setattr(cls, name, value)
         for each in registry:
@@ -228,11 +256,13 @@ class Definitions:
                 setattr(cls, name, value)
         for name in getattr(cls, "__annotations__", {}):
             given = fields.get(name)
-            if isinstance(given, dataclasses.Field):
+            if getattr(given, "_field_type", None) is dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
+                cls.__annotations__[name] = ClassVar  # the annotation may be text
+            elif isinstance(given, dataclasses.Field):
                 plain = given.default is not dataclasses.MISSING and name in vars(cls)
                 made = dataclasses.field(**_options(given, _FIELD_OPTIONS))
                 setattr(cls, name, given.default if plain else made)
-        return dataclasses.dataclass(**_options(parameters, _CLASS_OPTIONS))(cls)
+        return as_dataclass(cls, _options(parameters, _CLASS_OPTIONS))
 
     def dataclass_skeleton(
         self, name: str, bases: Any, options: Any, fields: Any, parameters: Any, identity: str
@@ -245,7 +275,7 @@ class Definitions:
         self._check_class(type, bases)
         content = self._content({**content, **options, "__annotations__": annotations})
         made = new_class(name, tuple(bases), {}, lambda own: own.update(content))
-        return self._track(identity, dataclasses.dataclass(**parameters)(made))
+        return self._track(identity, as_dataclass(made, parameters))
 
     def _make_typevar(
         self, name: str, bound: Any, constraints: Any, covariant: bool, contravariant: bool, _: Any
@@ -254,6 +284,30 @@ class Definitions:
         return make(
             name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant
         )
+
+
+def as_dataclass(cls: Any, options: Mapping[str, Any]) -> Any:
+    """Return a user's class as a dataclass.
+
+    Annotations that are text would be looked up in the class's module, which is on the user's machine.
+    """
+    module, cls.__module__ = cls.__module__, "builtins"
+    made: Any = dataclasses.dataclass(**options)(cls)
+    cls.__module__ = made.__module__ = module
+    return made
+
+
+def _named_tuple(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the generated methods of a named tuple: the most important has no source."""
+    make: Callable[..., Any] = collections.namedtuple
+    fields, defaults = attributes.get("_fields", ()), attributes.get("_field_defaults", {})
+    try:
+        made = make(name, fields, defaults=defaults.values())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ForbiddenError(
+            f"the named tuple {name} cannot be sent to this server: {error}"
+        ) from None
+    return {each: vars(made)[each] for each in _OF_NAMED_TUPLES if each in vars(made)}
 
 
 def _options(value: Any, names: frozenset[str]) -> dict[str, Any]:

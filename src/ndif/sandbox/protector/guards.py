@@ -19,13 +19,14 @@ from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 from ndif.sandbox.protector import inheritance, names
 from ndif.sandbox.protector.inheritance import PerClassCache, bases, home
 from ndif.sandbox.protector.libraries import GuardedLookups, guard_copying, guard_pandas
-from ndif.sandbox.protector.modules import Modules, ProtectedModule, UnauthorizedModule, UserModule
+from ndif.sandbox.protector.modules import Modules, ProtectedModule, UserModule
 from ndif.sandbox.protector.objects import ProtectedObjects, is_of_model_libraries
 from ndif.sandbox.protector.patterns import matched
+from ndif.sandbox.protector.placeholders import Placeholder
 from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_GUARDED_MODULES = (ProtectedModule, UnauthorizedModule, UserModule)
+_GUARDED_MODULES = (ProtectedModule, Placeholder, UserModule)
 
 _NO_NAMES: frozenset[str] = frozenset()
 _ADDED_BY_NNSIGHT = names.words("save")
@@ -99,7 +100,7 @@ class AccessGuards:
         if name not in names.ALLOWED and name not in names.PUBLIC:
             dunder = name.startswith("__") and name.endswith("__")
             allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
-            if type(value) is UnauthorizedModule:
+            if type(value) is Placeholder:
                 value()  # raises the error of the missing module, whichever attribute was asked for
             if not (allowed and self.owns(value) and self._has_itself(value, name)):
                 raise AttributeError(self._refusal(value, name))

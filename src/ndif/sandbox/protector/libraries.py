@@ -78,6 +78,24 @@ def _no_backend(backend: str) -> None:
     )
 
 
+def guard_data_loaders() -> None:
+    """Make a DataLoader load in this process, whatever number of workers it asks for."""
+    data: Any = importlib.import_module("torch.utils.data.dataloader")
+    if not isinstance(data._MultiProcessingDataLoaderIter, type):
+        return
+    single = data._SingleProcessDataLoaderIter
+
+    def load_here(loader: Any) -> Any:
+        # A loader's class may be the user's, and define how attributes are set.
+        object.__setattr__(loader, "num_workers", 0)
+        object.__setattr__(loader, "timeout", 0)
+        return single(loader)
+
+    data._MultiProcessingDataLoaderIter = load_here
+    # A context of multiprocessing starts processes for whoever has it.
+    data.DataLoader.multiprocessing_context = property(lambda _: None, lambda *_: None)
+
+
 def guard_copying(owns: Callable[[Any], bool]) -> None:
     """Make `copy` turn a user's object only into another user's object; `owns` recognises them."""
     _owners.append(owns)

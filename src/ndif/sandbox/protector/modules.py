@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import sys
@@ -10,8 +11,10 @@ from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
-from ndif.sandbox.protector.libraries import guard_pandas, guard_sympy
+from ndif.sandbox.protector import stand_ins
+from ndif.sandbox.protector.libraries import guard_data_loaders, guard_pandas, guard_sympy
 from ndif.sandbox.protector.names import words
+from ndif.sandbox.protector.placeholders import Placeholder
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
 
 _PUBLIC_DUNDERS = words("__name__ __doc__ __version__")
@@ -68,34 +71,18 @@ class ProtectedModule(ModuleType):
     __copy__ = __deepcopy__
 
 
-class UnauthorizedModule(ModuleType):
-    """A placeholder for a module that is not whitelisted: its use fails, not its import."""
+class SyntheticModule(ProtectedModule):
+    """A read-only module that no file has: the builtins of a block, and stand-ins for modules."""
 
-    def __init__(self, name: str, why: str) -> None:
+    def __init__(self, name: str, content: Mapping[str, Any]) -> None:
         super().__init__(name)
-        object.__setattr__(self, "_why", why)
+        object.__getattribute__(self, "__dict__").update(content)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("__class__", "__reduce__", "__reduce_ex__"):
-            return object.__getattribute__(self, name)
-        if name == "__dict__":
-            return {}
-        if name.startswith("__") and name.endswith("__"):
-            # Generic code asks any object for these: that is not a use of the module.
-            raise AttributeError(object.__getattribute__(self, "_why"))
-        raise ImportError(object.__getattribute__(self, "_why"))
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self.__name__}.{name} is not available on this server")
 
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Raise ImportError: the module is not available."""
-        raise ImportError(object.__getattribute__(self, "_why"))
-
-    __setattr__ = __delattr__ = __call__
-
-    def __repr__(self) -> str:
-        return f"<module {ModuleType.__getattribute__(self, '__name__')!r} (not available)>"
-
-    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-        return importlib.import_module, (ModuleType.__getattribute__(self, "__name__"),)
+    def __dir__(self) -> list[str]:
+        return sorted(object.__getattribute__(self, "__dict__"))
 
 
 class UserModule(ModuleType):
@@ -119,8 +106,14 @@ class Modules:
         self.users: dict[str, UserModule] = {}
         """The user's own modules, by name."""
         self.builtins: ModuleType | None = None
+        self._console = stand_ins.Console()
         for entry in whitelist.modules.values():
             self._deny(entry)
+
+    def begin(self) -> None:
+        """Forget what the last request has brought and set."""
+        self.users.clear()
+        self._console.begin()
 
     def replace(self, original: object, value: object) -> None:
         """Give a block `value` wherever a module holds `original`."""
@@ -142,12 +135,53 @@ class Modules:
         known = self.users.get(name) or self._wrappers.get(name)
         if known is not None:
             return known
-        if self._whitelist.find(name) is None and not self._has_whitelisted_submodule(name):
-            entry = self._whitelist.modules.get(name.partition(".")[0])
-            reason = entry and entry.reason(name)
-            why = f": {reason}" if reason else f"; you can import: {self._whitelist.available()}"
-            return UnauthorizedModule(name, f"module {name!r} is not available on this server{why}")
-        return self._wrap(importlib.import_module(name), name)
+        if name in stand_ins.NAMES:
+            return self._stand_in(name)
+        if not self._permits(name):
+            return Placeholder(name, self.refusal(name))
+        try:
+            return self._wrap(importlib.import_module(name), name)
+        except ModuleNotFoundError as error:
+            absent = (error.name or "").partition(".")[0] == name.partition(".")[0]
+            if not absent:
+                raise
+            return Placeholder(name, self.refusal(name))
+
+    def _stand_in(self, name: str) -> ModuleType:
+        made = SyntheticModule(name, stand_ins.contents(name, self._console))
+        self._wrappers[name] = made
+        below = [each for each in stand_ins.NAMES if each.rpartition(".")[0] == name]
+        object.__getattribute__(made, "__dict__").update(
+            (each.rpartition(".")[2], self.get(each)) for each in below
+        )
+        return made
+
+    def _permits(self, name: str) -> bool:
+        """Return True if a block may import a module, where it is installed."""
+        return self._whitelist.find(name) is not None or self._has_whitelisted_submodule(name)
+
+    def refusal(self, name: str) -> str:
+        """Return the sentence that says why a block does not get a module."""
+        root = name.partition(".")[0]
+        said = f"module {name!r} is not available on this server"
+        entry = self._whitelist.modules.get(root)
+        reason = entry and entry.reason(name)
+        if reason:
+            return f"{said}: {reason}"
+        if not is_installed(root):
+            if self._permits(name):
+                return f"{said}: its operator has not installed it (ndif's extra `science`)"
+            return (
+                f"{said}. If it is your own, send it along: `import {root}; nnsight.register({root})` "
+                f"before the trace; you can import: {self.available()}"
+            )
+        return f"{said}; you can import: {self.available()}"
+
+    def available(self) -> str:
+        """Return the names of the installed modules that a block may import, for an error."""
+        names = {*self._whitelist.modules, *stand_ins.NAMES}
+        public = (name for name in names if not name.startswith("_"))
+        return ", ".join(sorted(name for name in public if is_installed(name.partition(".")[0])))
 
     def make(self, name: str, variables: dict[str, Any]) -> UserModule:
         """Make a module of the user's own; in place of `cloudpickle.dynamic_subimport`."""
@@ -170,14 +204,13 @@ class Modules:
         Raises:
             AttributeError: If the module is not whitelisted.
         """
-        if isinstance(module, ProtectedModule | UnauthorizedModule | UserModule):
+        if isinstance(module, ProtectedModule | Placeholder | UserModule):
             return module
         name = module.__name__
+        if name in stand_ins.NAMES:
+            return self.get(name)
         if self._whitelist.find(name) is None:
-            raise AttributeError(
-                f"the module {name!r} is not available on this server; you can import: "
-                f"{self._whitelist.available()}"
-            )
+            raise AttributeError(f"the {self.refusal(name)}")
         return self._wrap(module, name)
 
     def _wrap(self, module: ModuleType, name: str) -> ProtectedModule:
@@ -189,6 +222,8 @@ class Modules:
             guard_sympy()
         elif root == "pandas":
             guard_pandas(self._whitelist)
+        elif name == "torch.utils.data":
+            guard_data_loaders()
         entry = self._whitelist.modules.get(root)
         if entry is not None:
             self._deny(entry)
@@ -253,7 +288,8 @@ class Modules:
             available = ", ".join(sorted(entry.only))
             raise AttributeError(f"{unavailable}; available from {path}: {available}")
         _, reason = self._denied.get(id(value), (None, None))
-        reason = entry.reason(dotted) or reason
+        if dotted not in self._whitelist.modules:
+            reason = entry.reason(dotted) or reason
         if reason:
             raise AttributeError(f"{unavailable}: {reason}")
         if id(value) in self._replacements:
@@ -268,8 +304,10 @@ class Modules:
     def _is_permitted_origin(self, name: str) -> bool:
         if name in _TRUSTED_ORIGINS:
             return True
-        root = name.partition(".")[0].lstrip("_")
-        entry = self._whitelist.modules.get(root) or self._whitelist.modules.get("_" + root)
+        root = name.partition(".")[0]
+        public = root.lstrip("_")
+        named = (self._whitelist.modules.get(each) for each in (root, public, "_" + public))
+        entry = next(filter(None, named), None)
         if entry is None:
             return False
         if entry.only is not None:
@@ -291,7 +329,7 @@ class Modules:
             package = (globals or {}).get("__package__") or ""
             name = importlib.util.resolve_name("." * level + name, package)
         module = self.get(name)
-        if isinstance(module, UnauthorizedModule):
+        if isinstance(module, Placeholder):
             return module
         if not fromlist:
             root = name.partition(".")[0]
@@ -314,6 +352,15 @@ class Modules:
                 object.__getattribute__(module, "__dict__")[attribute] = self.get(below)
                 return
             raise ImportError(str(error)) from None
+
+
+@functools.cache
+def is_installed(root: str) -> bool:
+    """Return True if this process can import a top-level module."""
+    try:
+        return root in sys.modules or importlib.util.find_spec(root) is not None
+    except ValueError:
+        return False
 
 
 def _origin(value: Any) -> str | None:

@@ -9,23 +9,28 @@ from __future__ import annotations
 import collections
 import copyreg
 import enum
+import functools
 import importlib
 import io
 import itertools
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import torch
+from torch.utils import _contextlib
 
+from ndif.sandbox.protector import placeholders, stand_ins
 from ndif.sandbox.protector.guards import AccessGuards
-from ndif.sandbox.protector.modules import Modules, UnauthorizedModule
+from ndif.sandbox.protector.modules import Modules, is_installed
 from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.payload_prefix import CachedPrefix, PrefixSpan, longest_list
-from ndif.sandbox.protector.whitelist import Whitelist
+from ndif.sandbox.protector.placeholders import Discarded, Placeholder
+from ndif.sandbox.protector.sent_modules import SentModules
+from ndif.sandbox.protector.whitelist import ForbiddenError, Whitelist
 
 _CONTAINERS = (list, dict, set, collections.deque)
 _MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
@@ -63,10 +68,6 @@ class IgnoredObject:
         pass
 
 
-class ForbiddenError(pickle.UnpicklingError):
-    """The payload holds an object that it may not; the message names the object."""
-
-
 @dataclass(frozen=True, slots=True)
 class GlobalResolver:
     """Maps the globals of a pickle to objects.
@@ -82,10 +83,10 @@ class GlobalResolver:
     """Replacements of functions of pickle, cloudpickle, torch and nnsight, by module and name."""
 
     def resolve(self, module: str, name: str) -> Any:
-        """Return the object that a global names, or its replacement.
+        """Return the object that a global names, its replacement, or a placeholder if no block may use it.
 
         Raises:
-            ForbiddenError: If a payload may not name it.
+            ForbiddenError: If no payload of a client names it.
         """
         if (module, name) in self.rebuilders:
             return self.rebuilders[module, name]
@@ -95,19 +96,56 @@ class GlobalResolver:
             refused = name in _DENIED_BUILTINS or name.startswith("__")
             if name in self.guards.builtins and not refused:
                 return self.guards.builtins[name]
-        elif module.startswith(_IMPORT_SYSTEM):
+            raise self.forbidden(module, name)
+        if module.startswith(_IMPORT_SYSTEM):
             return IgnoredObject
-        elif module.startswith(_CLIENT_SIDE):
+        if module.startswith(_CLIENT_SIDE):
             return _unavailable(module, name)
-        elif self._listed(module, name):
-            return self._load(module, name)
-        elif module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
+        if self._listed(module, name):
+            try:
+                return self._load(module, name)
+            except (ModuleNotFoundError, AttributeError):
+                return placeholders.of_global(module, name, self._refusal(module, name))
+        if module in _TORCH_FUNCTION_MODULES and not name.startswith("_"):
             return getattr(importlib.import_module(module), name)
-        elif module in self.modules.users:
-            return self._walk(self.modules.users[module], module, name)
-        elif self.whitelist.find(module) is not None and module.partition(".")[0] != "nnsight":
-            return self._walk(self.modules.get(module), module, name)
-        raise self.forbidden(module, name)
+        if module.partition(".")[0] == "nnsight":
+            return _unavailable(module, name)
+        refusals = []
+        for exporter in filter(self._has, _exporters(module)):
+            try:
+                return self._walk(self.modules.get(exporter), name)
+            except (AttributeError, ImportError) as error:
+                refusals.append(str(error))
+        why = self._refusal(module, name, refusals)
+        return placeholders.of_global(module, name, why)
+
+    def _has(self, module: str) -> bool:
+        known = module in stand_ins.NAMES or module in self.modules.users
+        return known or self.whitelist.find(module) is not None
+
+    def _refusal(self, module: str, name: str, refusals: Sequence[str] = ()) -> str:
+        """Return the sentence that says why a block does not get a global.
+
+        `refusals` are the errors of the modules that might have exported it.
+        """
+        said = f"{module}.{name} is not available on this server"
+        root = module.partition(".")[0]
+        if module in ("__main__", "__mp_main__"):
+            return (
+                f"{said}: your nnsight sent its name alone, as for a function with functools.cache; "
+                "call the function without it"
+            )
+        if not is_installed(root):
+            return self.modules.refusal(module)
+        entry = self.whitelist.modules.get(root)
+        if entry is None:
+            return f"{said}; you can import: {self.modules.available()}"
+        reason = entry.reason(f"{module}.{name}")
+        if reason is not None:
+            return f"{said}: {reason}"
+        if any(part.startswith("_") for part in name.split(".")):
+            return f"{said}: it is private"
+        return next((each for each in refusals if "not available" in each), said)
 
     def is_request_independent(self, module: str, name: str) -> bool:
         """Return True if a global resolves to the same object in every request."""
@@ -117,7 +155,7 @@ class GlobalResolver:
         """Return the error that names the global and what a request may hold instead."""
         return ForbiddenError(
             f"{module}.{name} cannot be sent to this server. A request may hold numbers, strings, tensors, "
-            "arrays, and functions and classes that your own code defines"
+            "arrays, modules of torch.nn, and functions and classes that your own code defines"
         )
 
     def _listed(self, module: str, name: str) -> bool:
@@ -144,16 +182,18 @@ class GlobalResolver:
         is_function = root == "nnsight" and isinstance(found, FunctionType)
         if is_function and found.__name__ in _TRACEABLE_METHODS:
             return found
-        raise self.forbidden(module, name)
+        return _unavailable(module, name)
 
-    def _walk(self, module: ModuleType, path: str, name: str) -> Any:
-        found: Any = module
-        try:
-            for part in name.split("."):
-                found = self.guards.read(found, part)
-        except (AttributeError, ImportError) as error:
-            raise ForbiddenError(f"{path}.{name} cannot be sent to this server: {error}") from None
-        return found
+    def _walk(self, module: ModuleType, name: str) -> Any:
+        return functools.reduce(self.guards.read, name.split("."), module)
+
+
+def _exporters(module: str) -> Iterator[str]:
+    """Yield the modules that may export what a module defines, itself first: "_heapq", "heapq"."""
+    names = [module, *([module.lstrip("_")] if module.startswith("_") else [])]
+    for each in names:
+        parts = each.split(".")
+        yield from (".".join(parts[:length]) for length in range(len(parts), 0, -1))
 
 
 _Unpickler: Any = pickle._Unpickler
@@ -164,10 +204,9 @@ _NONE, _EMPTY_DICT, _EMPTY_LIST = pickle.NONE[0], pickle.EMPTY_DICT[0], pickle.E
 _SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
 
 
-def _unavailable(module: str, name: str) -> UnauthorizedModule:
+def _unavailable(module: str, name: str) -> Placeholder:
     """Return the placeholder of a global that a payload may name and no block may use."""
-    path = f"{module}.{name}"
-    return UnauthorizedModule(path, f"{path} is not available on this server")
+    return placeholders.of_global(module, name, f"{module}.{name} is not available on this server")
 
 
 class SafeUnpickler(_Unpickler):  # type: ignore[misc]
@@ -190,6 +229,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         self._persistent = persistent
         self._cache = cache or []
         self._held = {id(value) for value in persistent.values()}
+        self._modules = SentModules(resolver.guards.owns)
 
     def load(self) -> Any:
         """Decode the payload; see `pickle.Unpickler`.
@@ -279,8 +319,22 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                 f"a request cannot change an object of the class {type(value).__name__}"
             )
 
+    def _load_new_object(self) -> None:
+        arguments, cls = self.stack.pop(), self.stack.pop()
+        if type(cls) is Placeholder:
+            self.append(placeholders.of_object(cls))
+        elif isinstance(cls, type) and issubclass(cls, torch.nn.Module):
+            self.append(self._modules.make(cls))
+        else:
+            self.append(cls.__new__(cls, *arguments))
+
     def _load_build(self) -> None:
         state, value = self.stack.pop(), self.stack[-1]
+        if type(value) is Placeholder:
+            return
+        if issubclass(type(value), torch.nn.Module):
+            self._modules.fill(value, state)
+            return
         self._check_changed(value)
         setstate = getattr(value, "__setstate__", None)
         if setstate is not None:
@@ -304,7 +358,32 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         # An instance runs its constructor, and a model's constructor loads the model.
         if makes and function.__module__.partition(".")[0] in ("nnsight", "transformers"):
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
-        _Unpickler.load_reduce(self)
+        if type(function) is Placeholder:
+            self.stack.pop()
+            self.stack[-1] = placeholders.of_object(function)
+            return
+        try:
+            _Unpickler.load_reduce(self)
+        except ImportError as error:
+            used = placeholders.behind(error)
+            if used is None:
+                raise
+            # What cannot be made of a placeholder is one, too.
+            self.stack[-1] = placeholders.of_object(used)
+
+    def _load_newobj_ex(self) -> None:
+        if type(self.stack[-3]) is Placeholder:
+            del self.stack[-2:]
+            self.stack[-1] = placeholders.of_object(self.stack[-1])
+        else:
+            _Unpickler.load_newobj_ex(self)
+
+    def _instantiate(self, kind: Any, arguments: Any) -> None:
+        """Make an object by an opcode of pickle's oldest protocols."""
+        if type(kind) is Placeholder:
+            self.append(placeholders.of_object(kind))
+        else:
+            _Unpickler._instantiate(self, kind, arguments)
 
     def _load_append(self) -> None:
         value = self.stack.pop()
@@ -331,6 +410,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def _growable(self, kinds: tuple[type, ...] = _CONTAINERS) -> Any:
         """Return the object on top of the stack, which is about to get items."""
         value = self.stack[-1]
+        if type(value) is Placeholder:
+            return Discarded()
         if not isinstance(value, kinds):
             self._check_changed(value)
             if not self._resolver.guards.owns(value):
@@ -345,8 +426,10 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     dispatch: ClassVar[dict[int, Any]] = {
         **_Unpickler.dispatch,
         pickle.FRAME[0]: _load_frame,
+        pickle.NEWOBJ[0]: _load_new_object,
         pickle.BUILD[0]: _load_build,
         pickle.REDUCE[0]: _load_reduce,
+        pickle.NEWOBJ_EX[0]: _load_newobj_ex,
         pickle.APPEND[0]: _load_append,
         pickle.APPENDS[0]: _load_appends,
         pickle.ADDITEMS[0]: _load_additems,
@@ -428,6 +511,7 @@ def load_tensors(content: bytes) -> Any:
 
 def reconstruct(cls: type, base: type, state: Any) -> Any:
     """Replace `copyreg._reconstructor`: make an instance without running its constructor."""
+    placeholders.check([cls, base])
     if not isinstance(cls, type):
         raise ForbiddenError("copyreg._reconstructor takes a class")
     return copyreg._reconstructor(cls, base, state)  # type: ignore[attr-defined]
@@ -435,6 +519,7 @@ def reconstruct(cls: type, base: type, state: Any) -> Any:
 
 def new_object(cls: type, *arguments: Any) -> Any:
     """Replace `copyreg.__newobj__`."""
+    placeholders.check([cls])
     if not isinstance(cls, type):
         raise ForbiddenError("copyreg.__newobj__ takes a class")
     return cls.__new__(cls, *arguments)
@@ -449,6 +534,7 @@ def encode(text: str, encoding: str) -> bytes:
 
 def bound(function: Any, owner: Any) -> MethodType:
     """Replace `types.MethodType`."""
+    placeholders.check([function, owner])
     if not isinstance(function, FunctionType):
         raise ForbiddenError("types.MethodType takes a function")
     return MethodType(function, owner)
@@ -467,3 +553,10 @@ def rebuild_from_type(function: Any, kind: type, arguments: Any, state: Any) -> 
         if not name.startswith("__"):
             made.__dict__[name] = value
     return made
+
+
+def clone_context(context: Any) -> Any:
+    """Replace the method by which a decorator of torch's (`torch.no_grad()`) enters its context."""
+    if not isinstance(context, _contextlib._DecoratorContextManager):
+        raise TypeError("this method belongs to torch.no_grad and its kind")
+    return context.clone()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ _DENIED_SUBMODULES = {
 """Denied submodules of any library, with the reasons."""
 
 _BUILT_IN = Path(__file__).with_name("whitelist.yaml")
+
+
+class ForbiddenError(pickle.UnpicklingError):
+    """The payload holds an object that it may not; the message names the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +80,6 @@ class Whitelist:
             for each in bases(cls)
             for name, reason in self.objects.get(full_name(each), {}).items()
         }
-
-    def available(self) -> str:
-        """Return the names of the modules, for an error message."""
-        return ", ".join(sorted(name for name in self.modules if not name.startswith("_")))
 
     @classmethod
     def read(cls, extra: Path | None) -> Whitelist:

@@ -17,7 +17,8 @@ _LENGTH = Struct(">I")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
 _UPDATE, _TEXT, _TERMINAL = 0x80, 1, 2
-_PLAIN = tuple(f.name for f in fields(Request) if f.name not in {"payload", "model", "wire", "key"})
+_ELSEWHERE = {"payload", "model", "wire", "key", "attempts"}
+_PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
 _KEY = "\0"
 """Separates the user from the key, in one field: older versions refuse fields that they do not know, and
 take both together for a user's opaque name.

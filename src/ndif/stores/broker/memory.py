@@ -7,11 +7,13 @@ import contextlib
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ndif.schema import wires
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.port import QueueFullError
+from ndif.stores.broker.spool import Spool, Unfinished
 
 _MAX_UNREAD = 1
 """Uploads that wait for a hybrid job's block, which asks for one at a time and never reads more."""
@@ -39,33 +41,57 @@ class MemorySubscription:
 class MemoryBroker:
     """The embedded form of `Broker`."""
 
-    outlives = False
+    def __init__(self, max_bytes: int | None = None, spool: Spool | None = None) -> None:
+        """Create a broker for payloads of at most `max_bytes`, or one that is larger.
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        """Create a broker for payloads of at most `max_bytes`, or one that is larger."""
+        With a `spool`, requests that are polled outlive this process.
+        """
         self._max_bytes = max_bytes
+        self._spool = spool
         self._bytes = 0
         self._queue: asyncio.Queue[Request] = asyncio.Queue()
-        self._unfinished: dict[str, Request] = {}
+        self._unfinished: dict[str, Unfinished] = {}
         self._subscriptions: dict[str, MemorySubscription] = {}
         self._uploads: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(
             lambda: asyncio.Queue(_MAX_UNREAD)
         )
 
+    @property
+    def unfinished(self) -> list[Request]:
+        """Return the requests that have not ended, the oldest first."""
+        return [each.request for each in self._unfinished.values()]
+
     async def start(self) -> None:
-        """See `Broker.start`."""
+        """See `Broker.start`. Requests of the spool are there to be claimed from now on."""
+        for each in await self._spool.unfinished() if self._spool is not None else ():
+            self._bytes += each.size
+            self._unfinished[each.request.id] = each
+            self._queue.put_nowait(each.request)
 
     async def stop(self) -> None:
         """See `Broker.stop`."""
+        if self._spool is not None:
+            await self._spool.close()
 
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
-        after = self._bytes + len(request.payload)
-        if self._bytes and self._max_bytes is not None and after > self._max_bytes:
+        size = len(request.payload)
+        if self._bytes and self._max_bytes is not None and self._bytes + size > self._max_bytes:
             raise QueueFullError(self._bytes, self._max_bytes)
-        self._bytes = after
-        self._unfinished[request.id] = request
+        self._bytes += size
+        if (spool := self._spool_of(request)) is not None:
+            try:
+                await spool.add(request)
+            except BaseException:
+                self._bytes -= size
+                raise
+            request = replace(request, payload=b"")
+        self._unfinished[request.id] = Unfinished(request, size)
         self._queue.put_nowait(request)
+
+    def outlives(self, request: Request) -> bool:
+        """See `Broker.outlives`."""
+        return self._spool_of(request) is not None
 
     async def claim(self) -> Request:
         """See `Broker.claim`."""
@@ -73,12 +99,20 @@ class MemoryBroker:
 
     async def payload(self, request: Request) -> bytes | bytearray:
         """See `Broker.payload`."""
-        return request.payload
+        spool = self._spool_of(request)
+        return request.payload if spool is None else await spool.payload(request.id)
+
+    def note_attempts(self, request: Request, attempts: int) -> None:
+        """See `Broker.note_attempts`."""
+        if (spool := self._spool_of(request)) is not None:
+            spool.note_attempts(request.id, attempts)
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`."""
         if (released := self._unfinished.pop(request.id, None)) is not None:
-            self._bytes -= len(released.payload)
+            self._bytes -= released.size
+            if (spool := self._spool_of(request)) is not None:
+                spool.remove(request.id)
         self._uploads.pop(request.id, None)
 
     async def subscribe(self, subscription_id: str | None = None) -> MemorySubscription:
@@ -120,11 +154,15 @@ class MemoryBroker:
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
         """See `Broker.upload`."""
-        request = self._unfinished.get(request_id)
-        if request is not None and request.subscription_id == subscription_id:
+        found = self._unfinished.get(request_id)
+        if found is not None and found.request.subscription_id == subscription_id:
             with contextlib.suppress(asyncio.QueueFull):
                 self._uploads[request_id].put_nowait(content)
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""
         return await self._uploads[request.id].get()
+
+    def _spool_of(self, request: Request) -> Spool | None:
+        """Return the spool if it has the request: nobody comes back for a live one."""
+        return self._spool if request.subscription_id is None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from ndif.config.units import format_size
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 
@@ -13,13 +14,17 @@ class BrokerError(Exception):
     """The broker cannot be used now; the message is a clause that says why."""
 
 
+class BrokerAwayError(BrokerError):
+    """The broker does not answer: nothing is lost, and whatever needs it can go on once it is back."""
+
+
 class QueueFullError(BrokerError):
     """The payloads of unfinished requests have as many bytes as the server holds."""
 
     def __init__(self, held: int, limit: int) -> None:
         super().__init__(
-            f"the requests that wait and run have {held:,} bytes, and with this one they would have more "
-            f"than the {limit:,} that it holds (NDIF_MAX_QUEUED_BYTES)"
+            f"the requests that wait and run have {format_size(held)}, and with this one they would have "
+            f"more than the {format_size(limit)} that it holds (NDIF_MAX_QUEUED_BYTES)"
         )
 
 
@@ -48,9 +53,6 @@ class Broker(Protocol):
     `start`, `submit`, `payload`, `subscribe`, `publish` and `is_complete` raise `BrokerError` if they fail.
     """
 
-    outlives: bool
-    """True if requests outlive this process and can be claimed by the next."""
-
     async def start(self) -> None:
         """Prepare for the methods below."""
 
@@ -60,11 +62,23 @@ class Broker(Protocol):
     async def submit(self, request: Request) -> None:
         """Store a request for the queue."""
 
+    def outlives(self, request: Request) -> bool:
+        """Return True if a request that has not ended outlives this process, and the next claims it."""
+
     async def claim(self) -> Request:
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
 
     async def payload(self, request: Request) -> bytes | bytearray:
-        """Return the payload of a request that has not been released."""
+        """Return the payload of a request that has not been released.
+
+        A broker that does not answer is a `BrokerAwayError`, a payload that it has lost a `BrokerError`.
+        """
+
+    def note_attempts(self, request: Request, attempts: int) -> None:
+        """Say how many runs of a claimed request have been cut short if this process ends now.
+
+        The next process finds the number in `Request.attempts`.
+        """
 
     async def release(self, request: Request) -> None:
         """Delete a claimed request that gets no further response."""

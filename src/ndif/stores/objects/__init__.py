@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ndif.config.settings import Settings
+from ndif.distribution import install_command
 from ndif.stores.objects.files import FileStore as FileStore
+from ndif.stores.objects.port import DiskError as DiskError
 from ndif.stores.objects.port import ObjectStore as ObjectStore
 from ndif.stores.objects.port import ObjectStoreError as ObjectStoreError
 from ndif.stores.objects.port import Upload as Upload
@@ -23,7 +25,8 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
         from ndif.stores.objects.s3 import S3Address, S3Store
     except ImportError as error:
         raise ObjectStoreError(
-            f"results on S3 need obstore ({error}): pip install 'ndif[server]' on Python 3.11 or later"
+            f"results on S3 need obstore ({error}) and Python 3.11 or later: run "
+            f"`{install_command('obstore')}`"
         ) from error
     return S3Store(
         S3Address(

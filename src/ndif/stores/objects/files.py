@@ -9,15 +9,19 @@ import hmac
 import os
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import mkstemp
 
-from ndif.stores.objects.port import SWEPT, check, is_key, is_ours, lifetime_s
+from ndif.stores.disk import disk_problem, space_problem, sync
+from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
 from ndif.tasks import end
 
 _SWEEPS_PER_LIFETIME = 10
 _PART = ".ndif-part-"
 _MAX_DIGITS = 12
+_SIGNING_KEY = ".signing"
+_SIGNING_BYTES = 32
 _REFETCH_S = 2.0
 """Seconds for which a fetched object can be fetched again, such as by a proxy that lost its connection."""
 
@@ -27,7 +31,8 @@ class FileUpload:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._fd, self._part = mkstemp(prefix=_PART, dir=root)
+        with _disk_errors():
+            self._fd, self._part = mkstemp(prefix=_PART, dir=root)
 
     def fileno(self) -> int:
         """See `Upload.fileno`."""
@@ -38,8 +43,9 @@ class FileUpload:
         size = os.fstat(self._fd).st_size
         check(key)
         target = self._root / key
-        target.parent.mkdir(exist_ok=True)
-        os.replace(self._part, target)  # noqa: PTH105 - one system call, which hardly blocks
+        with _disk_errors():
+            target.parent.mkdir(exist_ok=True)
+            os.replace(self._part, target)  # noqa: PTH105 - one system call, which hardly blocks
         os.close(self._fd)
         self._fd = -1
         return size
@@ -80,7 +86,7 @@ class FileStore:
         """See `ObjectStore.put`."""
         upload = self.create()
         try:
-            with open(upload.fileno(), "wb", closefd=False) as file:  # noqa: ASYNC230
+            with _disk_errors(), open(upload.fileno(), "wb", closefd=False) as file:  # noqa: ASYNC230
                 file.write(content)
             await upload.commit(key)
         finally:
@@ -89,14 +95,31 @@ class FileStore:
     async def get(self, key: str) -> bytes | None:
         """See `ObjectStore.get`."""
         try:
-            return self.path(key).read_bytes()
+            with _disk_errors():
+                return self.path(key).read_bytes()
         except FileNotFoundError:
             return None
 
     async def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
-        with contextlib.suppress(FileNotFoundError):
+        with _disk_errors(), contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
+
+    def problem(self) -> str | None:
+        """See `ObjectStore.problem`."""
+        return space_problem(self.root)
+
+    async def settle(self, *keys: str) -> None:
+        """See `ObjectStore.settle`."""
+        with _disk_errors():
+            await asyncio.to_thread(_settle, [self.path(key) for key in keys])
+
+    def ids(self, folder: str) -> set[str]:
+        """Return the ids of the jobs that have an object in a folder, and not an empty one."""
+        with _disk_errors():
+            paths = (self.root / folder).glob("*")
+            names = [path.name for path in paths if path.stat().st_size]
+        return {name.partition(".")[0] for name in names if is_ours(f"{folder}/{name}")}
 
     def path(self, key: str) -> Path:
         """Return the path of an object; a key that leads outside the store is a `FileNotFoundError`."""
@@ -148,6 +171,39 @@ class FileStore:
             for path in (self.root / folder).glob("*"):
                 if is_ours(f"{folder}/{path.name}"):
                     _delete_old(path, lifetime_s(folder, self.ttl_s))
+
+
+def signing_key(root: Path) -> str:
+    """Return the key that signs the addresses of a folder's results; make it if there is none.
+
+    It stays with the results, so that their addresses hold after a restart.
+    """
+    path = root / _SIGNING_KEY
+    with contextlib.suppress(FileNotFoundError):
+        if found := path.read_text():
+            return found
+    key = secrets.token_hex(_SIGNING_BYTES)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(key)
+    return key
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise a `DiskError` for what the disk refuses; a file that is missing stays a `FileNotFoundError`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DiskError(disk_problem(error)) from error
+
+
+def _settle(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            sync(path)
+    sync(*{path.parent for path in paths if path.parent.exists()})
 
 
 def _delete_old(path: Path, age_s: float) -> None:

@@ -10,6 +10,10 @@ class ObjectStoreError(Exception):
     """The store cannot be reached, or refuses; the message is a sentence for the operator."""
 
 
+class DiskError(ObjectStoreError):
+    """The server's own disk is full or fails; the message is a clause that a user may read."""
+
+
 class Upload(Protocol):
     """A new object without a key: a file descriptor that a runner writes to."""
 
@@ -56,11 +60,32 @@ class ObjectStore(Protocol):
     async def delete(self, key: str) -> None:
         """Delete the object `key`, if there is one."""
 
+    def problem(self) -> str | None:
+        """Return the sentence that the store takes little more; None if it is not known to."""
+
+    async def settle(self, *keys: str) -> None:
+        """Return once those of these objects that exist outlive a loss of power."""
+
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """Return a signed URL of `key` that expires with it.
 
         With `once`, the client fetches the URL one time, and the store may delete the object soon after.
         """
+
+
+def update_key(request_id: str) -> str:
+    """Return the key of a polled job's last update."""
+    return f"responses/{request_id}.json"
+
+
+def end_key(request_id: str) -> str:
+    """Return the key of a polled job's terminal response."""
+    return f"ends/{request_id}.json"
+
+
+def result_key(request_id: str) -> str:
+    """Return the key of a job's result."""
+    return f"results/{request_id}.pt"
 
 
 SWEPT = ("results", "responses", "ends", "requests")

@@ -265,6 +265,13 @@ class S3Store:
             with self._errors(), contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._hurried, key)
 
+    def problem(self) -> str | None:
+        """See `ObjectStore.problem`. S3 does not tell."""
+        return None
+
+    async def settle(self, *keys: str) -> None:
+        """See `ObjectStore.settle`. An S3 server keeps what it has accepted."""
+
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """See `ObjectStore.url`. Clients fetch from the bucket itself, so `base_url` is not used."""
         check(key)

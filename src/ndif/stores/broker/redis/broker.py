@@ -47,11 +47,10 @@ _GONE_MS = 600_000
 _GATHER_S = 0.005
 """Seconds between two reads of the stream, so that under load each read returns several requests."""
 _LOOK_S = 1.0
-"""Seconds between two checks that the clients of running jobs are present."""
+_PRESENCE_S = 0.4
+"""Seconds between two checks that the clients of unfinished requests are present."""
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
-_TERMINAL_S = 600.0
-"""Seconds for which a terminal update or a release is retried."""
 
 
 class RedisBroker:
@@ -59,8 +58,6 @@ class RedisBroker:
 
     Owns the process's connections to Redis. Payloads above `inline_bytes` are in the object store.
     """
-
-    outlives = True
 
     def __init__(
         self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
@@ -131,6 +128,10 @@ class RedisBroker:
                 await self._objects.delete(_object_of(request.id))
             raise QueueFullError(held_too_much, self._max_bytes)
 
+    def outlives(self, request: Request) -> bool:
+        """See `Broker.outlives`."""
+        return True
+
     async def claim(self) -> Request:
         """See `Broker.claim`."""
         if self._claiming is None:
@@ -153,6 +154,9 @@ class RedisBroker:
             raise BrokerError("what was sent with this request is there no longer; send it again")
         return content
 
+    def note_attempts(self, request: Request, attempts: int) -> None:
+        """See `Broker.note_attempts`. Not stored: a replica that outlives its leader runs on."""
+
     async def release(self, request: Request) -> None:
         """See `Broker.release`. Continues in the background while Redis is away."""
         await self._drop(request, self._release, [GROUP, request.receipt])
@@ -163,11 +167,9 @@ class RedisBroker:
 
     async def _drop(self, request: Request, script: AsyncScript, arguments: list[Any]) -> None:
         async def drop() -> None:
-            try:
-                if await retry(lambda: script(keys_of(request), arguments), _TERMINAL_S):
-                    await self._delete_payload(request)
-            except BrokerError as error:
-                logger.error("request %s could not be released: %s", request.id, error)  # noqa: TRY400
+            # However long that takes: what is not released runs again.
+            if await retry(lambda: script(keys_of(request), arguments), math.inf):
+                await self._delete_payload(request)
 
         await asyncio.wait([start(drop(), self._releases, "release")], timeout=_UPDATE_S)
 
@@ -268,7 +270,7 @@ class RedisBroker:
                 [*keys_of(request), unconfirmed_of(subscription_id)],
                 [*end_arguments(request, response), channel, update, scripts.UNCONFIRMED_S],
             ),
-            _TERMINAL_S,
+            math.inf,
         )
         if elsewhere:
             start(self._delete_payload(request), self._releases, "release")
@@ -301,7 +303,7 @@ class RedisBroker:
         """
         missing: set[str] = set()
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PRESENCE_S)
             absent = await self.disconnected(list(self._departures))
             for subscription_id in absent & missing:
                 self._departures.pop(subscription_id).set()

@@ -1,0 +1,67 @@
+"""The packages of a runtime, by import name: what `nnsight.compare()` compares a client's with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.metadata import Distribution, distributions
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ndif.host.runtimes import Runtime
+
+_FOR_BLOCKS = ("nnsight", "torch", "transformers", "accelerate", "peft")
+"""Packages that this one requires for models and for users' code."""
+_OURS, _EXTRA = "ndif", "server"
+"""This package, and the extra of it that no block uses."""
+
+
+@lru_cache(maxsize=8)
+def environment(runtime: Runtime | None) -> dict[str, Any]:
+    """Return Python's and the packages' versions of a runtime; of this process without one.
+
+    Packages that the server alone needs are left out: no client has to have them.
+    """
+    overlay = [str(folder) for folder in runtime.path] if runtime is not None else []
+    found: dict[str, Distribution] = {}
+    for distribution in distributions(path=[*overlay, *sys.path]):
+        # The first one on the path is the one that is imported.
+        found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
+    unused = _required([_OURS], found, _EXTRA) - _required(_FOR_BLOCKS, found)
+    packages: dict[str, str] = {}
+    for name, distribution in found.items():
+        if name not in unused:
+            packages |= dict.fromkeys(_import_names(distribution), distribution.version)
+    return {"python_version": sys.version, "packages": dict(sorted(packages.items()))}
+
+
+def _required(names: Iterable[str], found: Mapping[str, Distribution], extra: str = "") -> set[str]:
+    """Return these packages and what they require, as far as it is installed."""
+    required: set[str] = set()
+    coming = [canonicalize_name(name) for name in names]
+    while coming:
+        name = coming.pop()
+        if name in required or name not in found:
+            continue
+        required.add(name)
+        for text in found[name].requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                coming.append(canonicalize_name(requirement.name))
+    return required
+
+
+def _import_names(distribution: Distribution) -> set[str]:
+    listed = distribution.read_text("top_level.txt")
+    names = set(listed.split()) if listed else set()
+    if not names:
+        names = {
+            file.parts[0].partition(".")[0]
+            for file in distribution.files or ()
+            if file.suffix in (".py", ".so")
+        }
+    names = {name for name in names if "." not in name and name != "__pycache__"}
+    return names or {distribution.metadata["Name"]}

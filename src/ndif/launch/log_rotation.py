@@ -1,0 +1,57 @@
+"""Rotation of a session's logs, whichever process writes them.
+
+The server, its gateways and programs like Redis append to their logs through descriptors that they keep
+open. A log is therefore not renamed: its content is copied to `output.log.1`, and the log itself cut to
+nothing, after which each of them goes on at its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 10.0
+_CHUNK = 1 << 20
+
+
+async def rotate_forever(folder: Path, max_bytes: int, kept: int) -> None:
+    """Rotate the logs below a session's folder until cancelled."""
+    while True:
+        await asyncio.sleep(_INTERVAL_S)
+        try:
+            await asyncio.to_thread(rotate_all, folder, max_bytes, kept)
+        except OSError as error:
+            logger.warning("a log could not be rotated: %s", error)
+
+
+def rotate_all(folder: Path, max_bytes: int, kept: int) -> None:
+    """Rotate each log below a session's folder that has reached `max_bytes`."""
+    for log in folder.glob("*/output.log"):
+        if log.stat().st_size >= max_bytes:
+            rotate(log, kept)
+
+
+def rotate(log: Path, kept: int) -> None:
+    """Set a log's content aside as its newest earlier part, and keep so many parts."""
+    parts = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
+    for older, newer in zip(reversed(parts), reversed(parts[:-1]), strict=False):
+        if newer.exists():
+            newer.replace(older)
+    with log.open("r+b") as source:
+        if parts:
+            with parts[0].open("wb") as target:
+                shutil.copyfileobj(source, target, _CHUNK)
+                # What was written meanwhile: the time to lose a line in is that of one call.
+                while more := source.read(_CHUNK):
+                    target.write(more)
+        os.ftruncate(source.fileno(), 0)
+
+
+def earlier_part(log: Path) -> Path:
+    """Return the newest earlier part of a log, which need not exist."""
+    return log.with_name(f"{log.name}.1")

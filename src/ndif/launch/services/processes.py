@@ -1,0 +1,25 @@
+"""The running processes of a service, as another command finds them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from ndif.launch.services.service import REAPER
+from ndif.server.process_config import GATEWAY_MODULE, LEADER_MODULE
+
+_MODULES = {"api": GATEWAY_MODULE, "dispatcher": LEADER_MODULE}
+
+
+def processes_of(supervisor: int, name: str) -> list[int]:
+    """Return the processes of a service that a supervising process has started, the oldest first."""
+    module = _MODULES.get(name)
+    words = ["-m", module] if module else ["-m", REAPER, name]
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            arguments = (folder / "cmdline").read_text().split("\0")
+            if parent == str(supervisor) and arguments[1 : 1 + len(words)] == words:
+                found.append(int(folder.name))
+    return sorted(found)

@@ -1,0 +1,63 @@
+"""Functions that a decorator has wrapped, as nnsight 0.6 and 0.7 send them.
+
+They send the closure of the wrapper with the source of the function that it wraps, decorator and all. For
+torch's own decorators (`torch.no_grad`, `torch.inference_mode`) the wrapper's source is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import textwrap
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import nnsight
+from nnsight.intervention import serialization
+
+from ndif.runtime.generations import PayloadError
+
+_OF_TORCH = ("ctx_factory", "func")
+"""The closure of torch's wrappers."""
+
+_WRAPPER = """
+def {name}(*args, **kwargs):
+    with ctx_factory():
+        {called} func(*args, **kwargs)
+"""
+
+_HIDDEN = str(Path(nnsight.__file__).parent / "decorated")
+"""A file name of nnsight's, whose frames no traceback shows."""
+
+_CLOSURE = 11
+"""Position of the names of the closure among the arguments of `make_function`."""
+
+_make_function = serialization.make_function
+
+
+@functools.wraps(_make_function)
+def _make_wrapper(*arguments: Any) -> FunctionType:
+    """Replace `make_function`: make torch's wrappers again, and say of which others cannot be made."""
+    source, name, _, *others = arguments
+    if tuple(arguments[_CLOSURE] or ()) == _OF_TORCH and name.isidentifier():
+        called = "yield from" if _yields(source) else "return"
+        source = _WRAPPER.format(name=name, called=called)
+        arguments = (source, name, _HIDDEN, *others)
+    try:
+        function: FunctionType = _make_function(*arguments)
+    except NameError as error:
+        raise PayloadError(
+            f"The block uses the function {name!r}, whose decorator this nnsight does not send along "
+            f"({error}). Call the function without its decorator, or write the decorator without "
+            "functools.wraps."
+        ) from error
+    return function
+
+
+def _yields(source: str) -> bool:
+    tree = ast.parse(textwrap.dedent(source))
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(tree))
+
+
+serialization.make_function = _make_wrapper

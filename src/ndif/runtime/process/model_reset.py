@@ -1,0 +1,87 @@
+"""The reset of a trusted runner's model between two requests.
+
+A request finds the model as it was loaded, whatever an earlier one did to it. The module tree and its
+surroundings are restored. A weight that was written to, or a patched class, is only detected: then the
+process ends, and the next request gets one that has its weights from the model process.
+
+Nothing else of a trusted request is undone: its user has the rights of the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ndif.runtime.process.model_state import ModelState, ResetError, WeightsMemory
+from ndif.runtime.process.namespaces import Versions, members_of
+from ndif.runtime.process.proc_files import ProcFiles
+
+if TYPE_CHECKING:
+    from ndif.runtime.generations import Generation
+    from ndif.runtime.process.cuda import Cuda
+
+
+class ModelReset:
+    """Return a runner's model to the state that `begin` records; raise for what cannot be restored."""
+
+    def __init__(self, generation: Generation, driver: Cuda | None) -> None:
+        self._generation = generation
+        # Weights on devices belong to another process, which verifies them.
+        self._has_weights = driver is None
+        self._proc_files: ProcFiles | None = None
+        with contextlib.suppress(OSError):
+            self._proc_files = ProcFiles.open()
+
+    def begin(self) -> None:
+        """Record the present state, before the first request and when one brings an adapter."""
+        model = self._generation.model
+        self._state = ModelState(model)
+        self._code = _Code(model._module)
+        self._weights = None
+        if self._has_weights and self._proc_files is not None:
+            self._weights = WeightsMemory(model._module, self._proc_files)
+
+    def __call__(self) -> None:
+        """Restore the model; raise ResetError if something of it cannot be restored."""
+        self._generation.forget()
+        self._state.restore()
+        self._code.check()
+        if self._weights is not None:
+            self._weights.check()
+        elif self._has_weights:
+            raise ResetError("this system does not show which memory was written to")
+
+
+class _Code:
+    """The functions that a model's modules run: members of their classes, and of the files around these."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        kinds = {kind for part in module.modules() for kind in type(part).__mro__} - {object}
+        files = {sys.modules.get(kind.__module__) for kind in kinds} | {torch, torch.nn.functional}
+        owners: list[tuple[str, dict[Any, Any]]] = [
+            *((f"the class {kind.__qualname__}", members_of(kind)) for kind in kinds),
+            *((f"the module {file.__name__}", vars(file)) for file in files if file is not None),
+        ]
+        self._names = [name for name, _ in owners]
+        self._members = [members for _, members in owners]
+        self._before = [dict.copy(members) for members in self._members]
+        self._versions = Versions(self._members)
+
+    def check(self) -> None:
+        """Raise ResetError if a function was replaced; what libraries add at its first use may stay."""
+        for at in self._versions.changed():
+            if (name := _replaced(self._members[at], self._before[at].items())) is not None:
+                raise ResetError(f"{name} of {self._names[at]} was replaced")
+        self._versions.note()
+
+
+def _replaced(now: dict[Any, Any], before: Iterable[tuple[Any, Any]]) -> str | None:
+    """Return the name of a function or class that is no longer there under its name, else None."""
+    for name, value in before:
+        if callable(value) and now.get(name) is not value:
+            return str(name)
+    return None

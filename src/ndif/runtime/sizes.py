@@ -1,0 +1,22 @@
+"""Sizes in messages to users, written as `ndif.config.units` writes them, which this room cannot import."""
+
+from __future__ import annotations
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes with a unit: "1.5GiB", or "2MB" where that is exact."""
+    best = ""
+    for base, units in (
+        (1024, ("B", "KiB", "MiB", "GiB", "TiB")),
+        (1000, ("B", "kB", "MB", "GB", "TB")),
+    ):
+        rest = count
+        for unit in units:
+            if abs(rest) < base or unit == units[-1]:
+                break
+            rest /= base
+        shown = f"{rest:,.1f}".removesuffix(".0") + unit
+        if round(rest, 1) == rest:
+            return shown
+        best = best or shown
+    return best

@@ -1,0 +1,75 @@
+"""Modules of torch that a request brings: probes, autoencoders and other work of the user's own.
+
+A module travels as its class and its state. The class is one of torch's own layers, or the user's and
+made of those. Such a module can do no more than one that a block builds with a class of its own, which may
+set any attribute of its instances: the hooks and the `forward` in a state are functions that the user
+could call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ndif.sandbox.protector.inheritance import bases, definer, full_name, home
+from ndif.sandbox.protector.whitelist import ForbiddenError
+
+_LAYERS = ("torch.nn.modules.", "einops.layers.torch")
+"""Modules whose classes hold weights and settings, and rebuild nothing else from their state.
+
+Others compile their state (`torch.fx`, `torch.jit`), join processes (`torch.nn.parallel`), or are a
+model's.
+"""
+
+
+class SentModules:
+    """The modules of one payload: each is made without its constructor, and given its state once.
+
+    The modules of the server are never among them, so nothing that a payload says changes those.
+    """
+
+    def __init__(self, owns: Callable[[type], bool]) -> None:
+        """`owns` recognises the user's own classes."""
+        self._owns = owns
+        self._unfilled: dict[int, torch.nn.Module] = {}
+
+    def make(self, cls: type[torch.nn.Module]) -> torch.nn.Module:
+        """Return a new module without a state.
+
+        Raises:
+            ForbiddenError: If a request cannot hold instances of the class.
+        """
+        for each in bases(cls):
+            layer = f"{home(each)}.".startswith(_LAYERS)
+            if issubclass(each, torch.nn.Module) and not (layer or self._owns(each)):
+                raise ForbiddenError(
+                    f"a module of the class {full_name(each)} cannot be sent to this server. A request "
+                    "may hold modules of torch.nn, and of classes that your own code derives from them; "
+                    "the model's own modules can be used where they are"
+                )
+        # A `__new__` of the user's could return a module that exists already.
+        made = object.__new__(cls)
+        self._unfilled[id(made)] = made
+        return made
+
+    def fill(self, module: torch.nn.Module, state: Any) -> None:
+        """Set the state of a module that `make` returned.
+
+        Raises:
+            ForbiddenError: If the module is another one, or has a state.
+        """
+        if self._unfilled.pop(id(module), None) is not module:
+            raise ForbiddenError(
+                f"a request cannot change an object of the class {type(module).__name__}"
+            )
+        origin = definer(bases(type(module)), "__setstate__")
+        of_user = origin is not None and self._owns(origin)
+        if not of_user and (
+            type(state) is not dict or any(type(name) is not str for name in state)
+        ):
+            raise ForbiddenError(
+                f"the state of a module ({type(module).__name__}) must be a dictionary of its attributes"
+            )
+        module.__setstate__(state)  # type: ignore[no-untyped-call,unused-ignore]

@@ -1,0 +1,45 @@
+"""The server's own disk: why it does not take something, in words that a user may read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+FULL = "the server's disk is full"
+GB = 1e9
+_MIN_FREE = 0.05
+"""Fraction of a disk that should be free."""
+
+
+def disk_problem(error: OSError) -> str:
+    """Return the clause that says why the disk of this server did not do as it was told."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FULL
+    return f"the server's disk failed ({error.strerror or error})"
+
+
+def space_problem(folder: Path) -> str | None:
+    """Return the sentence that little of the disk of `folder` is free; None if enough is."""
+    disk = shutil.disk_usage(folder)
+    if disk.free >= disk.total * _MIN_FREE:
+        return None
+    free = (
+        "is full"
+        if disk.free == 0
+        else f"has {disk.free / GB:,.2f} GB of {disk.total / GB:,.0f} free"
+    )
+    return (
+        f"The disk of {folder} {free}: polled jobs and large results are refused while it is full."
+    )
+
+
+def sync(*paths: Path) -> None:
+    """Write files and folders through to the disk, so that they outlive a loss of power."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

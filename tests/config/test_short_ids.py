@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from ndif.config.short_ids import unique_length
+
+
+@pytest.mark.parametrize(
+    ("ids", "length"),
+    [
+        ([], 6),
+        (["0123456789"], 6),
+        (["0123456789", "0123456789"], 6),
+        (["0123456789", "abcdef0123"], 6),
+        (["0123456789", "01234567ff"], 9),
+        (["r1", "r2"], 2),
+        (["r1", "r1234567"], 6),
+    ],
+)
+def test_as_many_characters_as_tell_them_apart(ids: list[str], length: int) -> None:
+    assert unique_length(ids) == length

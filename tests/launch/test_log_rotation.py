@@ -1,0 +1,57 @@
+"""Logs that grow, and are written by processes that keep them open."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+from ndif.launch.log_rotation import rotate, rotate_all
+
+WRITER = """
+import sys
+for line in sys.stdin:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+    sys.stderr.write(".")
+    sys.stderr.flush()
+"""
+
+
+def test_programs_write_on_into_the_log_that_was_rotated(tmp_path: Path) -> None:
+    log = tmp_path / "api" / "output.log"
+    log.parent.mkdir()
+    ours = logging.FileHandler(log)
+    with log.open("ab") as file:
+        program = subprocess.Popen(
+            [sys.executable, "-c", WRITER],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.PIPE,
+        )
+    assert program.stdin is not None
+    assert program.stderr is not None
+    for number in range(5):
+        program.stdin.write(f"program {number}\n".encode())
+        program.stdin.flush()
+        assert program.stderr.read(1) == b"."
+        ours.emit(logging.makeLogRecord({"msg": f"server {number}"}))
+        rotate(log, kept=3)
+    program.communicate()
+    ours.close()
+    assert log.read_text() == ""
+    for part, number in ((1, 4), (2, 3), (3, 2)):
+        assert log.with_name(f"output.log.{part}").read_text() == (
+            f"program {number}\nserver {number}\n"
+        )
+    assert len([*log.parent.iterdir()]) == 4
+
+
+def test_a_log_is_rotated_once_it_is_large(tmp_path: Path) -> None:
+    for name, size in (("api", 99), ("broker", 100)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "output.log").write_bytes(bytes(size))
+    rotate_all(tmp_path, 100, kept=0)
+    sizes = {path.parent.name: path.stat().st_size for path in tmp_path.glob("*/*")}
+    assert sizes == {"api": 99, "broker": 0}

@@ -1,0 +1,224 @@
+"""The spool: its files as a process leaves them that is killed, and disks that are damaged or full."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.broker import BrokerError, MemoryBroker
+from ndif.stores.broker.spool import Spool, SpoolError
+from ndif.stores.objects import DiskError, FileStore
+from ndif.stores.responder import Responder, last_response
+from tests.on_loop import on_loop
+from tests.stores.small_disk import fill, small_disk
+
+__all__ = ["small_disk"]
+
+SMALL, LARGE = b"opaque", bytes(range(256)) * 1024
+"""Payloads in the file of all requests, and in one of its own."""
+
+
+def a_request(payload: bytes = SMALL, subscription_id: str | None = None) -> Request:
+    return Request(
+        ModelKey("a.B", "org/name"),
+        "0.8",
+        Wire.ENVELOPE,
+        payload,
+        False,
+        "http://here",
+        subscription_id=subscription_id,
+        user="somebody",
+        key="a digest",
+        trusted=True,
+    )
+
+
+def as_killed(folder: Path, name: str) -> Path:
+    """Return a copy of the files as they are now, of which no process holds anything."""
+    return Path(shutil.copytree(folder, folder.with_name(name)))
+
+
+@asynccontextmanager
+async def opened(folder: Path, objects: FileStore, **present: object) -> AsyncIterator[Spool]:
+    spool = Spool(folder, objects, present)
+    yield spool
+    await spool.close()
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "objects", 60)
+
+
+async def ids(folder: Path, objects: FileStore) -> list[str]:
+    async with opened(folder, objects) as spool:
+        return [each.request.id for each in await spool.unfinished()]
+
+
+@on_loop
+async def test_a_killed_process_leaves_what_it_accepted(tmp_path: Path, objects: FileStore) -> None:
+    async with opened(tmp_path / "spool", objects) as spool:
+        sent = [a_request(), a_request(LARGE), a_request()]
+        for request in sent:
+            await spool.add(request)
+        spool.note_attempts(sent[1].id, 1)
+        await asyncio.gather(*spool._notes)
+        left = as_killed(tmp_path / "spool", "left")
+    async with opened(left, objects) as spool:
+        found = await spool.unfinished()
+        again = [
+            replace(each.request, payload=await spool.payload(each.request.id)) for each in found
+        ]
+        assert again == sent
+        assert [each.size for each in found] == [len(SMALL), len(LARGE), len(SMALL)]
+        assert [each.request.attempts for each in found] == [0, 1, 0]
+    async with opened(left, objects, trusted=False) as spool:
+        assert not any(each.request.trusted for each in await spool.unfinished())
+
+
+@on_loop
+async def test_many_at_once_are_few_writes(tmp_path: Path, objects: FileStore) -> None:
+    async with opened(tmp_path / "spool", objects) as spool:
+        groups = []
+        commit = spool._commit
+        spool._commit = lambda group: (groups.append(len(group)), commit(group))[1]  # type: ignore[method-assign]
+        await asyncio.gather(*(spool.add(a_request()) for _ in range(100)))
+    assert sum(groups) == 100
+    assert len(groups) <= 3
+
+
+@on_loop
+async def test_what_has_its_end_does_not_run_again(tmp_path: Path, objects: FileStore) -> None:
+    """A process is killed after an end was stored, before the request was removed."""
+    async with opened(tmp_path / "spool", objects) as spool:
+        ended, torn, waits = a_request(LARGE), a_request(), a_request()
+        for request in (ended, torn, waits):
+            await spool.add(request)
+        end = json.dumps({"id": ended.id, "status": "COMPLETED", "description": ""})
+        await objects.put(f"ends/{ended.id}.json", end.encode())
+        await objects.put(f"ends/{torn.id}.json", b"")  # as a loss of power leaves it
+        left = as_killed(tmp_path / "spool", "left")
+    broker = MemoryBroker(spool=Spool(left, objects))
+    await broker.start()
+    await Responder(broker, objects).resume(broker.unfinished)
+    assert [(await broker.claim()).id for _ in range(2)] == [torn.id, waits.id]
+    kept = [json.loads(await last_response(objects, r.id) or b"") for r in (ended, torn, waits)]
+    assert [each["status"] for each in kept] == ["COMPLETED", "QUEUED", "QUEUED"]
+    for request in (torn, waits):
+        await objects.put(f"ends/{request.id}.json", end.encode())
+        await broker.complete(request, Response(request.id, Status.COMPLETED))
+    await broker.stop()
+    assert await ids(left, objects) == []
+    assert not (left / ended.id).exists()
+
+
+@on_loop
+async def test_who_polls_for_what_is_lost_is_told(tmp_path: Path, objects: FileStore) -> None:
+    """Jobs of a server without a spool, or of one whose spool was damaged."""
+    lost, ended = a_request(), a_request()
+    responder = Responder(MemoryBroker(), objects)
+    await responder.respond(lost, Response(lost.id, Status.RUNNING))
+    for status in (Status.RUNNING, Status.COMPLETED):
+        await responder.respond(ended, Response(ended.id, status))
+    await responder.resume([])
+    kept = [json.loads(await last_response(objects, each.id) or b"") for each in (lost, ended)]
+    assert [each["status"] for each in kept] == ["ERROR", "COMPLETED"]
+    assert "Send it again" in kept[0]["description"]
+
+
+@on_loop
+async def test_a_torn_last_write_costs_itself_alone(tmp_path: Path, objects: FileStore) -> None:
+    async with opened(tmp_path / "spool", objects) as spool:
+        sent = [a_request(bytes(3000)) for _ in range(4)]
+        for request in sent:
+            await spool.add(request)
+        for lost in (1, 2000, 5000):
+            left = as_killed(tmp_path / "spool", f"left {lost}")
+            wal = left / "spool.sqlite-wal"
+            content = wal.read_bytes()
+            wal.write_bytes(content[:-lost])
+            found = await ids(left, objects)
+            assert found == [each.id for each in sent][: len(found)]
+            assert len(found) in (2, 3)
+
+
+@on_loop
+async def test_a_damaged_spool_is_put_aside(tmp_path: Path, objects: FileStore) -> None:
+    folder = tmp_path / "spool"
+    async with opened(folder, objects) as spool:
+        for _ in range(50):
+            await spool.add(a_request(bytes(3000)))
+    whole = (folder / "spool.sqlite").read_bytes()
+    for damaged in (b"not a database" * 500, whole[:8192] + bytes(range(256)) * 40 + whole[20000:]):
+        (folder / "spool.sqlite").write_bytes(damaged)
+        async with opened(folder, objects) as spool:
+            assert await spool.unfinished() == []
+            await spool.add(a_request())
+    aside = [path for path in folder.iterdir() if "damaged" in path.name]
+    assert aside
+
+
+@on_loop
+async def test_a_second_server_does_not_get_the_same_jobs(
+    tmp_path: Path, objects: FileStore
+) -> None:
+    async with opened(tmp_path / "spool", objects):
+        for _ in range(2):
+            with pytest.raises(SpoolError, match="another server has the jobs in"):
+                Spool(tmp_path / "spool", objects)
+    assert await ids(tmp_path / "spool", objects) == []
+
+
+@on_loop
+async def test_live_requests_cost_nothing(tmp_path: Path, objects: FileStore) -> None:
+    broker = MemoryBroker(spool=Spool(tmp_path / "spool", objects))
+    await broker.start()
+    live, polled = a_request(subscription_id="somebody's"), a_request()
+    for request in (live, polled):
+        await broker.submit(request)
+    assert [broker.outlives(each) for each in (live, polled)] == [False, True]
+    left = as_killed(tmp_path / "spool", "left")
+    assert await ids(left, objects) == [polled.id]
+    await broker.stop()
+
+
+# A full disk
+
+
+@on_loop
+async def test_on_a_full_disk_nothing_is_accepted_and_nothing_lost(small_disk: Path) -> None:
+    objects = FileStore(small_disk / "objects", 60)
+    broker = MemoryBroker(spool=Spool(small_disk / "spool", objects))
+    await broker.start()
+    responder = Responder(broker, objects)
+    first = a_request()
+    await broker.submit(first)
+    await responder.respond(first, Response(first.id, Status.QUEUED))
+    assert objects.problem() is None
+    filling = fill(small_disk)
+    assert "The disk of" in (objects.problem() or "")
+    assert " is full: " in (objects.problem() or "")
+    for payload in (SMALL * 1000, LARGE):
+        with pytest.raises(BrokerError, match="the server's disk is full"):
+            await broker.submit(a_request(payload))
+    with pytest.raises(DiskError, match="the server's disk is full"):
+        await responder.respond(first, Response(first.id, Status.COMPLETED))
+    assert not await broker.is_complete(first)
+    assert await broker.payload(first) == SMALL
+    filling.unlink()
+    second = a_request(LARGE)
+    await broker.submit(second)
+    await responder.respond(first, Response(first.id, Status.COMPLETED))
+    await broker.stop()
+    assert await ids(small_disk / "spool", objects) == [second.id]
