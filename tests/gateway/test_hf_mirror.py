@@ -251,7 +251,7 @@ def test_download_of_what_is_not_served(
 
 def test_a_model_is_served_when_it_is_loaded(gpt2: Path) -> None:
     with hub_of() as served:
-        with pytest.raises(RepositoryNotFoundError, match="not loaded its model yet"):
+        with pytest.raises(RepositoryNotFoundError, match="not on this server yet"):
             served.api.model_info(TINY)
         served.hub.serve(MirroredModel(TINY, gpt2, None, None))
         assert served.api.model_info(TINY).id == TINY

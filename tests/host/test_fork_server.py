@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ndif.host.evaluation import Evaluator
-from ndif.host.fork_server import ForkedProcess, ForkServers, Process
+from ndif.host.fork_server import ForkedProcess, ForkServers, Process, StartedProcess
 from ndif.host.model_process import ModelProcess, ModelProcessError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
@@ -64,8 +64,8 @@ else:
 
 
 @contextlib.asynccontextmanager
-async def some_servers(idle_s: float = 600.0) -> AsyncIterator[ForkServers]:
-    servers = ForkServers(idle_s)
+async def some_servers(idle_s: float = 600.0, frozen_s: float = 30.0) -> AsyncIterator[ForkServers]:
+    servers = ForkServers(idle_s, frozen_s)
     try:
         yield servers
     finally:
@@ -200,6 +200,22 @@ def test_a_child_of_the_real_server() -> None:
     finally:
         server.kill()
         server.wait()
+
+
+@on_loop
+async def test_a_frozen_server_is_asked_for_nothing_more(runtime: Runtime) -> None:
+    async with some_servers(frozen_s=1.0) as servers:
+        servers.prepare(runtime, untrusted=False)
+        child = await a_child(servers, runtime)
+        server = parent(child.process.pid)
+        os.kill(server, signal.SIGSTOP)
+        with pytest.raises(OSError, match=f"fork server {server} shows no sign of life"):
+            await within(a_child(servers, runtime), 10)
+        # What it has forked lives on.
+        assert (await child.ask())["pid"] == child.process.pid
+        assert isinstance((await a_child(servers, runtime)).process, StartedProcess)
+    assert not alive(server)
+    assert not alive(child.process.pid)
 
 
 # How children end

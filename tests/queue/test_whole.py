@@ -1375,6 +1375,36 @@ def test_a_model_that_is_deployed_by_two_names_is_one_deployment(tmp_path: Path)
     run(main())
 
 
+def test_a_name_means_the_folder_that_it_was_deployed_from(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {"a/a": 40}) as world:
+            folder = DeploymentConfig("a/a", "/models/a", task="text-generation")
+            (first,) = await world.operations.deploy([folder], None, wait=True, sync=False)
+            by_name = DeploymentConfig("a/a", "a/a")
+            (told,) = await world.operations.deploy([by_name], None, wait=True, sync=True)
+            assert (told["replicas"], told["evicted"]) == (first["replicas"], [])
+            (there,) = world.of("a/a")
+            assert there.state is ReplicaState.RUNNING
+            assert there.model.config == folder
+            # Another folder is another checkpoint.
+            moved = replace(folder, checkpoint="/models/b")
+            (told,) = await world.operations.deploy([moved], None, wait=True, sync=False)
+            assert [each["replica_id"] for each in told["evicted"]] == first["replicas"]
+
+    run(main())
+
+
+def test_a_replica_that_did_not_load_is_not_said_to_be_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = DeploymentConfig("a/a", "a/a")
+        async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
+            (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert told["replicas"] == []
+            assert "it is broken" in told["problem"]
+
+    run(main())
+
+
 def test_what_is_evicted_while_it_loads_is_not_what_returns(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:

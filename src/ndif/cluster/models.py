@@ -67,6 +67,11 @@ class Model:
             return self.config
         return replace(self.scheduled, dedicated=True, task=self.scheduled.task or self.config.task)
 
+    @property
+    def provides_files(self) -> bool:
+        """Return True if clients build the model from its files, not so for a user's own revision."""
+        return not (self.on_demand and self.config.revision)
+
     def keeps(self, generation: str) -> bool:
         """Return True if an operator or the schedule has it in this generation, not users alone."""
         if self.scheduled is not None and self.scheduled.deployed_for:
@@ -146,13 +151,17 @@ class Models:
         return min(named, key=lambda model: (model.key != key, not model.dedicated), default=None)
 
     def as_known(self, config: DeploymentConfig) -> DeploymentConfig:
-        """Return `config` with the names by which its model is known here, if the hub has several."""
+        """Return `config` with the names by which its model is known here: the hub's, or its folder."""
         model = self.find(config.key)
-        if model is None or not all(
-            model.called(name) for name in (config.checkpoint, model.config.checkpoint)
-        ):
+        if model is None or not model.called(config.checkpoint):  # else it is in another folder
             return config
-        return replace(config, repo_id=model.config.repo_id, checkpoint=model.config.checkpoint)
+        known = model.config
+        return replace(
+            config,
+            repo_id=known.repo_id,
+            checkpoint=known.checkpoint,
+            task=config.task or known.task,
+        )
 
     def unite(self, model: Model) -> None:
         """Merge a model without replicas into another one, if the name that was learned is that one's."""

@@ -114,8 +114,8 @@ class Replica:
 
     @property
     def provides_files(self) -> bool:
-        """Return True if clients build the model from its files, not so for a user's own revision."""
-        return not (self.model.on_demand and self.model.config.revision)
+        """See `Model.provides_files`."""
+        return self.model.provides_files
 
     async def up(self) -> None:
         """Return once it can run a request; raise a `DeploymentError` if it never can."""

@@ -132,13 +132,20 @@ class ControlPlane:
         for request, result in results:
             processor = self.dispatcher.processor(request.model, request.generation)
             processor.adopt(result.replica_ids)
-        for request, result in results if wait else ():
-            for replica_id in result.replica_ids:
-                replica = self.controller.replica(request.variant, replica_id)
-                if replica is not None:
-                    with contextlib.suppress(DeploymentError):
-                        await replica.up()
+        if wait:
+            results = [(each, await self._until_up(each, result)) for each, result in results]
         return [outcome_fields(request, result, evicted) for request, result in results]
+
+    async def _until_up(self, request: ReplicaRequest, result: ProvisionResult) -> ProvisionResult:
+        """Wait for the provided replicas, and return the result with those that came up."""
+        up = []
+        for replica_id in result.replica_ids:
+            replica = self.controller.replica(request.variant, replica_id)
+            if replica is not None:
+                with contextlib.suppress(DeploymentError):
+                    await replica.up()
+                    up.append(replica_id)
+        return replace(result, replica_ids=tuple(up))
 
 
 def outcome_fields(

@@ -74,9 +74,13 @@ class _NotFoundError(Exception):
 
 
 class HfMirror:
-    """The routes over the models that this server has loaded."""
+    """The routes over the models that this server has accepted and whose files are on this machine."""
 
-    def __init__(self, *, share_weights: bool) -> None:
+    def __init__(
+        self, *, share_weights: bool, find: Callable[[str], MirroredModel | None] = lambda _: None
+    ) -> None:
+        """`find` returns an accepted model of that name, once its files are here; from any thread."""
+        self._find = find
         self._share_weights = share_weights
         self._repositories: dict[str, _Repository] = {}
 
@@ -116,14 +120,17 @@ class HfMirror:
         parts = (http.path_params.get("organization"), http.path_params["name"])
         repo_id = "/".join(filter(None, parts))
         # Like the Hub, ignore the case of the name and answer with the right one.
-        if repository := self._repositories.get(repo_id.casefold()):
+        name = repo_id.casefold()
+        if name not in self._repositories and (model := self._find(repo_id)) is not None:
+            self.serve(model)
+        if repository := self._repositories.get(name):
             return repository
         served = ", ".join(each.model.repo_id for each in self._repositories.values())
         raise _NotFoundError(
             "RepoNotFound",
             f"This server serves {served}, not {_shown(repo_id)}. Unset HF_ENDPOINT to use the Hub."
             if served
-            else "This server has not loaded its model yet: try again when it is ready.",
+            else f"The files of {_shown(repo_id)} are not on this server yet: try again when it is loaded.",
         )
 
 

@@ -15,10 +15,11 @@ from typing import IO
 
 from ndif.host.channel import until_ready
 from ndif.host.environment import environment, for_untrusted
+from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
 from ndif.host.runtimes import Runtime
 from ndif.runtime.frames import Channel
 from ndif.runtime.process.fork_server import OPTION, STATUS
-from ndif.tasks import within
+from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,10 @@ _POLL_S = 0.1
 
 class ForkServerError(Exception):
     """A fork server cannot fork, or has ended."""
+
+
+class FrozenError(OSError):
+    """A fork server shows no sign of life. It may yet fork what it was asked for."""
 
 
 class Process:
@@ -135,8 +140,9 @@ async def _reader(pipe: IO[bytes]) -> asyncio.StreamReader:
 class _ForkServer:
     """The server of one runtime and environment. It is usable from any event loop."""
 
-    def __init__(self, runtime: Runtime, variables: Mapping[str, str]) -> None:
+    def __init__(self, runtime: Runtime, variables: Mapping[str, str], frozen_s: float) -> None:
         """Start the server; raise an `OSError` if that fails."""
+        self._frozen_s = frozen_s
         control, theirs = socket.socketpair()
         self._control = Channel(control)
         try:
@@ -176,7 +182,10 @@ class _ForkServer:
     async def fork(
         self, module: str, channel: socket.socket, *, keep_output: bool
     ) -> ForkedProcess:
-        """Fork a child that runs `module` and talks over `channel`, or raise a `ForkServerError`."""
+        """Fork a child that runs `module` and talks over `channel`, or raise a `ForkServerError`.
+
+        After a `FrozenError` the server may still fork the child, so nobody else may be given `channel`.
+        """
         with contextlib.ExitStack() as until_forked:
             status, theirs = socket.socketpair()
             until_forked.callback(status.close)
@@ -194,7 +203,15 @@ class _ForkServer:
                 theirs.close()
                 os.close(output)
             status.setblocking(False)
-            await until_ready(status.fileno())
+            answered = asyncio.ensure_future(until_ready(status.fileno()))
+            pid = self._process.pid
+            frozen = asyncio.ensure_future(until_frozen(lambda: sign_of_life(pid), self._frozen_s))
+            try:
+                await asyncio.wait({answered, frozen}, return_when=asyncio.FIRST_COMPLETED)
+                if not answered.done():
+                    raise FrozenError(f"fork server {pid} shows no sign of life")
+            finally:
+                await end([answered, frozen])
             said, descriptors, _, _ = socket.recv_fds(status, STATUS.size, 1)
             if not said:
                 raise ForkServerError("the fork server ended")
@@ -224,12 +241,15 @@ class ForkServers:
     Servers of the runtime beside ndif stay; others end after some time without a child.
     """
 
-    def __init__(self, idle_s: float = _IDLE_S) -> None:
+    def __init__(self, idle_s: float = _IDLE_S, frozen_s: float = FROZEN_S) -> None:
         """`idle_s`: seconds without a child after which the server of another runtime ends."""
+        self._frozen_s = frozen_s
         self.devices: str | None = None
         """The `CUDA_VISIBLE_DEVICES` of every process, once the GPUs of this machine are known."""
         self._idle_s = idle_s
         self._servers: dict[_Key, _ForkServer] = {}
+        self._frozen: list[_ForkServer] = []
+        """Servers that are asked for nothing more, and whose children live."""
 
     def prepare(self, runtime: Runtime, *, untrusted: bool) -> None:
         """Start the server for such processes, unless it is there or is known to fail."""
@@ -237,7 +257,7 @@ class ForkServers:
         if key in self._servers and not self._servers[key].was_killed:
             return
         try:
-            self._servers[key] = _ForkServer(runtime, dict(key[1]))
+            self._servers[key] = _ForkServer(runtime, dict(key[1]), self._frozen_s)
         except OSError as error:
             logger.warning(
                 "the fork server of nnsight %s did not start: %s", runtime.version, error
@@ -266,6 +286,11 @@ class ForkServers:
             server.asked, server.used_at = server.asked + 1, time.monotonic()
             try:
                 return await server.fork(module, channel, keep_output=keep_output)
+            except FrozenError as error:
+                logger.error("%s; it is asked for nothing more", error)  # noqa: TRY400 - a sentence
+                if self._servers.get(key) is server:
+                    self._frozen.append(self._servers.pop(key))
+                raise
             except ForkServerError as error:
                 logger.warning("a process of nnsight %s is not forked: %s", runtime.version, error)
             finally:
@@ -286,8 +311,10 @@ class ForkServers:
 
     def stop(self) -> None:
         """End every server, and what is left of their children."""
-        while self._servers:
-            self._servers.popitem()[1].stop()
+        for server in [*self._servers.values(), *self._frozen]:
+            server.stop()
+        self._servers.clear()
+        self._frozen.clear()
 
     def _key(self, runtime: Runtime, *, untrusted: bool) -> _Key:
         variables = environment(runtime, self.devices)

@@ -30,6 +30,8 @@ _VOCABULARIES = (
 # Only files named here are shared, so that a new format of weights is withheld without a change here.
 _WITHOUT_WEIGHTS = (*_CONFIGS, *_TEMPLATES, *_VOCABULARIES)
 _CODE = "*.py"
+_WEIGHTS = ("*.safetensors", "*.bin")
+"""Files without which a folder of the Hub's cache is one that only its config was read from."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -55,6 +57,27 @@ def scan(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot
     shared = (*_WITHOUT_WEIGHTS, _CODE) if has_code else _WITHOUT_WEIGHTS
     files = {name: path for name, path in found.items() if share_weights or _matches(name, shared)}
     return Snapshot(files, frozenset(found.keys() - files.keys()), _own_commit(revision, folder))
+
+
+def find_files(checkpoint: str, revision: str | None) -> Path | None:
+    """Return the folder of a checkpoint: itself, or the Hub's cache of it if that holds it whole."""
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(checkpoint, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    has_weights = any(
+        fnmatchcase(path.name, kind) for path in folder.iterdir() for kind in _WEIGHTS
+    )
+    is_arriving = any((folder.parent.parent / "blobs").glob("*.incomplete"))
+    return folder if has_weights and not is_arriving else None
 
 
 def pack(snapshot: Snapshot) -> bytes:

@@ -19,7 +19,8 @@ from ndif.gateway.app import create_gateway, uvicorn_config
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
-from ndif.schema.deployment import DeploymentConfig
+from ndif.host.snapshot import find_files
+from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import OpenAccounts, open_accounts
@@ -62,7 +63,7 @@ class Server:
         present = {} if places else {"trusted": trusted}
         spool = Spool(results / "spool", self._objects, present)
         self._broker = MemoryBroker(settings.max_queued_bytes, spool)
-        self._hub = HfMirror(share_weights=share_weights)
+        self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
         self._responder = responder = Responder(self._broker, self._objects)
         self._fleet = fleet = ThisMachine(
@@ -129,6 +130,17 @@ class Server:
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
         return self._coordinator.dispatcher.update_of(request_id)
+
+    def _find(self, repo_id: str) -> MirroredModel | None:
+        """Return an accepted model of that name whose files are on this machine."""
+        for model in list(self._coordinator.controller.models):
+            config = model.deployment
+            if not model.called(repo_id) or not model.provides_files:
+                continue
+            if (folder := find_files(config.checkpoint, config.revision)) is not None:
+                task = config.task or read_task(folder / "config.json")
+                return MirroredModel(config.repo_id, folder, config.revision, task)
+        return None
 
     def _share(self, replica: Replica) -> None:
         """Serve the files of a loaded model on the hub's routes."""
