@@ -65,13 +65,15 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         broker,
         objects,
         Responder(broker, objects),
-        PublishedCatalogue(broker.client, cache),
+        PublishedCatalogue(broker.client, cache, settings.status_request_timeout_s),
         Runtimes(settings.runtimes),
         open_accounts(settings),
         mirror,
         lifespan,
         loopback=config.loopback,
-        perform=RemoteControlPlane(LeaderRpc(broker.client), _stop).perform,
+        perform=RemoteControlPlane(
+            LeaderRpc(broker.client), _stop, settings.status_request_timeout_s
+        ).perform,
         token=config.token,
     )
 
