@@ -384,3 +384,16 @@ def test_the_shell_completes_commands_and_models(ndif: Ndif, url: str) -> None:
     # Silent where there is none, and where the token is wrong.
     assert completed(["evict"], "") == []
     assert completed(["evict", "--url", url, "--token", "x"], "") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("soon", "must be a duration, like"),
+        ("-1", "must be at least 0.2 seconds"),
+        ("100ms", "must be at least 0.2 seconds"),
+        ("inf", "must be at least 0.2 seconds"),
+    ],
+)
+def test_a_duration_on_the_command_line_is_one(ndif: Ndif, given: str, says: str) -> None:
+    assert says in error(ndif("status", "--watch", given), 2)

@@ -80,16 +80,19 @@ class LocalServer:
     def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
         self.environment = environment
         self.output: deque[str] = deque(maxlen=500)
-        self.process = subprocess.Popen(
+        self.process = self._popen(arguments)
+        self.url = ""
+        self._said = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _popen(self, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [NDIF, *self.command, *arguments],
-            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **self.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.url = ""
-        self._said = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None

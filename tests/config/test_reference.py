@@ -113,6 +113,7 @@ def test_secrets_are_neither_shown_nor_written_down(monkeypatch: pytest.MonkeyPa
             "COORDINATOR_PROCESSOR_REPLY_FREQ_S is not valid",
         ),
         ("NDIF_MAX_LOG_BYTES", "8 megs", "must be a size, like \"12GiB\", .*, not '8 megs'"),
+        ("MIN_NNSIGHT_VERSION", "newest", "MIN_NNSIGHT_VERSION is not valid: must be a version"),
         ("NDIF_DRAIN_TIMEOUT_S", "soon", "must be a duration, like \"90s\", .*, not 'soon'"),
         ("NDIF_AUTOSCALE_COOLDOWN_S", "1e6", "contradict each other: NDIF_AUTOSCALE_COOLDOWN_S"),
     ],

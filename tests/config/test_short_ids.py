@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndif.config.short_ids import unique_length
+from ndif.config.short_ids import matching_ids, unique_length
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,11 @@ from ndif.config.short_ids import unique_length
 )
 def test_as_many_characters_as_tell_them_apart(ids: list[str], length: int) -> None:
     assert unique_length(ids) == length
+
+
+def test_an_id_is_found_by_its_beginning() -> None:
+    ids = ["abc", "abcd", "xyz", "xyz"]
+    assert matching_ids("x", ids) == ["xyz"]
+    assert matching_ids("ab", ids) == ["abc", "abcd"]
+    assert matching_ids("abc", ids) == ["abc"]
+    assert matching_ids("q", ids) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, cast
@@ -90,7 +91,7 @@ async def test_the_leader_performs_an_operation_of_another_process(
 ) -> None:
     stopped: list[bool] = []
     events = EventStream(cast(ControlPlane, None))
-    remote = RemoteControlPlane(cast(LeaderRpc, events), lambda: stopped.append(True))
+    remote = RemoteControlPlane(cast(LeaderRpc, events), lambda: stopped.append(True), 60)
     answer = await remote.perform(sample)
     if isinstance(sample, Stop):
         # It ends the gateway's own server, which ends the leader.
@@ -105,3 +106,15 @@ async def test_an_unknown_event_is_refused() -> None:
     with pytest.raises(OperationError, match="There is no event 'NONE'") as caught:
         await perform_event(cast(ControlPlane, None), "NONE", {})
     assert caught.value.status == 400
+
+
+@on_loop
+async def test_a_leader_that_does_not_tell_is_not_waited_for_without_end() -> None:
+    class Silent:
+        async def ask(self, *_: object) -> Any:
+            await asyncio.Event().wait()
+
+    remote = RemoteControlPlane(cast(LeaderRpc, Silent()), lambda: None, 0.01)
+    with pytest.raises(OperationError, match=r"within 0s \(STATUS_REQUEST_TIMEOUT_S\)") as error:
+        await remote.perform(GetStatus())
+    assert error.value.status == 504

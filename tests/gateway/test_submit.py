@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -14,8 +15,8 @@ from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
-from ndif.gateway.catalogue import InProcessCatalogue
-from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.catalogue import InProcessCatalogue, PublishedCatalogue
+from ndif.gateway.http_error import EXCEPTION_HANDLERS, HttpError
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
@@ -34,11 +35,11 @@ KEY = json.dumps({"repo_id": "org/name", "revision": None})
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{KEY}"
 
 
-def application(folder: Path, broker: MemoryBroker) -> Starlette:
+def application(folder: Path, broker: MemoryBroker, settings: Settings | None = None) -> Starlette:
     """Return an application with the real route over `broker`."""
     models = Models([DeploymentConfig("org/name", "org/name", dedicated=True)])
     submit = SubmitRoute(
-        Settings(),
+        settings or Settings(),
         broker,
         Responder(broker, FileStore(folder, 60)),
         Runtimes(folder / "runtimes"),
@@ -139,3 +140,53 @@ async def test_a_full_queue_answers_503_with_retry_after(tmp_path: Path) -> None
         assert "NDIF_MAX_QUEUED_BYTES" in refused.json()["detail"]
         await broker.release(await broker.claim())
         assert (await send()).status_code == 200
+
+
+def answer_of(folder: Path, settings: Settings, **headers: str) -> httpx.Response:
+    """Return the answer to a POST with these headers."""
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(application(folder, MemoryBroker(), settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            return await http.post(
+                "/request",
+                data={"data": json.dumps({"model_key": MODEL, "session_id": ""})},
+                files={"blob": zstandard.compress(b"opaque")},
+                headers={name.replace("_", "-"): value for name, value in headers.items()},
+            )
+
+    return asyncio.run(run())
+
+
+def test_older_clients_are_refused_where_the_operator_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIN_NNSIGHT_VERSION", "0.8.2")
+    monkeypatch.setenv("MIN_PYTHON_VERSION", "3.11.4")
+    strict = Settings()
+    for nnsight in ("0.8.1", "0.8", "0.7.0", "v0.8.1.dev3"):
+        refused = answer_of(tmp_path, strict, nnsight_version=nnsight)
+        assert refused.status_code == 400
+        assert "nnsight 0.8.2 and later" in refused.json()["detail"]
+        assert f"yours is {nnsight}. On your side run `pip install" in refused.json()["detail"]
+    refused = answer_of(
+        tmp_path, strict, nnsight_version="0.8.2", python_version="3.10.12 (main) [GCC]"
+    )
+    assert "Python 3.11.4 and later; yours is 3.10.12. Run" in refused.json()["detail"]
+    # Patch versions of Python read the same programs, and a source tree knows no version.
+    for headers in (
+        {"nnsight_version": "0.8.2", "python_version": "3.11.0"},
+        {"nnsight_version": "0.8.10.dev1", "python_version": "3.14.0rc1"},
+        {},
+    ):
+        assert answer_of(tmp_path, strict, **headers).status_code == 200
+
+
+def test_a_status_that_is_not_there_is_not_waited_for_without_end() -> None:
+    class NothingPublished:
+        async def read(self, _: str) -> None:
+            return None
+
+    catalogue = PublishedCatalogue(cast(Any, None), cast(Any, NothingPublished()), 0.01)
+    with pytest.raises(HttpError, match="No process of this server has come up"):
+        asyncio.run(catalogue.status())

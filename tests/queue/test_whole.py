@@ -979,6 +979,33 @@ def test_a_request_of_another_generation_reserves_nothing(tmp_path: Path) -> Non
     run(main())
 
 
+def test_all_is_evicted_that_the_calendar_does_not_keep(tmp_path: Path) -> None:
+    async def main() -> None:
+        configs = tuple(DeploymentConfig(name, name, dedicated=True) for name in ("a/a", "a/b"))
+        async with World(
+            tmp_path, dict.fromkeys(("a/a", "a/b"), 60), configs=configs, gpus=2
+        ) as world:
+            await world.operations.deploy(configs, None, wait=True, sync=False)
+            running = await world.send("a/b", 1000.0)
+            await asyncio.sleep(10)
+            booked = world.controller.models.find(configs[1].key)
+            assert booked is not None
+            booked.scheduled = configs[1]
+            answer = await Evict(all=True).perform(world.operations)
+            assert answer["scheduled"] == ["a/b"]
+            assert [
+                Variant.parse(each["model_key"]).model.repo_id for each in answer["evicted"]
+            ] == ["a/a"]
+            for wrong in (Evict(), Evict(model="a/a", all=True), Evict(all=True, replica="r")):
+                with pytest.raises(OperationError, match="Name either one model"):
+                    await wrong.perform(world.operations)
+            assert await world.operations.kill(running[:6])
+            (ended,) = await world.until_ended(running)
+            assert "operator has ended" in ended.description
+
+    run(main())
+
+
 def test_who_waits_for_a_model_that_is_no_longer_dedicated_is_told_which_are(
     tmp_path: Path,
 ) -> None:

@@ -6,13 +6,19 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from ndif import __version__
+from ndif.launch.machine_checks import Gpus, check_torch
 from tests.clients.harness import NDIF
+from tests.host.machines import H100, Machine
 from tests.sandbox.confinement.test_layers import LANDLOCK, SECCOMP, without, without_package
+from tests.services.process import free_port
 
 PATIENCE_S = 60
 REFUSAL = r"Untrusted code cannot be confined on this machine: it lacks"
@@ -23,7 +29,13 @@ def ndif(
 ) -> tuple[int, str]:
     done = subprocess.run(
         without(kernel, NDIF, *arguments),
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **(environment or {})},
+        env={
+            **os.environ,
+            "COLUMNS": "200",
+            "NO_COLOR": "1",
+            "NDIF_API_PORT": str(free_port()),
+            **(environment or {}),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -47,12 +59,75 @@ def test_all_layers_are_present() -> None:
     assert "refused" not in said
 
 
+def test_what_is_not_as_the_variables_say_is_a_problem(machine: Machine, tmp_path: Path) -> None:
+    machine.becomes(H100[:1])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = ndif(
+            "",
+            "doctor",
+            environment={
+                "NDIF_API_PORT": port,
+                "NDIF_API_KEYS": str(tmp_path / "none"),
+                "NDIF_BROKER_URL": "redis://broker.invalid:6379",
+                "NDIF_API_WROKERS": "2",
+            },
+        )
+    assert code == 1
+    assert row(said, f"port {port}")[1] == "problem"
+    assert row(said, "broker")[1] == "problem"
+    assert "Nothing answers at redis://broker.invalid:6379" in said
+    assert row(said, "API keys")[1] == "problem"
+    assert row(said, "GPUs")[1:] == ["ok", "NVIDIA H100 80GB HBM3 (79.2GiB)"]
+    assert "NDIF_API_WROKERS is not read" in said
+
+
+@pytest.mark.parametrize(
+    ("cuda", "machine_", "state", "says"),
+    [
+        (None, Gpus(), "ok", "2.13.0, for CPUs only"),
+        (None, Gpus(("H100",)), "problem", "for CPUs only: install a build for CUDA"),
+        (
+            (13, 0),
+            Gpus(("H100",), (), "570.1", (12, 8)),
+            "problem",
+            "driver 570.1 is for CUDA 12.8",
+        ),
+        ((13, 0), Gpus((), (), "570.1", (12, 8)), "ok", "for CUDA 13.0"),
+        ((12, 9), Gpus(("H100",), (), "570.1", (12, 8)), "ok", "for CUDA 12.9"),
+        ((12, 8), Gpus(("H100",), (), "590.1", (13, 1)), "ok", "for CUDA 12.8"),
+        ((13, 0), Gpus(("H100",)), "ok", "for CUDA 13.0"),
+    ],
+)
+def test_torch_fits_the_driver_or_not(
+    cuda: tuple[int, int] | None, machine_: Gpus, state: str, says: str
+) -> None:
+    check = check_torch("2.13.0", cuda, machine_)
+    assert check.state == state
+    assert says in check.detail
+
+
+def test_every_version_is_printed() -> None:
+    code, said = ndif("", "version", "--all", "--json")
+    versions = json.loads(said)["versions"]
+    assert code == 0
+    assert versions["ndif-server"] == __version__
+    assert versions["torch"] == metadata.version("torch")
+    assert versions["nnsight (0.8)"] == metadata.version("nnsight")
+    assert "ray" in versions
+    code, said = ndif("", "version", "--all")
+    assert f"torch {versions['torch']}\n" in said
+
+
 def test_it_prints_json() -> None:
     code, said = ndif("", "doctor", "--json")
     answer = json.loads(said)
     assert code == 0
-    assert answer.keys() == {"layers", "safe"}
+    assert answer.keys() == {"layers", "safe", "checks"}
     assert answer["safe"] is True
+    checks = {check["name"]: check for check in answer["checks"]}
+    assert {"Python", "torch", "GPUs", "nnsight 0.8", "disk: sessions", "disk: models"} < {*checks}
+    assert not [check for check in checks.values() if check["state"] == "problem"]
     for layer in answer["layers"]:
         assert layer.keys() == {"name", "present", "required", "detail"}
         assert layer["present"] or not layer["required"]
@@ -93,7 +168,7 @@ def test_it_advises_what_to_install(tmp_path: Path) -> None:
 def test_its_help_lists_it() -> None:
     code, said = ndif("", "--help")
     assert code == 0
-    assert re.search(r"^  doctor +Show which sandbox layers", said, re.MULTILINE)
+    assert re.search(r"^  doctor +Check what this machine has", said, re.MULTILINE)
 
 
 # A server for untrusted users.

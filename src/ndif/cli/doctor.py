@@ -1,42 +1,75 @@
-"""`ndif doctor`: the sandbox layers that this machine offers."""
+"""`ndif doctor`: what this machine has for a server, and what it lacks."""
 
 from __future__ import annotations
 
-import json
+from typing import TYPE_CHECKING
 
 import click
 
-from ndif.cli.output import console
-from ndif.cli.server_client import json_option
+from ndif.cli.output import console, show_json, table, warn_of_unread_variables
+from ndif.cli.server_client import json_option, options
+from ndif.launch.waiting import waiting_for
+
+if TYPE_CHECKING:
+    from ndif.launch.machine_checks import Check
+    from ndif.sandbox.confinement.layers import Layer
+
+_COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
 @click.command("doctor")
 @json_option
 def command(as_json: bool) -> None:
-    """Show the sandbox layers that this machine offers; the exit code is 1 if a required one is missing."""
+    """Check the sandbox, torch and the driver, GPUs, runtimes, disks, services and ports.
+
+    The exit code is 1 if a server would not start here, or not with what its variables ask for.
+    """
     from dataclasses import asdict
 
+    from ndif.launch.machine_checks import check_machine
     from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 
     found = detect_layers()
     lacking = missing_layers(found)
+    with waiting_for("the NVIDIA driver and the services to answer"):
+        checks = check_machine(options())
+    warn_of_unread_variables()
     if as_json:
-        click.echo(json.dumps({"layers": [asdict(layer) for layer in found], "safe": not lacking}))
+        layers = [asdict(layer) for layer in found]
+        show_json(
+            {
+                "layers": layers,
+                "safe": not lacking,
+                "checks": [asdict(check) for check in checks],
+            }
+        )
     else:
-        from rich.table import Table
-
-        table = Table(title="Sandbox layers of this machine")
-        for heading in ("layer", "present", "required", "how, or what to do"):
-            table.add_column(heading, overflow="fold")
-        for layer in found:
-            color = "red" if layer.required else "yellow"
-            present = "[green]yes[/]" if layer.present else f"[{color}]no[/]"
-            table.add_row(layer.name, present, "yes" if layer.required else "no", layer.detail)
-        console().print(table)
+        _show(found, checks)
         console().print(
             "Untrusted code runs confined on this machine."
             if not lacking
             else "Untrusted code is refused on this machine (NDIF_SANDBOX=best-effort runs it anyway)."
         )
-    if lacking:
+    if lacking or any(check.state == "problem" for check in checks):
         raise SystemExit(1)
+
+
+def _show(layers: list[Layer], checks: list[Check]) -> None:
+    from rich.table import Table
+
+    sandbox = Table(title="Sandbox layers of this machine", title_justify="left")
+    for heading in ("layer", "present", "required", "how, or what to do"):
+        sandbox.add_column(heading, overflow="fold")
+    for layer in layers:
+        color = "red" if layer.required else "yellow"
+        present = "[green]yes[/]" if layer.present else f"[{color}]no[/]"
+        sandbox.add_row(layer.name, present, "yes" if layer.required else "no", layer.detail)
+    console().print(sandbox)
+    rest = table(
+        "What a server finds on this machine",
+        ("", "state", "how, or what to do"),
+        ((check.name, check.state, check.detail) for check in checks),
+    )
+    for row, check in zip(rest.rows, checks, strict=True):
+        row.style = None if check.state == "ok" else _COLORS[check.state]
+    console().print(rest)

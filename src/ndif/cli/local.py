@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ndif.cli.durations import DurationParam
 from ndif.cli.output import warn_of_unread_variables
 
 
@@ -63,8 +64,9 @@ def command() -> None:
 @click.option(
     "--execution-timeout",
     "execution_timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Maximum run time of a request in seconds; default: NDIF_EXECUTION_TIMEOUT_SECONDS.",
+    type=DurationParam(is_open=True),
+    metavar="DURATION",
+    help="Maximum run time of a request, such as 15m; default: NDIF_EXECUTION_TIMEOUT_SECONDS.",
 )
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show the log of the server and the model process."

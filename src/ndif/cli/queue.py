@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndif.cli.durations import DurationParam
 from ndif.cli.output import duration, elapsed, name_of, show, table, under
 from ndif.cli.server_client import ServerClient, with_server
 from ndif.config.short_ids import unique_length
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("queue")
 @click.option(
-    "--watch", type=click.FloatRange(0.2), metavar="SECONDS", help="Repeat every SECONDS seconds."
+    "--watch", type=DurationParam(0.2), metavar="DURATION", help="Repeat so often, such as 2s."
 )
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import click
 
+from ndif.cli.durations import DurationParam
 from ndif.cli.output import show_json
 from ndif.cli.server_client import (
     CommandError,
@@ -20,6 +21,7 @@ from ndif.cli.server_client import (
     run_folders,
     token_option,
 )
+from ndif.config.units import format_duration
 from ndif.launch.run_folder import RunRecord, within
 from ndif.launch.services import STANDALONE
 from ndif.launch.waiting import waiting_for
@@ -32,10 +34,10 @@ _ASK_TIMEOUT_S = 5.0
 @click.command("stop")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0),
+    type=DurationParam(),
     default=_TIMEOUT_S,
-    metavar="SECONDS",
-    help="Seconds to wait for the server to stop before it receives a signal.",
+    metavar="DURATION",
+    help="Time to wait for the server to stop before it receives a signal, such as 2m.",
 )
 @click.option(
     "--url",
@@ -94,7 +96,8 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
             has_stopped = within(timeout_s, lambda: not _answers(server))
         if not has_stopped:
             raise CommandError(
-                f"The server at {server.url} accepted to stop, and still answers after {timeout_s:g} s."
+                f"The server at {server.url} accepted to stop, and still answers after "
+                f"{format_duration(timeout_s)}."
             )
         return "asked"
 

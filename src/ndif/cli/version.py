@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 import json
+import platform
 
 import click
 
-from ndif.cli.server_client import json_option
+from ndif.cli.output import show_json
+from ndif.cli.server_client import json_option, options
+
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "redis", "obstore", "ray")
 
 
 @click.command("version")
+@click.option("--all", "everything", is_flag=True, help="Also print those of what it works with.")
 @json_option
-def command(as_json: bool) -> None:
-    """Print the version."""
+def command(everything: bool, as_json: bool) -> None:
+    """Print the version of ndif; with --all also those of Python, nnsight, torch and other libraries."""
     from ndif import __version__
 
-    click.echo(json.dumps({"version": __version__}) if as_json else __version__)
+    if not everything:
+        click.echo(json.dumps({"version": __version__}) if as_json else __version__)
+        return
+
+    from ndif.distribution import NAME
+
+    found = {NAME: __version__, "Python": platform.python_version(), **_packages()}
+    if as_json:
+        show_json({"version": __version__, "versions": found})
+    else:
+        for name, version in found.items():
+            click.echo(f"{name} {version or 'not installed'}")
+
+
+def _packages() -> dict[str, str | None]:
+    """Return the versions of what the server works with, by name; None for what is not installed."""
+    from importlib import metadata
+
+    from ndif.host.runtimes import Runtimes
+
+    found: dict[str, str | None] = {}
+    runtimes = Runtimes(options().runtimes).installed()
+    found.update(
+        (f"nnsight ({runtime.generation})", runtime.version) for runtime in runtimes.values()
+    )
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    found["Linux"] = platform.release()
+    return found

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -72,6 +73,10 @@ class Settings(BaseSettings):
         default=120, gt=0, validation_alias="COORDINATOR_STATUS_CACHE_FREQ_S"
     )
     """With NDIF_BROKER_URL: time that gateways show the last status after the leader is gone."""
+    status_request_timeout_s: Duration = Field(
+        default=60, gt=0, validation_alias="STATUS_REQUEST_TIMEOUT_S"
+    )
+    """With NDIF_BROKER_URL: maximum time that gateways wait for the leader's status."""
     ray_address: str = ""
     """With NDIF_BROKER_URL: Ray cluster whose nodes run replicas, as HOST:PORT of its head, or auto
     for the cluster of this machine. Empty: replicas run on this machine."""
@@ -112,6 +117,10 @@ class Settings(BaseSettings):
     )
     """Silence after which a Socket.IO client is considered gone."""
 
+    min_nnsight_version: str = Field(default="", validation_alias="MIN_NNSIGHT_VERSION")
+    """Oldest nnsight whose requests are taken, such as 0.8.1. Empty: any of an installed generation."""
+    min_python_version: str = Field(default="", validation_alias="MIN_PYTHON_VERSION")
+    """Oldest Python whose requests are taken, such as 3.11. Empty: any."""
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
     log_max_bytes: Size = Field(default=64 * MiB, gt=0)
@@ -195,6 +204,14 @@ class Settings(BaseSettings):
     def _declares_gpus(cls, text: str) -> str:
         parse_gpus(text)
         return text
+
+    @field_validator("min_nnsight_version", "min_python_version")
+    @classmethod
+    def _is_a_version(cls, text: str) -> str:
+        try:
+            return str(Version(text)) if text else ""
+        except InvalidVersion as error:
+            raise ValueError("must be a version, like 0.8.1") from error
 
     @field_validator("node_cpu_memory")
     @classmethod

@@ -15,3 +15,9 @@ def unique_length(ids: Iterable[str]) -> int:
         if len({each[:length] for each in whole}) == len(whole):
             return length
     return longest
+
+
+def matching_ids(given: str, ids: Iterable[str]) -> list[str]:
+    """Return the ids that begin with what was given, or that one alone which it is."""
+    found = sorted({each for each in ids if each.startswith(given)})
+    return [given] if given in found else found

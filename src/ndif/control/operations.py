@@ -22,6 +22,7 @@ from pydantic import (
 
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
+from ndif.config.short_ids import matching_ids
 from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
 from ndif.control.status import describe_queues, describe_server
 from ndif.errors import problems
@@ -307,12 +308,12 @@ class Scale(Operation):
 
 def _whole_id(given: str, ids: Iterable[str]) -> str:
     """Return the one of `ids` that begins with what was given, or else that; raise if several do."""
-    found = {each for each in ids if each.startswith(given)}
-    if len(found) > 1 and given not in found:
+    found = matching_ids(given, ids)
+    if len(found) > 1:
         raise OperationError(
             400, f"{given[:_MAX_QUOTED]!r} is the beginning of {len(found)} ids: give more of it."
         )
-    return found.pop() if len(found) == 1 else given
+    return found[0] if found else given
 
 
 def _key_fields(key: Evicted) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.status import client_status, describe, files
+from ndif.config.units import format_duration
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
 from ndif.host.request_lifecycle import RUNS
@@ -82,14 +83,26 @@ class RemoteControlPlane:
     leader: LeaderRpc
     stop: Callable[[], None]
     """End the server that this gateway belongs to."""
+    status_timeout_s: float
+    """Seconds after which the leader is not waited for, if it is only to tell something."""
 
     async def perform(self, operation: Operation) -> Answer:
         """Return the leader's answer to the operation; raise OperationError if no process leads."""
         if isinstance(operation, Stop):
             self.stop()
             return STOPPING
-        answer: Answer = await self.leader.ask(operation.event, operation.model_dump(mode="json"))
-        return answer
+        asked = self.leader.ask(operation.event, operation.model_dump(mode="json"))
+        if operation.method != "GET":
+            return cast(Answer, await asked)
+        try:
+            return cast(Answer, await within(asked, self.status_timeout_s))
+        except asyncio.TimeoutError as error:
+            limit = format_duration(self.status_timeout_s)
+            raise OperationError(
+                504,
+                f"The leader did not answer within {limit} (STATUS_REQUEST_TIMEOUT_S); "
+                "`ndif logs dispatcher` says what it does.",
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ndif.cluster.replica import Replica
 from ndif.cluster.status import describe_replica
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
+from ndif.queue.replicas import ProcessorStatus
 from ndif.schema.model_key import Variant
 
 
@@ -61,7 +62,7 @@ def _model(
         "dedicated": model.dedicated,
         "size_bytes": controller.size_of(variant),
         "desired_replicas": processor.desired_replicas if processor else model.deployment.replicas,
-        "processor": processor.status.value if processor else None,
+        "processor": _processor_state(controller, processor),
         "waiting": len(processor.queue) if processor else 0,
         "problem": model.problems.get(generation or ""),
         "replicas": [
@@ -70,6 +71,16 @@ def _model(
             if each.generation == generation
         ],
     }
+
+
+def _processor_state(controller: Controller, processor: Processor | None) -> str | None:
+    """Return a processor's status; PROVISIONING also while replicas for an operator have no place."""
+    if processor is None:
+        return None
+    is_sought = processor.variant in controller.undecided(processor.model)
+    if is_sought and processor.status is ProcessorStatus.UNINITIALIZED:
+        return ProcessorStatus.PROVISIONING.value
+    return processor.status.value
 
 
 def describe_queues(dispatcher: Dispatcher) -> dict[str, Any]:

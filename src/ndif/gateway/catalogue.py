@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from ndif.stores.leader import SharedCache
     from ndif.stores.redis import Redis
 
+_POLL_S = 0.5
 _NOTHING_PUBLISHED = (
     "No process of this server has come up yet that could run a job. Try again in a moment."
 )
@@ -58,9 +61,11 @@ class InProcessCatalogue:
 class PublishedCatalogue:
     """The catalogue that the leader's `ndif.control.remote` writes to Redis."""
 
-    def __init__(self, client: Redis, cache: SharedCache) -> None:
+    def __init__(self, client: Redis, cache: SharedCache, status_timeout_s: float) -> None:
+        """Take what reads Redis, and the seconds to wait for a status that is not there yet."""
         self._client = client
         self._cache = cache
+        self._status_timeout_s = status_timeout_s
         self._described: Any = None
         self._models = Models()
 
@@ -76,8 +81,13 @@ class PublishedCatalogue:
 
     async def status(self) -> dict[str, Any]:
         """See `Catalogue.status`."""
-        status: dict[str, Any] | None = await self._cache.read(STATUS)
-        return status or {"deployments": {}}
+        deadline = time.monotonic() + self._status_timeout_s
+        while (status := await self._cache.read(STATUS)) is None:
+            if time.monotonic() > deadline:
+                raise HttpError(503, _NOTHING_PUBLISHED, RETRY_SOON)
+            await asyncio.sleep(_POLL_S)
+        found: dict[str, Any] = status
+        return found
 
     async def connected(self) -> bool:
         """See `Catalogue.connected`."""

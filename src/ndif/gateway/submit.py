@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class SubmitRoute:
         host = http.client.host if http.client else ""
         account = await self.accounts.account(http.headers.get("ndif-api-key", ""), host)
         version = http.headers.get("nnsight-version", "")
+        self._refuse_older(version, http.headers.get("python-version", ""))
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
             wire = Wire.ENVELOPE
             # A client that runs from a source tree does not know its version.
@@ -141,6 +143,23 @@ class SubmitRoute:
             )
         return model.key
 
+    def _refuse_older(self, nnsight: str, python: str) -> None:
+        """Refuse clients that are older than the operator says; one that names no version is not."""
+        oldest = self.settings.min_nnsight_version
+        if oldest and _release(nnsight) < _release(oldest):
+            raise HttpError(
+                400,
+                f"This server takes requests of nnsight {oldest} and later; yours is "
+                f"{nnsight[:_MAX_QUOTED]}. On your side run `pip install 'nnsight>={oldest}'`.",
+            )
+        oldest = self.settings.min_python_version
+        if oldest and _release(python)[:2] < _release(oldest)[:2]:
+            raise HttpError(
+                400,
+                f"This server takes requests of Python {oldest} and later; yours is "
+                f"{python.split(' ')[0][:_MAX_QUOTED]}. Run your client with a later one.",
+            )
+
     def _generation(self, version: str, wire: Wire) -> str:
         """Return the installed generation that understands a client of this version and wire."""
         generation = generation_of(version)
@@ -187,6 +206,12 @@ class SubmitRoute:
                 "The connection for updates that this request names is not open. Run the trace again; "
                 "with blocking=False it needs no such connection.",
             )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with; beyond all others if there are none."""
+    found = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
+    return tuple(map(int, found[1].split("."))) if found else (10**9,)
 
 
 def _too_large(limit: int) -> HttpError:

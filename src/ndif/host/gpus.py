@@ -241,6 +241,12 @@ class Driver:
             for uuid, used in answer["processes"].items()
         }
 
+    async def versions(self) -> tuple[str | None, tuple[int, int] | None]:
+        """Return the driver's version, and the newest CUDA that it supports."""
+        answer = await self._query("versions")
+        cuda = answer["cuda"]
+        return answer["driver"], None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
+
     async def _query(self, question: str) -> dict[str, Any]:
         async with self._lock:
             try:

@@ -23,8 +23,12 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
-    """Answer `gpus` and `processes` until the input ends."""
-    questions: dict[str, Callable[[], Answer]] = {"gpus": gpus, "processes": processes}
+    """Answer `gpus`, `processes` and `versions` until the input ends."""
+    questions: dict[str, Callable[[], Answer]] = {
+        "gpus": gpus,
+        "processes": processes,
+        "versions": versions,
+    }
     for line in sys.stdin:
         try:
             pynvml.nvmlInit()
@@ -107,6 +111,14 @@ def processes() -> Answer:
                     one.pid: one.usedGpuMemory for one in running
                 }
     return {"processes": used}
+
+
+def versions() -> Answer:
+    """Return the driver's version, and the newest CUDA that it supports, as 1000 times major and so on."""
+    return {
+        "driver": _or_none(pynvml.nvmlSystemGetDriverVersion),
+        "cuda": _or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2),
+    }
 
 
 def _numa_node(pci: str) -> int | None:

@@ -19,12 +19,12 @@ _BROKER = name_of("broker_url")
 _STORE = name_of("object_store_url")
 _RAY = name_of("ray_address")
 _WORKERS = name_of("api_workers")
-_ALONE: dict[str, tuple[Callable[..., Service | None], str, str]] = {
+SERVICES: dict[str, tuple[Callable[..., Service | None], str, str]] = {
     "broker": (broker, _BROKER, "redis://127.0.0.1:6379/0"),
     "object-store": (object_store, _STORE, "http://127.0.0.1:9000"),
     "ray": (ray_head, _RAY, "127.0.0.1:6380"),
 }
-"""For each service that may be started alone its function, its variable and an example of the value."""
+"""For each service its function, its variable and an example of the value."""
 
 
 def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], list[str]]:
@@ -42,7 +42,7 @@ def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], l
         checks.append(lambda: _standalone(options, role))
     elif options.ray_address:
         checks.append(lambda: ray_worker(options))
-    problems = list(_contradictions(options, role))
+    problems = list(contradictions(options, role))
     found = []
     for check in checks:
         try:
@@ -64,7 +64,7 @@ def addresses(options: Settings) -> dict[str, str]:
 
 def _standalone(options: Settings, role: Role) -> Service:
     """Return the one service to start; raise a ServiceError if it is not configured or runs already."""
-    make, variable, example = _ALONE[role]
+    make, variable, example = SERVICES[role]
     address = addresses(options).get(role)
     if address is None:
         raise ServiceError(
@@ -76,7 +76,8 @@ def _standalone(options: Settings, role: Role) -> Service:
     return service
 
 
-def _contradictions(options: Settings, role: Role) -> Iterator[str]:
+def contradictions(options: Settings, role: Role) -> Iterator[str]:
+    """Yield a sentence for each variable that lacks another one."""
     if role in ("all", "api") and options.api_workers > 1 and not options.broker_url:
         yield (
             f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes share "

@@ -140,13 +140,23 @@ def require_package(name: str, variable: str) -> None:
         )
 
 
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk on which a folder is, or is to be made."""
+    return shutil.disk_usage(_nearest(folder)).free
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
 def disk_space_problem(folder: Path, content: str, variable: str) -> str | None:
     """Return why `content` cannot be kept in `folder`, which need not exist; None if it can.
 
     `variable` is the setting that names the folder.
     """
     another = f"another folder with the variable {variable}."
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    nearest = _nearest(folder)
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         return f"{content} cannot be kept in {folder}: {nearest} is not writable. Choose {another}"
     disk = shutil.disk_usage(nearest)

@@ -1,0 +1,37 @@
+"""Durations on the command line, written as everywhere else: "15m", or a number of seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ndif.config.units import parse_duration
+
+
+class DurationParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """An option's value of so many seconds."""
+
+    name = "duration"
+
+    def __init__(self, at_least: float = 0.0, *, is_open: bool = False) -> None:
+        """Take the least number of seconds; `is_open`: it must be more than that."""
+        self._at_least = at_least
+        self._is_open = is_open
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """See `click.ParamType`."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            try:
+                seconds = parse_duration(value)
+            except ValueError as error:
+                self.fail(f"{value!r} {error}", param, ctx)
+        is_short = seconds <= self._at_least if self._is_open else seconds < self._at_least
+        if is_short or not seconds < float("inf"):
+            bound = "more than" if self._is_open else "at least"
+            self.fail(f"{value!r} must be {bound} {self._at_least:g} seconds", param, ctx)
+        return seconds

@@ -1,0 +1,211 @@
+"""The state of a machine before a server starts on it: what is there, what lacks, and what to do.
+
+`preflight` refuses a start for the same reasons; these checks also tell what is as it should be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from ndif.config.reference import name_of
+from ndif.config.settings import Settings
+from ndif.config.units import format_size
+from ndif.distribution import install_command
+from ndif.host.gpus import Driver, DriverError, select_visible
+from ndif.host.runtimes import SUPPORTED, Runtimes
+from ndif.launch.run_folder import RunFolders
+from ndif.launch.services.plan import SERVICES, addresses, contradictions
+from ndif.launch.services.service import ServiceError, disk_space_problem, free_bytes
+from ndif.net import StartError, listen
+from ndif.stores.accounts import FileAccounts, KeysError
+
+_CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)'", re.MULTILINE)
+_TOLD_BY_DRIVER_S = 20.0
+
+State = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: State
+    """`note`: a server starts, and may lack something; `problem`: it does not start, or not as meant."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs of a machine, as its driver tells of them."""
+
+    names: tuple[str, ...] = ()
+    """Names of the GPUs that a server uses."""
+    notes: tuple[str, ...] = ()
+    driver: str | None = None
+    cuda: tuple[int, int] | None = None
+    """The newest CUDA that the driver supports."""
+
+
+def check_machine(options: Settings) -> list[Check]:
+    """Return every check of this machine."""
+    looks: tuple[Callable[[Settings], Iterator[Check]], ...] = (
+        _python,
+        _gpus,
+        _runtimes,
+        _disks,
+        _services,
+        _port,
+        _keys,
+    )
+    return [check for look in looks for check in look(options)]
+
+
+def _python(_: Settings) -> Iterator[Check]:
+    yield Check("Python", "ok", platform.python_version())
+
+
+def _gpus(_: Settings) -> Iterator[Check]:
+    torch, cuda = torch_build()
+    if torch is None:
+        yield Check("torch", "problem", f"not installed: run `{install_command('torch')}`")
+        return
+    try:
+        machine = asyncio.run(_ask_driver())
+    except DriverError as error:
+        yield check_torch(torch, cuda, Gpus())
+        state: State = "note" if error.absent else "problem"
+        why = "no NVIDIA driver is loaded" if error.absent else str(error)
+        yield Check("GPUs", state, f"none, models run on CPUs: {why}")
+        return
+    yield check_torch(torch, cuda, machine)
+    if machine.driver:
+        yield Check("NVIDIA driver", "ok", f"{machine.driver}, for CUDA {_dotted(machine.cuda)}")
+    yield Check(
+        "GPUs",
+        "ok" if machine.names else "note",
+        ", ".join(machine.names) or "none that a server uses: models run on CPUs",
+    )
+    yield from (Check("GPUs", "note", note) for note in machine.notes)
+
+
+def check_torch(torch: str, cuda: tuple[int, int] | None, machine: Gpus) -> Check:
+    """Return the check of a build of torch beside a machine's GPUs and driver."""
+    build = f"{torch}, for CUDA {_dotted(cuda)}" if cuda else f"{torch}, for CPUs only"
+    if machine.names and cuda is None:
+        return Check("torch", "problem", f"{build}: install a build for CUDA, or no GPU is used")
+    # A driver runs every build of its own major version of CUDA, and of older ones.
+    if machine.names and cuda and machine.cuda and machine.cuda[0] < cuda[0]:
+        return Check(
+            "torch",
+            "problem",
+            f"{build}, and driver {machine.driver} is for CUDA {_dotted(machine.cuda)} and older: renew "
+            "the driver, or install an older build of torch",
+        )
+    return Check("torch", "ok", build)
+
+
+def _dotted(version: tuple[int, int] | None) -> str:
+    return "of unknown version" if version is None else f"{version[0]}.{version[1]}"
+
+
+def torch_build() -> tuple[str | None, tuple[int, int] | None]:
+    """Return torch's version and the CUDA that it was built for, read without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None, None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+        found = _CUDA.search(text)
+        return metadata.version("torch"), (int(found[1]), int(found[2])) if found else None
+    except (OSError, metadata.PackageNotFoundError):
+        return "of unknown version", None
+
+
+async def _ask_driver() -> Gpus:
+    driver = Driver(_TOLD_BY_DRIVER_S)
+    try:
+        gpus, failures = await driver.physical_gpus()
+        version, cuda = await driver.versions()
+    finally:
+        await driver.close()
+    visible = select_visible(gpus, os.environ)
+    names = tuple(f"{gpu.name} ({format_size(gpu.usable_bytes)})" for gpu in visible.gpus)
+    return Gpus(names, (*failures, *visible.notes), version, cuda)
+
+
+def _runtimes(options: Settings) -> Iterator[Check]:
+    installed = Runtimes(options.runtimes).installed()
+    if not installed:
+        yield Check("nnsight", "problem", f"not installed: run `{install_command('nnsight')}`")
+    for generation in SUPPORTED:
+        if generation in installed:
+            yield Check(f"nnsight {generation}", "ok", installed[generation].version)
+        elif installed:
+            how = f"not installed, for its clients run `ndif runtime add {generation}`"
+            yield Check(f"nnsight {generation}", "note", how)
+
+
+def _disks(options: Settings) -> Iterator[Check]:
+    root = options.session_root.expanduser().absolute()
+    hub = os.environ.get("HF_HUB_CACHE") or Path(
+        os.environ.get("HF_HOME", "~/.cache/huggingface"), "hub"
+    )
+    for name, folder, content, variable in (
+        ("disk: sessions", root, "Sessions and results", name_of("session_root")),
+        ("disk: models", Path(hub).expanduser().absolute(), "Models", "HF_HOME"),
+    ):
+        problem = disk_space_problem(folder, content, variable)
+        free = f"{folder} has {format_size(free_bytes(folder))} free"
+        yield Check(name, "problem" if problem else "ok", problem or free)
+
+
+def _services(options: Settings) -> Iterator[Check]:
+    if not addresses(options):
+        yield Check("services", "ok", "none are configured: one process, files of this machine")
+    yield from (Check("services", "problem", text) for text in contradictions(options, "all"))
+    for name, address in addresses(options).items():
+        try:
+            service = SERVICES[name][0](options, may_start=True)
+        except ServiceError as error:
+            yield Check(name, "problem", str(error))
+        else:
+            how = "answers" if service is None else "`ndif start` starts it"
+            yield Check(name, "ok", f"{address}: {how}")
+
+
+def _port(options: Settings) -> Iterator[Check]:
+    name = f"port {options.api_port}"
+    running = RunFolders(options.session_root).running()
+    if running is not None and running[1].port == options.api_port:
+        yield Check(name, "ok", f"of the server that runs here (process {running[1].pid})")
+        return
+    try:
+        listen("127.0.0.1", options.api_port, f"Choose another with {name_of('api_port')}.").close()
+    except StartError as error:
+        yield Check(name, "problem", str(error))
+    else:
+        yield Check(name, "ok", "free")
+
+
+def _keys(options: Settings) -> Iterator[Check]:
+    if options.api_keys is None:
+        yield Check(
+            "API keys", "note", f"none ({name_of('api_keys')}): all who reach it may use it"
+        )
+        return
+    try:
+        FileAccounts(options.api_keys.expanduser())
+    except KeysError as error:
+        yield Check("API keys", "problem", str(error))
+    else:
+        yield Check("API keys", "ok", str(options.api_keys))

@@ -1,0 +1,20 @@
+"""Hints that install what is missing, where this program is installed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ndif import distribution
+from ndif.distribution import install_command
+
+
+def test_what_is_missing_is_installed_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = f"{sys.executable} -m pip install"
+    assert install_command("redis", "nnsight") == f"{pip} 'redis>=7' 'nnsight<0.9,>=0.8'"
+    assert install_command("unknown") == f"{pip} unknown"
+    # uv makes environments without pip.
+    monkeypatch.setattr(distribution, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "executable", "/my tools/bin/python")
+    assert install_command("redis") == "uv pip install --python '/my tools/bin/python' 'redis>=7'"
