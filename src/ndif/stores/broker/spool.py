@@ -8,6 +8,7 @@ file of its own beside it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sqlite3
@@ -287,6 +288,9 @@ def _connected(path: Path) -> sqlite3.Connection:
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found)
+        if not connection.execute("SELECT 1 FROM job").fetchone():
+            with contextlib.suppress(sqlite3.OperationalError):  # a full disk
+                connection.execute("VACUUM")
     except sqlite3.Error:
         connection.close()
         raise
