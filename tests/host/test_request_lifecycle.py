@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -68,6 +69,7 @@ from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.broker.redis import broker as redis_broker
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver, JobSender
+from ndif.stores.broker.spool import Spool
 from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder, last_response
 from ndif.tasks import end, within
@@ -271,10 +273,14 @@ class Leader:
 class Lives:
     """A server, its clients, and all that can happen to them."""
 
-    def __init__(self, folder: Path, url: str | None) -> None:
+    def __init__(self, folder: Path, url: str | None, *, spools: bool = False) -> None:
         self.url = url
+        self.folder = folder
         self.objects = FileStore(folder, 3600)
-        self.gateway: Broker = MemoryBroker() if url is None else self.redis()
+        self.spool = folder / "spool"
+        self.gateway: Broker = self.redis() if url is not None else self.memory(spools=spools)
+        self.kept: dict[str, bytes] = {}
+        """Ends of polled requests at the moments at which the server was killed."""
         self.clients: list[Client] = []
         self.leaders: list[Leader] = []
         self.scripted: list[Scripted] = []
@@ -285,6 +291,9 @@ class Lives:
     def redis(self) -> RedisBroker:
         assert self.url is not None
         return RedisBroker(self.url, self.objects, inline_bytes=1000)
+
+    def memory(self, *, spools: bool) -> MemoryBroker:
+        return MemoryBroker(spool=Spool(self.spool, self.objects) if spools else None)
 
     async def start(self) -> None:
         if isinstance(self.gateway, RedisBroker):
@@ -338,6 +347,31 @@ class Lives:
         dispatcher.start()
         self.leaders.append(Leader(broker, controller, dispatcher, ray_actors, lanes))
 
+    async def restart(self, *, kill: bool) -> None:
+        """End the one process of an embedded server, and start another on the files that it leaves."""
+        if kill:
+            left = self.spool.with_name(f"{self.spool.name}+")
+            shutil.copytree(self.spool, left)
+            self.kept |= {path.name: path.read_bytes() for path in self.folder.glob("ends/*")}
+        for client in self.clients:
+            if client.subscription is not None and not client.ends:
+                await client.leave()
+        leader = self.leaders.pop()
+        await (leader.crash() if kill else leader.leave())
+        await self.gateway.stop()
+        for replica in self.scripted:
+            replica.ended.set()
+        self.scripted.clear()
+        if kill:
+            self.spool = left
+        self.gateway = broker = self.memory(spools=True)
+        await broker.start()
+        await Responder(broker, self.objects).resume(broker.unfinished)
+        for client in self.clients:
+            if client.request.subscription_id is None:
+                assert await last_response(self.objects, client.request.id)
+        await self.lead()
+
     # Events
 
     async def submit(self, *, polled: bool) -> None:
@@ -355,6 +389,10 @@ class Lives:
         client = Client(self, request)
         if not polled:
             await client.come()
+        if polled:
+            await Responder(self.gateway, self.objects).respond(
+                request, Response(request.id, Status.RECEIVED)
+            )
         await self.gateway.submit(request)
         self.clients.append(client)
 
@@ -403,6 +441,8 @@ class Lives:
         for client in self.clients:
             if client.request.subscription_id is not None and not client.has_been_away:
                 assert len(client.ends) == 1
+        for name, content in self.kept.items():
+            assert (self.folder / "ends" / name).read_bytes() == content, "an end is the last"
 
     def _held(self) -> list[str]:
         return [request.id for request in self.leaders[-1].dispatcher.lifecycle.held]
@@ -595,6 +635,27 @@ class LivesMachine(RuleBasedStateMachine):
         self.play(self.lives.evict(number, cold=cold))
 
 
+class RestartsMachine(LivesMachine):
+    """With a server that ends, in good order or not, and starts again."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.loop = (
+            asyncio.new_event_loop()
+        )  # the spool has a thread, which no virtual time waits for
+        self.lives = self.loop.run_until_complete(self._begin())
+
+    async def _begin(self) -> Lives:
+        lives = Lives(Path(self.folder.name), None, spools=True)
+        await lives.start()
+        return lives
+
+    @rule(kill=st.booleans())
+    def the_server_starts_again(self, kill: bool) -> None:
+        self.play(self.lives.restart(kill=kill))
+
+
 class LeadersMachine(LivesMachine):
     """With leaders that come and go, too."""
 
@@ -644,6 +705,10 @@ def play(machine: type[LivesMachine], examples: int, steps: int) -> None:
 
 def test_each_request_has_one_end_whatever_happens_to_an_embedded_server() -> None:
     play(LivesMachine, 60, 40)
+
+
+def test_each_request_has_one_end_whenever_an_embedded_server_is_killed() -> None:
+    play(RestartsMachine, 10, 40)
 
 
 def test_each_request_has_one_end_whatever_happens_to_a_server_of_many_processes(

@@ -25,7 +25,7 @@ from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import OpenAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
-from ndif.stores.broker.spool import Spool
+from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 
@@ -61,7 +61,7 @@ class Server:
         self._objects = open_store(settings, results, secret)
         # One user is trusted, or not, by the server as it was started now.
         present = {} if places else {"trusted": trusted}
-        spool = Spool(results / "spool", self._objects, present)
+        spool = Spool(results / SPOOL, self._objects, present)
         self._broker = MemoryBroker(settings.max_queued_bytes, spool)
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ from ndif.server.coordinator import Coordinator
 from ndif.server.process_config import ProcessConfig, configure_logging, on_parent_exit
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
-from ndif.stores.objects import open_store
+from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.responder import Responder
 from ndif.tasks import end
 
@@ -133,6 +135,23 @@ class Leader:
         await self._lock.taken()
         logger.info("Leading")
 
+    async def take_spooled(self) -> None:
+        """Submit the polled requests that a server without a broker left in the folder of results."""
+        folder = self._config.results / SPOOL
+        if not folder.is_dir():
+            return
+        try:
+            spool = Spool(folder, self._objects)
+            try:
+                for request, _ in await spool.unfinished():
+                    payload = await spool.payload(request.id)
+                    await self._broker.submit(replace(request, payload=payload))
+                    spool.remove(request.id)
+            finally:
+                await spool.close()
+        except (BrokerError, ObjectStoreError) as error:
+            logger.warning("Jobs wait in %s for the next start: %s", folder, error)
+
     @contextlib.asynccontextmanager
     async def _leading(self, fleet: Fleet, held: Sequence[Request]) -> AsyncIterator[Coordinator]:
         settings, client = self.settings, self._broker.client
@@ -146,6 +165,7 @@ class Leader:
             places=True,
         )
         await self._objects.start()
+        await self.take_spooled()
         await coordinator.start(held)
         publisher = Publisher(
             coordinator.controller,

@@ -87,7 +87,12 @@ class Responder:
             for request_id in lost.difference(each.id for each in unfinished):
                 end = Response(request_id, Status.ERROR, _LOST)
                 content = json.dumps(wires.envelope_fields(end)).encode()  # as on the other wire
-                await self._objects.put(end_key(request_id), content)
+                try:
+                    await self._objects.put(end_key(request_id), content)
+                except ObjectStoreError as error:  # a full disk keeps no server from starting
+                    logger.warning(
+                        "request %s is lost, and is not said to be: %s", request_id, error
+                    )
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""

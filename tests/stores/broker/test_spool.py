@@ -12,15 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from ndif.config.settings import Settings
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.server.leader import Leader
+from ndif.server.process_config import ProcessConfig
 from ndif.stores.broker import BrokerError, MemoryBroker
-from ndif.stores.broker.spool import Spool, SpoolError
+from ndif.stores.broker.spool import SPOOL, Spool, SpoolError
 from ndif.stores.objects import DiskError, FileStore
 from ndif.stores.responder import Responder, last_response
 from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
 from tests.stores.small_disk import fill, small_disk
 
 __all__ = ["small_disk"]
@@ -178,6 +182,29 @@ async def test_a_second_server_does_not_get_the_same_jobs(
             with pytest.raises(SpoolError, match="another server has the jobs in"):
                 Spool(tmp_path / "spool", objects)
     assert await ids(tmp_path / "spool", objects) == []
+
+
+@on_loop
+async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    results = tmp_path / "results"
+    objects = FileStore(results, 60)
+    sent = [a_request(), a_request(LARGE)]
+    async with opened(results / SPOOL, objects) as spool:
+        for request in sent:
+            await spool.add(request)
+    config = ProcessConfig(0, results, "secret", "token", True, ())
+    leader = Leader(Settings(broker_url=redis.url), config)
+    await leader._broker.client.flushall()
+    await leader._broker.start()
+    for _ in range(2):  # the next leader finds nothing more
+        await leader.take_spooled()
+    claimed = [await leader._broker.claim() for _ in sent]
+    assert [replace(c, payload=await leader._broker.payload(c)) for c in claimed] == sent
+    assert await leader._broker.client.xlen("queue") == 2
+    assert await ids(results / SPOOL, objects) == []
+    await leader._broker.stop()
 
 
 @on_loop

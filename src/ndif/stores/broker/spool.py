@@ -8,6 +8,7 @@ file of its own beside it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sqlite3
@@ -26,6 +27,8 @@ from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
 
+SPOOL = "spool"
+"""Name of its folder, among the results."""
 _FILE = "spool.sqlite"
 _INLINE_BYTES = 64 * 1024
 """Largest payload that lies in the file of all requests, which never shrinks while it is in use."""
@@ -96,8 +99,9 @@ class Spool:
         except OSError as error:
             raise SpoolError(f"{disk_problem(error)}: {folder}") from error
         except sqlite3.Error as error:
-            reason = "another server has" if "locked" in str(error) else f"{error} at"
-            raise SpoolError(f"{reason} the jobs in {folder}") from error
+            if "locked" in str(error):
+                raise SpoolError(f"another server has the jobs in {folder}") from error
+            raise SpoolError(f"{_disk_reason(error)}: {folder}") from error
 
     async def unfinished(self) -> list[Unfinished]:
         """Return the requests that earlier processes accepted and that have no end, the oldest first."""
@@ -189,8 +193,7 @@ class Spool:
         try:
             return await loop.run_in_executor(self._thread, work, *arguments)
         except sqlite3.Error as error:
-            reason = FULL if "full" in str(error) else f"the server's disk failed ({error})"
-            raise SpoolError(reason) from error
+            raise SpoolError(_disk_reason(error)) from error
 
     async def _note(self, request_id: str, attempts: int) -> None:
         try:
@@ -256,6 +259,10 @@ class Spool:
         return self._folder / request_id
 
 
+def _disk_reason(error: sqlite3.Error) -> str:
+    return FULL if "full" in str(error) else f"the server's disk failed ({error})"
+
+
 def _opened(path: Path) -> sqlite3.Connection:
     """Open the file, a new one if it is damaged."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -281,6 +288,9 @@ def _connected(path: Path) -> sqlite3.Connection:
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found)
+        if not connection.execute("SELECT 1 FROM job").fetchone():
+            with contextlib.suppress(sqlite3.OperationalError):  # a full disk
+                connection.execute("VACUUM")
     except sqlite3.Error:
         connection.close()
         raise
