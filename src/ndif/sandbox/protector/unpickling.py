@@ -281,6 +281,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         arguments, cls = self.stack.pop(), self.stack.pop()
         if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
             self.append(self._modules.make(cls))
+        elif type(cls) is UnauthorizedModule:
+            module, _, name = object.__getattribute__(cls, "__name__").rpartition(".")
+            raise self._resolver.forbidden(module, name)
         else:
             self.append(cls.__new__(cls, *arguments))
 
@@ -313,6 +316,12 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         if makes and function.__module__.partition(".")[0] in ("nnsight", "transformers"):
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         _Unpickler.load_reduce(self)
+
+    def _instantiate(self, cls: Any, arguments: Any) -> None:
+        """Make an instance for the opcodes INST and OBJ, older forms of REDUCE."""
+        self.append(cls)
+        self.append(tuple(arguments))
+        self._load_reduce()
 
     def _load_append(self) -> None:
         value = self.stack.pop()
