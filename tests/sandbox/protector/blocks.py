@@ -18,6 +18,7 @@ from typing import Any
 
 import nnsight
 import torch
+from nnsight.intervention.envoy import Envoy
 from nnsight.schema.request import RequestModel
 
 from ndif.runtime.generations import BlockError, ClientStream, PayloadError, create_generation
@@ -78,6 +79,7 @@ def calls(model: Any, backend: Any) -> None:
         hidden = centred(scale.apply(model.transformer.h[0].output))
         found = nnsight.save(round(float(hidden.abs().sum()), 2) > 0)
         two = nnsight.save([math.sqrt(4), round(float(hidden.mean()), 3) + 0.0])
+        path = nnsight.save(model.get("transformer.h.1").path)
 
 
 def weights(model: Any, backend: Any) -> None:
@@ -154,6 +156,38 @@ def names_a_method(model: Any, backend: Any) -> None:
         model.lm_head.output.save()
 
 
+class Mine(torch.nn.Module):
+    def forward(self, value: Any) -> Any:
+        return value.__class__
+
+
+def instruments(model: Any, backend: Any) -> None:
+    mine = Mine()
+    with model.trace(PROMPT, backend=backend):
+        Envoy(mine).source
+
+
+def forges(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+
+        class Forged(Envoy):
+            def __init__(self) -> None:
+                self._module = "{0.__class__.__mro__}"
+                self._alias = None
+
+        Forged().format(1)
+
+
+def follows_a_path(model: Any, backend: Any) -> None:
+    """A module's own idea of where it is, which nnsight 0.6 and 0.7 follow."""
+    mine, child = Mine(), Mine()
+    with model.trace(PROMPT, backend=backend):
+        envoy = Envoy(mine)
+        child.__path__ = " " * len(envoy.path) + "__init__.__globals__"
+        mine.child = child
+        found = nnsight.save(type(envoy.child).__name__)
+
+
 def helper(value: torch.Tensor) -> Any:
     return value.__class__
 
@@ -187,6 +221,9 @@ BLOCKS: list[Callable[[Any, Any], None]] = [
     calls_what_walks,
     binds,
     names_a_method,
+    instruments,
+    forges,
+    follows_a_path,
 ]
 
 

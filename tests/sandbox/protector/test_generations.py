@@ -70,6 +70,8 @@ REFUSED = {
     "tokenizes": (f".save_pretrained {NOT}: it writes files", "save_pretrained"),
     "calls_what_walks": ("AttributeError: the attribute '__class__' is not", "return value.__class__"),
     "binds": ("SyntaxError: the name '__builtins__' cannot be bound on this server", "__builtins__ = {}"),
+    "instruments": ("TypeError: .source is available on this server for functions of the model", ".source"),
+    "forges": ("AttributeError: the attribute '_module' of 'Forged' is private", "Forged().format(1)"),
     "names_a_method": (f"the model's method 'save_pretrained' {NOT}", ""),
 }  # fmt: skip
 
@@ -85,3 +87,11 @@ def test_refused_at_the_users_line(results: tuple[str, dict[str, Any]], name: st
     if name not in ("names_a_method", "binds"):
         assert f'{BLOCKS}", line ' in text, text
         assert "protector/guards.py" not in text, text
+
+
+def test_a_path_that_a_module_names_is_checked(results: tuple[str, dict[str, Any]]) -> None:
+    generation, found = results
+    if generation == "0.8":  # which wraps the module, whatever it says
+        assert found["follows_a_path"] == {"found": "Envoy"}
+    else:
+        assert "the attribute '__globals__' is not available" in found["follows_a_path"]

@@ -57,6 +57,10 @@ GADGETS: dict[str, Any] = {
     "builtins.__import__": Call(__import__, ("os",)),
     "builtins.globals": Call(globals, ()),
     "nnsight.intervention.envoy.Envoy(...)": b"cnnsight.intervention.envoy\nEnvoy\n)R.",
+    "nnsight.modeling.transformers.TransformersModel(...)": (
+        b"(cnnsight.modeling.transformers\nTransformersModel\nVx\no."
+    ),
+    "nnsight.modeling.base.NNsight(...)": b"(Vx\ninnsight.modeling.base\nNNsight\n.",
     "extension codes": b"\x80\x02\x82\x01.",
 }
 
@@ -203,6 +207,31 @@ def test_a_module_has_one_state_and_a_plain_one() -> None:
         ForbiddenError, match=r"cannot add items to an object of the class|cannot change"
     ):
         load(b"\x80\x04ctorch.nn.modules.container\nModuleList\n)\x81K\x01a.")
+
+
+LAYERS = [value for value in vars(torch.nn).values() if isinstance(value, type)]
+ARGUMENTS: list[tuple[Any, ...]] = [(), (2,), (2, 2), (2, 2, 2), (4, 2), ([4],), (torch.ones(2),)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_of_torch_travel() -> None:
+    """Every class of `torch.nn` that can be made of a few numbers, save those that have no weights yet."""
+    unpickler, count = Protector().unpickler({}), 0
+    for cls in LAYERS:
+        if not issubclass(cls, torch.nn.Module) or cls.__name__.startswith(
+            ("Lazy", "DataP", "Transformer")
+        ):
+            continue
+        for arguments in ARGUMENTS:
+            with contextlib.suppress(Exception):
+                layer = cls(*arguments)
+                break
+        else:
+            continue
+        got = unpickler(io.BytesIO(pickle.dumps(layer, 4))).load()
+        assert (type(got), str(got), {*vars(got)}) == (cls, str(layer), {*vars(layer)})
+        count += 1
+    assert count > 100
 
 
 def load_mine(source: str, **names: Any) -> Any:

@@ -15,6 +15,7 @@ from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import nnsight
+from nnsight import util
 from nnsight.intervention import envoy, serialization
 from nnsight.intervention import interleaver as interleaving
 from nnsight.intervention.backends import base
@@ -204,7 +205,7 @@ class Nnsight07(Generation):
 
         def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
             if isinstance(fn, str):
-                policy.check_call(fn)
+                policy.check_call(self, fn)
             return _interleave(self, fn, *arguments, **options)
 
         def convert(function: Any, *arguments: Any) -> Any:
@@ -216,6 +217,7 @@ class Nnsight07(Generation):
             (serialization, "CustomCloudUnpickler", unpickler),
             (envoy.Envoy, "interleave", interleave),
             (*_CONVERT, convert),
+            (util, "fetch_attr", policy.follow),
             *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
         ]
         return policy.guarding([base, serialization], replaced)

@@ -160,7 +160,7 @@ class Nnsight08(Generation):
 
         def interleave(self: Any, fn: Any, *arguments: Any, **options: Any) -> Any:
             if isinstance(fn, str):
-                policy.check_call(fn)
+                policy.check_call(self, fn)
             return _interleave(self, fn, *arguments, **options)
 
         def compile_source(function: Any) -> Any:

@@ -80,6 +80,7 @@ class Protector:
         self.fill = self._definitions.fill
         self.scope = self._definitions.scope
         self.runs = self._definitions.runs
+        self.follow = self._guards.follow
         self._table = self._guards.table()
         self._caches_prefix = False
         self._prefix_cache: list[CachedPrefix] = []
@@ -112,8 +113,8 @@ class Protector:
             return f"<client>{text}"
         return text
 
-    def check_call(self, name: str) -> None:
-        """Check that a request may call a method of the model.
+    def check_call(self, model: Any, name: str) -> None:
+        """Check that a request may call a method of the model, or of a part of it.
 
         Raises:
             AttributeError: If the method is private or denied.
@@ -122,6 +123,7 @@ class Protector:
         denied = name in self._whitelist.model or name in self._whitelist.nnsight
         if not own and (name.startswith("_") or denied):
             raise AttributeError(f"the model's method {name!r} is not available on this server")
+        self._guards.check(model, name)
 
     def check_instrumented(self, function: Any) -> None:
         """Check that `.source` may compile a function's text again, which it does without guards.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Container, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,6 +30,9 @@ from ndif.sandbox.protector.whitelist import Whitelist
 _GUARDED_MODULES = (ProtectedModule, Placeholder, UserModule)
 
 _NO_NAMES: frozenset[str] = frozenset()
+_WRAPPED = ("__getattribute__", "_module", "_envoy")
+"""Attributes by which a wrapper of nnsight finds the object that it wraps."""
+
 _ADDED_BY_NNSIGHT = names.words("save")
 """Attributes that nnsight gives to every object."""
 
@@ -59,6 +63,7 @@ class AccessGuards:
         self._restricted: PerClassCache[Container[str]] = PerClassCache(self._restricted_names)
         """Attributes of a class's instances that need more than the fast path."""
         self._is_of_nnsight = PerClassCache(_is_of_nnsight)
+        self._is_of_library = PerClassCache(_is_of_library)
         self.builtins: dict[str, Any] = {}
         self.attribute = self._fast()
         self.texts = GuardedLookups(self.read, self.item)
@@ -157,7 +162,7 @@ class AccessGuards:
             return result
         envoy = self._is_envoy(value)
         if envoy and name == "get":
-            return functools.partial(self._get, value)
+            return functools.partial(self.follow, value)
         return self._protected.given(name, result) if envoy or value in self._protected else result
 
     def _plain(self, value: Any, name: str) -> Any:
@@ -191,6 +196,29 @@ class AccessGuards:
             _check_denied(self._whitelist.nnsight, kind, name)
         if self._is_envoy(value) or value in self._protected:
             _check_denied(self._whitelist.model, kind, name)
+        if self._is_of_nnsight[kind]:
+            self._check_wrapped(value, name)
+
+    def _check_wrapped(self, value: Any, name: str) -> None:
+        """Check the attribute of the object whose attributes a wrapper of nnsight gives as its own.
+
+        A payload may put any object there, and a user's class may compute one.
+        """
+        for each in () if self._is_of_library[type(value)] else _WRAPPED:
+            origin = inheritance.definer(bases(type(value)), each)
+            if origin is not None and self._is_user_class(origin):
+                raise AttributeError(self._refusal(value, each))
+        for each in _WRAPPED[1:]:
+            wrapped = _own(value).get(each)
+            if isinstance(wrapped, str):
+                raise AttributeError(self._refusal(value, each))
+            if wrapped is not None:
+                self._check(wrapped, name)
+
+    def check(self, value: Any, name: str) -> None:
+        """Check a public attribute that nnsight is about to read for the user."""
+        _check_text(name)
+        self._check(value, name)
 
     def _check_super(self, value: Any, name: str) -> None:
         """Check an attribute of a `super()` as an attribute of the object that it is bound to."""
@@ -224,11 +252,11 @@ class AccessGuards:
         if module or (self._is_of_nnsight[cls] and inheritance.definer(known, "_add_envoy")):
             _check_denied(self._whitelist.model, cls, name)
 
-    def _get(self, envoy: Any, path: str) -> Any:
-        """Replace `Envoy.get`, which follows a path of attributes."""
-        for part in str(path).split("."):
-            envoy = self.item(envoy, part) if part.isdigit() else self.read(envoy, part)
-        return envoy
+    def follow(self, value: Any, path: str) -> Any:
+        """Return what a dotted path leads to ("transformer.h.1"); in place of `Envoy.get` and its kind."""
+        for part in filter(None, str(path).split(".")):
+            value = getattr(value, part) if part.isdigit() else self.read(value, part)
+        return value
 
     def _item(self) -> Callable[[Any, Any], Any]:
         restricted, item = self._restricted, self.item
@@ -391,6 +419,12 @@ def _is_of_nnsight(cls: type) -> bool:
     return any(home(each).partition(".")[0] == "nnsight" for each in bases(cls)) and not (
         issubclass(cls, torch.Tensor | BaseException)
     )
+
+
+def _is_of_library(cls: type) -> bool:
+    """Return True if the module that a class names has it; no module can be changed by a user."""
+    module = sys.modules.get(home(cls))
+    return module is not None and vars(module).get(inheritance.class_name(cls)) is cls
 
 
 def _check_text(name: object) -> None:

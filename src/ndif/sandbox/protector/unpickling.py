@@ -325,6 +325,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             self.append(placeholders.of_object(cls))
         elif isinstance(cls, type) and issubclass(cls, torch.nn.Module):
             self.append(self._modules.make(cls))
+        elif type(cls) is UnauthorizedModule:
+            module, _, name = object.__getattribute__(cls, "__name__").rpartition(".")
+            raise self._resolver.forbidden(module, name)
         else:
             self.append(cls.__new__(cls, *arguments))
 
@@ -384,6 +387,12 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             self.append(placeholders.of_object(kind))
         else:
             _Unpickler._instantiate(self, kind, arguments)
+
+    def _instantiate(self, cls: Any, arguments: Any) -> None:
+        """Make an instance for the opcodes INST and OBJ, older forms of REDUCE."""
+        self.append(cls)
+        self.append(tuple(arguments))
+        self._load_reduce()
 
     def _load_append(self) -> None:
         value = self.stack.pop()
