@@ -178,10 +178,10 @@ class Modules:
         return f"{said}; you can import: {self.available()}"
 
     def available(self) -> str:
-        """Return the names of the installed modules that a block may import, for an error."""
+        """Return the names of the installed top-level modules that a block may import, for an error."""
         names = {*self._whitelist.modules, *stand_ins.NAMES}
-        public = (name for name in names if not name.startswith("_"))
-        return ", ".join(sorted(name for name in public if is_installed(name.partition(".")[0])))
+        roots = {name.partition(".")[0] for name in names}
+        return ", ".join(sorted(r for r in roots if not r.startswith("_") and is_installed(r)))
 
     def make(self, name: str, variables: dict[str, Any]) -> UserModule:
         """Make a module of the user's own; in place of `cloudpickle.dynamic_subimport`."""
