@@ -17,6 +17,7 @@ from typing import Any
 
 import einops
 import nnsight
+import numpy
 import pandas as pd
 import torch
 from comparing import assert_equal
@@ -25,6 +26,13 @@ from nnsight import TransformersModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend
 from nnsight.schema.config import CONFIG
 from scenarios_08 import PROMPT, error_of
+from scipy import special, stats
+from scipy.spatial.distance import cdist
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from tqdm.auto import tqdm
 
@@ -131,6 +139,33 @@ def scenario_modules_that_compute(context: Context) -> None:
         return found
 
     context.same(block)
+
+
+def scenario_probes_of_scikit_and_statistics_of_scipy(context: Context) -> None:
+    """What asks for several workers has one, and a fitted probe travels both ways."""
+    data = numpy.random.default_rng(0).normal(size=(40, 64))
+    sent = LogisticRegression().fit(data, data[:, 0] > 0)
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[0].output[0].detach().numpy()
+            labels = numpy.arange(len(hidden)) % 2
+            probe = make_pipeline(StandardScaler(), PCA(2), LogisticRegression()).fit(
+                hidden, labels
+            )
+            scores = cross_val_score(Ridge(), hidden, labels, cv=2, n_jobs=2 if remote else 1)
+            distances = cdist(hidden, hidden, "cosine")
+            related = stats.spearmanr(hidden[0], hidden[1]).statistic
+            found = nnsight.save(
+                [probe.predict_proba(hidden), sent.decision_function(hidden), scores, distances]
+            )
+            told = nnsight.save([float(related), float(special.expit(1)), probe])
+        return [*found, *told[:2], told[2].predict(hidden_here)]
+
+    with context.local.trace(PROMPT):
+        hidden_here = nnsight.save(context.local.transformer.h[0].output[0].detach().numpy())
+    for remote, local in zip(block(context.remote, True), block(context.local, False), strict=True):
+        assert numpy.allclose(remote, local), (remote, local)
 
 
 def scenario_names_that_are_not_used(context: Context) -> None:
