@@ -59,11 +59,11 @@ gpu-kit: .venv/dev
 
 # The constraints pin what works together; pip's own notices are not ours to pass on.
 .venv/demo: .venv/made pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,science]'
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,science,dev]'
 	@touch $@ .venv/demo
 
 clean:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import io
 import linecache
+import logging
 import os
 import sys
 import tempfile
@@ -42,6 +43,8 @@ from transformers import AutoModelForCausalLM
 PROMPT = "The Eiffel Tower is in the city of"
 OTHER = "Madison Square Garden is in"
 VISION = "VisionLanguageModel"
+logger = logging.getLogger("researcher")
+here = Path("notes.txt")
 INLINE = 8 << 20
 """Up to this many bytes a result comes in the live channel (NDIF_MAX_INLINE_RESULT_BYTES)."""
 
@@ -701,6 +704,59 @@ def scenario_asynchronous_error(context: Context) -> None:
 
 
 @entered()
+def scenario_names_that_are_not_used(context: Context) -> None:
+    """What a block merely names does not refuse it, and a logger writes to the LOG."""
+    backend = Recorder(context)
+    with context.remote.trace(PROMPT, backend=backend):
+        hidden = context.remote.transformer.h[1].output.save()
+        if hidden.isnan().any():
+            here.read_text()
+        logger.warning("seen %d", hidden.ndim)
+    assert_equal(hidden, hidden_here(context))
+    [line] = [text for status, text in backend.responses if status == "LOG"]
+    assert line.endswith("seen 3"), line
+
+
+def scenario_a_function_that_torch_decorates(context: Context) -> None:
+    @torch.no_grad()
+    def centred(value: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        return value - value.mean(), torch.is_grad_enabled()
+
+    @torch.inference_mode()
+    def doubled(values: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for value in values:
+            yield value * 2
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden, enabled = centred(model.transformer.h[0].output)
+            found = hidden.save()
+            twice = nnsight.save([each.clone() for each in doubled([hidden, found])])
+            grad = nnsight.save([enabled, torch.is_grad_enabled()])
+        return [found, twice, grad]
+
+    assert context.same(block)[2] == [False, True]
+
+
+def scenario_what_a_block_puts_into_a_list_comes_back(context: Context) -> None:
+    def block(model: Any, remote: bool) -> Any:
+        hidden: list[torch.Tensor] = []
+        by_layer: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+        untouched = [1]
+        for _ in range(2):
+            with model.trace(PROMPT, remote=remote) as tracer:
+                for index, layer in enumerate(model.transformer.h[:2]):
+                    output = layer.output
+                    hidden.append(output.save())
+                    by_layer[index].append(output[:, -1].save())
+                assert untouched == [1]
+                tracer.stop()
+        assert len(hidden) == 4
+        return [hidden, by_layer, untouched]
+
+    context.same(block)
+
+
 def scenario_a_large_result_of_an_asynchronous_session(context: Context) -> None:
     """By `async_get_result`."""
     model = context.remote

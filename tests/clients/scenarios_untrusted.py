@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+import heapq
+import logging
 import random
+import statistics
+import string
+import subprocess
 from collections.abc import Callable
+from functools import partial
+from functools import reduce as fold
+from pathlib import Path
 from typing import Any
 
 import einops
 import nnsight
-import numpy as np
+import numpy
 import pandas as pd
 import torch
 from comparing import assert_equal
 from einops import rearrange, reduce
 from nnsight import TransformersModel
+from nnsight.intervention.backends.remote import AsyncRemoteBackend
 from nnsight.schema.config import CONFIG
 from scenarios_08 import PROMPT, error_of
+from scipy import special, stats
+from scipy.spatial.distance import cdist
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from tqdm.auto import tqdm
+
+logger = logging.getLogger("researcher")
+logger.addHandler(logging.NullHandler())
+here = Path("notes.txt")
 
 
 class Context:
@@ -48,6 +71,128 @@ def refused(run: Callable[[], Any]) -> str:
     assert "site-packages" not in message, message
     assert "torch/" not in message, message
     return message
+
+
+def logs_of(context: Context, block: Callable[[Any, Any], None]) -> list[str]:
+    """The lines of the LOG of a block."""
+
+    async def watch() -> list[Any]:
+        backend = AsyncRemoteBackend(context.remote.to_model_key())
+        block(context.remote, backend)
+        return [update async for update in backend]
+
+    updates = asyncio.run(watch())[:-1]
+    return [update.description for update in updates if update.status.value == "LOG"]
+
+
+def scenario_logging_and_tqdm_write_to_the_log(context: Context) -> None:
+    def block(model: Any, backend: Any) -> None:
+        with model.trace(PROMPT, backend=backend):
+            for _ in tqdm(range(20_000), desc="layers"):
+                pass
+            for _ in range(2_000):
+                with tqdm(total=1) as bar:
+                    bar.update()
+            logger.info("seen %d of %s", 2, "two")
+            logger.debug("not shown")
+            logging.getLogger().warning("careful")
+            model.lm_head.output.save()
+
+    lines = logs_of(context, block)
+    bars = [line for line in lines if "(100%)" in line]
+    assert bars[0].startswith("layers: 20000/20000 (100%)"), lines
+    # Short ones in a row are not shown one by one.
+    assert len(bars) < 10, lines
+    assert lines[-2:] == ["INFO | researcher | seen 2 of two", "WARNING | root | careful"], lines
+
+
+def scenario_a_data_loader_in_a_block(context: Context) -> None:
+    """Its workers are this process."""
+    sent = Subset(TensorDataset(torch.arange(10.0)), [1, 3, 5, 7])
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            scale = model.transformer.h[0].output.mean()
+            loader = DataLoader(sent, batch_size=3, num_workers=2 if remote else 0)
+            batches = [[each * scale for each in batch] for batch in [*loader, *loader]].save()
+        return batches
+
+    context.same(block)
+
+
+def scenario_modules_that_compute(context: Context) -> None:
+    draw = random.Random(3)
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            norms = [float(layer.output.norm()) for layer in model.transformer.h]
+            add = partial(fold, lambda one, other: one + other)
+            found = nnsight.save(
+                [
+                    add(norms),
+                    statistics.median(norms),
+                    heapq.nlargest(1, norms),
+                    string.capwords("a block"),
+                    draw.random() if remote else random.Random(3).random(),
+                ]
+            )
+        return found
+
+    context.same(block)
+
+
+def scenario_probes_of_scikit_and_statistics_of_scipy(context: Context) -> None:
+    """What asks for several workers has one, and a fitted probe travels both ways."""
+    data = numpy.random.default_rng(0).normal(size=(40, 64))
+    sent = LogisticRegression().fit(data, data[:, 0] > 0)
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[0].output[0].detach().numpy()
+            labels = numpy.arange(len(hidden)) % 2
+            probe = make_pipeline(StandardScaler(), PCA(2), LogisticRegression()).fit(
+                hidden, labels
+            )
+            scores = cross_val_score(Ridge(), hidden, labels, cv=2, n_jobs=2 if remote else 1)
+            distances = cdist(hidden, hidden, "cosine")
+            related = stats.spearmanr(hidden[0], hidden[1]).statistic
+            found = nnsight.save(
+                [probe.predict_proba(hidden), sent.decision_function(hidden), scores, distances]
+            )
+            told = nnsight.save([float(related), float(special.expit(1)), probe])
+        return [*found, *told[:2], told[2].predict(hidden_here)]
+
+    with context.local.trace(PROMPT):
+        hidden_here = nnsight.save(context.local.transformer.h[0].output[0].detach().numpy())
+    for remote, local in zip(block(context.remote, True), block(context.local, False), strict=True):
+        assert numpy.allclose(remote, local), (remote, local)
+
+
+def scenario_names_that_are_not_used(context: Context) -> None:
+    """A request is not refused for them; their first use is an error at its line."""
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            hidden = model.transformer.h[0].output
+            if hidden.isnan().any():
+                subprocess.run(["true"], check=True)
+                here.read_text()
+            found = hidden.save()
+        return found
+
+    context.same(block)
+
+    def run() -> None:
+        with context.remote.trace(PROMPT, remote=True):
+            context.remote.lm_head.output.save()
+            text = here.read_text()
+
+    message = refused(run)
+    assert "text = here.read_text()" in message, message
+    assert "the variable 'here' cannot be used: it holds an object of pathlib.PosixPath" in message
+    assert "pathlib.PosixPath is not available on this server; you can import: " in message
+    for name in ("logging", "tqdm", "scipy", "sklearn", "pandas"):
+        assert f" {name}," in message, message
 
 
 def scenario_torch_compile_in_a_block(context: Context) -> None:
@@ -151,7 +296,7 @@ def scenario_requests_draw_different_numbers(context: Context) -> None:
     def drawn() -> Any:
         with context.remote.trace(PROMPT, remote=True):
             numbers = [].save()
-            numbers.append((torch.rand(1).item(), np.random.rand(), random.random()))
+            numbers.append((torch.rand(1).item(), numpy.random.rand(), random.random()))
         return numbers[0]
 
     first, second = drawn(), drawn()

@@ -6,10 +6,17 @@ holds for both servers is therefore equal between them.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from tests.clients.harness import scenarios
-from tests.conftest import Clients
+from tests.clients.harness import Client, LocalServer, scenarios
+from tests.conftest import CACHE, NAME, Clients, client_environment
 
 
 def headers_scenarios(generation: str) -> list[str]:
@@ -67,3 +74,35 @@ def test_sandboxed(untrusted: Clients, generation: str, scenario: str) -> None:
     else:
         with pytest.raises(AssertionError, match=refusal):
             untrusted[generation].run(scenario)
+
+
+NNTERP = "nnterp==1.3.0"
+
+
+@pytest.fixture(scope="module")
+def nnterp(
+    sandboxed: LocalServer,
+    tiny_gpt2: Path,
+    runtimes: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Client]:
+    """A client of nnsight 0.7 that has nnterp; the server has none."""
+    folder = CACHE / NNTERP
+    with (CACHE / "nnterp.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "nnterp").is_dir():
+            options = ("--quiet", "--no-deps", "--disable-pip-version-check", f"--target={folder}")
+            command = [sys.executable, "-m", "pip", "install", *options, NNTERP]
+            subprocess.run(command, check=True)
+    environment = client_environment(
+        sandboxed, tmp_path_factory.mktemp("client-nnterp"), runtimes / "0.7"
+    )
+    environment["PYTHONPATH"] += f"{os.pathsep}{folder}"
+    started = Client("scenarios_nnterp", NAME, tiny_gpt2, environment)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("scenario", scenarios("scenarios_nnterp"))
+def test_nnterp_sandboxed(nnterp: Client, scenario: str) -> None:
+    nnterp.run(scenario)

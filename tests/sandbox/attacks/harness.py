@@ -553,7 +553,7 @@ def faults(attack: Attack, configuration: Configuration, verdict: Verdict) -> li
         found.append(f"its error does not say {attack.expected_error!r}: {text[-300:]!r}")
     if configuration is PROTECTOR and Defence.PROTECTOR in attack.stopped_by:
         # An error that no exception can carry, as one in `__del__`, is in the log.
-        if outcome.error is None and not outcome.logs:
+        if outcome.error is None and not outcome.logs and not attack.is_tamed:
             found.append(f"no error says that it is forbidden: {outcome}")
         elif _CRASHED in text:
             found.append(f"it ended in a crash: {text[-300:]!r}")

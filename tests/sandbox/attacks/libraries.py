@@ -153,6 +153,106 @@ def writes_by_a_class_that_lies(canary_folder: str) -> object:
     return found, pandas.DataFrame({"a": [1]}).to_csv(f"{canary_folder}/new")
 
 
+# scipy, scikit-learn
+
+
+def writes_with_scipy(canary_folder: str) -> object:
+    """scipy.io.savemat"""
+    import scipy.io
+
+    return scipy.io.savemat(f"{canary_folder}/new", {"a": [1]})
+
+
+def writes_a_sparse_matrix(canary_folder: str) -> object:
+    """scipy.sparse.save_npz"""
+    import scipy.sparse
+
+    return scipy.sparse.save_npz(f"{canary_folder}/new", scipy.sparse.eye(2).tocsr())
+
+
+def writes_a_tree(canary_folder: str) -> object:
+    """sklearn.tree.export_graphviz"""
+    from sklearn import tree
+
+    return tree.export_graphviz(
+        tree.DecisionTreeClassifier().fit([[0], [1]], [0, 1]), f"{canary_folder}/new"
+    )
+
+
+def writes_with_a_pipeline(canary_folder: str) -> object:
+    """the memory of a sklearn Pipeline, which keeps what it computes"""
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    steps = make_pipeline(StandardScaler(), LinearRegression(), memory=f"{canary_folder}/new")
+    return steps.fit([[0.0], [1.0]], [0, 1])
+
+
+def starts_scipys_workers() -> object:
+    """scipy.optimize with workers, which are processes"""
+    import contextlib
+    import time
+
+    from scipy.optimize import minimize
+
+    with contextlib.suppress(Exception):
+        minimize(lambda x: (x**2).sum(), [1.0, 2.0], method="BFGS", options={"workers": 2})
+    time.sleep(0.5)
+    return True
+
+
+def starts_scikits_workers() -> object:
+    """sklearn with n_jobs, which are processes"""
+    import time
+
+    from sklearn.linear_model import LinearRegression
+    from sklearn.model_selection import cross_val_score
+
+    data = [[float(each)] for each in range(8)]
+    cross_val_score(LinearRegression(), data, list(range(8)), cv=2, n_jobs=2)
+    time.sleep(0.5)
+    return True
+
+
+# logging, tqdm
+
+
+def writes_with_a_handler(canary_folder: str) -> object:
+    """logging.FileHandler"""
+    import logging
+
+    return logging.FileHandler(f"{canary_folder}/new")
+
+
+def writes_with_a_configuration(canary_folder: str) -> object:
+    """logging.basicConfig with a file's name"""
+    import logging
+
+    logging.basicConfig(filename=f"{canary_folder}/new", force=True)
+    return logging.getLogger().warning("a line")
+
+
+def formats_a_record(variable: str) -> object:
+    """logging.Formatter, whose format may look up attributes"""
+    import logging
+
+    import torch
+
+    logger = logging.getLogger("a")
+    record = logger.makeRecord("a", 30, "f", 1, "%s", (torch.load,), None)
+    text = "{args[0].__globals__[os].environ}"
+    return logging.Formatter(text, style="{").format(record)
+
+
+def formats_a_bar(variable: str) -> object:
+    """the bar_format of tqdm, which may look up attributes"""
+    from tqdm import tqdm
+
+    text = "{bar.__format__.__globals__[os].environ}"
+    return tqdm.format_meter(1, 2, 1.0, bar_format=text)
+
+
 # sympy, einops
 
 

@@ -122,6 +122,48 @@ def forks_with_a_data_loader() -> object:
     return first
 
 
+def forks_with_a_changed_data_loader() -> object:
+    """a DataLoader that has workers only once it is made"""
+    import time
+
+    import torch
+
+    loader = torch.utils.data.DataLoader([torch.zeros(1)] * 400)
+    loader.num_workers, loader.prefetch_factor = 1, 2
+    first = next(iter(loader))
+    time.sleep(1)
+    return first
+
+
+def forks_below_a_data_loader() -> object:
+    """a class below DataLoader, which calls what its base keeps for itself"""
+    import time
+
+    import torch
+
+    class Loader(torch.utils.data.DataLoader):
+        def _get_iterator(self) -> object:
+            self.num_workers, self.prefetch_factor = 1, 2
+            return super()._get_iterator()
+
+    first = next(iter(Loader([torch.zeros(1)] * 400)))
+    time.sleep(1)
+    return first
+
+
+def forks_with_a_data_loaders_context() -> object:
+    """the multiprocessing context that a DataLoader keeps"""
+    import time
+
+    import torch
+
+    loader = torch.utils.data.DataLoader([1], num_workers=1, multiprocessing_context="fork")
+    process = loader.multiprocessing_context.Process(target=time.sleep, args=(1,))
+    process.start()
+    process.join()
+    return True
+
+
 def runs_a_program(token: str) -> object:
     """subprocess, which uses vfork"""
     import subprocess

@@ -90,6 +90,8 @@ class Attack:
     """Makes the observer of the aim."""
     expected_error: str = ""
     """A pattern of the error, if a limit or the checks of frames stop the attack."""
+    is_tamed: bool = False
+    """True if the Protector lets it run, but makes the library do without what the attack aims at."""
 
     @property
     def name(self) -> str:
@@ -125,9 +127,11 @@ def _rows(
     watch: Callable[[Any], watch.Watch],
     *functions: Callable[..., Any],
     expected_error: str = "",
+    is_tamed: bool = False,
 ) -> list[Attack]:
     """Return rows that differ only in their method."""
-    return [Attack(function, aim, stopped_by, watch, expected_error) for function in functions]
+    rest = (aim, stopped_by, watch, expected_error, is_tamed)
+    return [Attack(function, *rest) for function in functions]
 
 
 def _with(family: ModuleType, target: str) -> list[Callable[..., Any]]:
@@ -288,6 +292,15 @@ ATTACKS: list[Attack] = [
     # --- processes -----------------------------------------------------------------------------------
     *_rows(
         *("start a process", BOTH, watch.NoProcess),
+        processes.forks_with_a_data_loader,
+        processes.forks_with_a_changed_data_loader,
+        processes.forks_below_a_data_loader,
+        libraries.starts_scipys_workers,
+        libraries.starts_scikits_workers,
+        is_tamed=True,
+    ),
+    *_rows(
+        *("start a process", BOTH, watch.NoProcess),
         processes.forks,
         processes.forks_a_terminal,
         processes.forks_by_number,
@@ -296,7 +309,7 @@ ATTACKS: list[Attack] = [
         processes.becomes_a_daemon,
         processes.forks_with_multiprocessing,
         processes.forks_with_torch,
-        processes.forks_with_a_data_loader,
+        processes.forks_with_a_data_loaders_context,
         processes.runs_a_program,
         processes.runs_a_shell,
         processes.runs_a_pipe,
@@ -554,6 +567,8 @@ ATTACKS: list[Attack] = [
     *_rows(
         *("read the environment by formatting a text", BOTH, watch.EnvironmentStays),
         libraries.formats_a_users_string,
+        libraries.formats_a_record,
+        libraries.formats_a_bar,
     ),
     # --- payloads ------------------------------------------------------------------------------------
     *_rows(

@@ -96,6 +96,51 @@ def guard_data_loaders() -> None:
     data.DataLoader.multiprocessing_context = property(lambda _: None, lambda *_: None)
 
 
+def guard_scipy() -> None:
+    """Make scipy compute in this process, whatever number of workers it is asked for."""
+    util: Any = importlib.import_module("scipy._lib._util")
+    start = util.MapWrapper.__init__
+    if getattr(start, "guarded", False):
+        return
+
+    def start_here(self: Any, pool: Any = 1) -> None:
+        start(self, pool if callable(pool) else 1)
+
+    start_here.guarded = True  # type: ignore[attr-defined]
+    util.MapWrapper.__init__ = start_here
+
+
+def guard_scikit() -> None:
+    """Make scikit-learn compute in this process, keep no files, and read parameters of estimators alone."""
+    joblib: Any = importlib.import_module("joblib")
+    base: Any = importlib.import_module("sklearn.base")
+    start, parameters = joblib.Parallel.__init__, base.BaseEstimator.get_params
+    if getattr(parameters, "guarded", False):
+        return
+
+    def start_here(self: Any, *_: Any, return_as: str = "list", **__: Any) -> None:
+        start(self, n_jobs=1, return_as=return_as)
+
+    def keep_nothing(self: Any, location: Any = None, *_: Any, **__: Any) -> None:
+        if location is not None:
+            raise AttributeError("memory= is not available on this server: it writes files")
+        keep(self, None, verbose=0)
+
+    def get_params(self: Any, deep: bool = True) -> dict[str, Any]:
+        if not issubclass(type(self), base.BaseEstimator):
+            raise TypeError("get_params() takes an estimator")
+        found: dict[str, Any] = parameters(self, deep=deep)
+        if any(private(name) for name in found):
+            raise AttributeError("private attributes are not available on this server")
+        return found
+
+    keep = joblib.Memory.__init__
+    get_params.guarded = True  # type: ignore[attr-defined]
+    joblib.Parallel.__init__ = start_here
+    joblib.Memory.__init__ = keep_nothing
+    base.BaseEstimator.get_params = get_params
+
+
 def guard_copying(owns: Callable[[Any], bool]) -> None:
     """Make `copy` turn a user's object only into another user's object; `owns` recognises them."""
     _owners.append(owns)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
-from ndif.sandbox.protector import stand_ins
-from ndif.sandbox.protector.libraries import guard_data_loaders, guard_pandas, guard_sympy
+from ndif.sandbox.protector import libraries, stand_ins
 from ndif.sandbox.protector.names import words
 from ndif.sandbox.protector.placeholders import Placeholder
 from ndif.sandbox.protector.whitelist import Whitelist, WhitelistedModule
@@ -26,6 +25,15 @@ _TRUSTED_ORIGINS = words("abc typing typing_extensions types _abc functools")
 _PLAIN = (
     int, float, complex, str, bytes, bool, type(None), tuple, list, dict, set, frozenset, range
 )  # fmt: skip
+
+_GUARDED: Mapping[str, Callable[[Whitelist], None]] = {
+    "sympy": lambda _: libraries.guard_sympy(),
+    "pandas": libraries.guard_pandas,
+    "scipy": lambda _: libraries.guard_scipy(),
+    "sklearn": lambda _: libraries.guard_scikit(),
+    "torch.utils.data": lambda _: libraries.guard_data_loaders(),
+}
+"""What makes a library safe for a block, by the library or module that a block imports."""
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
 
@@ -178,10 +186,10 @@ class Modules:
         return f"{said}; you can import: {self.available()}"
 
     def available(self) -> str:
-        """Return the names of the installed modules that a block may import, for an error."""
+        """Return the names of the installed top-level modules that a block may import, for an error."""
         names = {*self._whitelist.modules, *stand_ins.NAMES}
-        public = (name for name in names if not name.startswith("_"))
-        return ", ".join(sorted(name for name in public if is_installed(name.partition(".")[0])))
+        roots = {name.partition(".")[0] for name in names}
+        return ", ".join(sorted(r for r in roots if not r.startswith("_") and is_installed(r)))
 
     def make(self, name: str, variables: dict[str, Any]) -> UserModule:
         """Make a module of the user's own; in place of `cloudpickle.dynamic_subimport`."""
@@ -218,12 +226,9 @@ class Modules:
         if known is not None and _BACKING[id(known)][1] is module:
             return known
         root = name.partition(".")[0]
-        if root == "sympy":
-            guard_sympy()
-        elif root == "pandas":
-            guard_pandas(self._whitelist)
-        elif name == "torch.utils.data":
-            guard_data_loaders()
+        guard = _GUARDED.get(root) or _GUARDED.get(name)
+        if guard is not None:
+            guard(self._whitelist)
         entry = self._whitelist.modules.get(root)
         if entry is not None:
             self._deny(entry)

@@ -211,7 +211,8 @@ class Bar:
     def update(self, n: float | None = 1) -> None:
         """Advance by `n`."""
         self.n += 1 if n is None else n
-        self._show_now_and_then()
+        if time.monotonic() - self._started >= self._interval_s:
+            self._show_now_and_then()
 
     def close(self) -> None:
         """Show how far it came, once."""

@@ -325,9 +325,6 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             self.append(placeholders.of_object(cls))
         elif isinstance(cls, type) and issubclass(cls, torch.nn.Module):
             self.append(self._modules.make(cls))
-        elif type(cls) is UnauthorizedModule:
-            module, _, name = object.__getattribute__(cls, "__name__").rpartition(".")
-            raise self._resolver.forbidden(module, name)
         else:
             self.append(cls.__new__(cls, *arguments))
 
@@ -380,13 +377,6 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             self.stack[-1] = placeholders.of_object(self.stack[-1])
         else:
             _Unpickler.load_newobj_ex(self)
-
-    def _instantiate(self, kind: Any, arguments: Any) -> None:
-        """Make an object by an opcode of pickle's oldest protocols."""
-        if type(kind) is Placeholder:
-            self.append(placeholders.of_object(kind))
-        else:
-            _Unpickler._instantiate(self, kind, arguments)
 
     def _instantiate(self, cls: Any, arguments: Any) -> None:
         """Make an instance for the opcodes INST and OBJ, older forms of REDUCE."""
