@@ -58,7 +58,8 @@ class ResourceWatchdog:
         if now.memory_bytes - before.memory_bytes > self.memory_bytes:
             return (
                 f"The request took more than {self.memory_bytes:,} bytes of memory, the most that this "
-                "server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
+                "server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once: a "
+                "smaller batch, or `with torch.no_grad():` if you need no gradients."
             )
         if now.threads > self.max_threads:
             return (
@@ -115,7 +116,8 @@ def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
     return (
         f"The request took {grown:,} bytes of GPU memory, and with them the model holds more than the "
         f"{share:,} bytes that it has of a GPU which it shares with others. It was ended. Compute less at "
-        "once: shorter or fewer prompts, or fewer tensors kept on the GPU."
+        "once: shorter or fewer prompts, fewer tensors kept on the GPU, or `with torch.no_grad():` if you "
+        "need no gradients."
     )
 
 

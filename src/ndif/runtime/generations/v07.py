@@ -29,6 +29,7 @@ from ndif.runtime.generations import (
     unpickling_errors,
 )
 from ndif.runtime.generations.tracebacks07 import explain_block
+from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import load_arguments
 
@@ -134,16 +135,29 @@ class Nnsight07(Generation):
         # The payload holds a stand-in for the client's frame. nnsight would write into the stand-in as
         # into a real frame, out of the bounds of its memory.
         tracer.info.frame = None
+        streamed: list[int] = []
+
+        def send(data: bytes) -> None:
+            streamed.append(len(data))
+            stream.send(data)
+
+        blocks = [fn, *(each.intervention for each in getattr(tracer, "mediators", ()))]
+        unsaved = Unsaved(*(_names(block) for block in blocks))
         # nnsight calls `self._send(data)`: a plain function would become a method.
-        StreamTracer.register(staticmethod(stream.send), staticmethod(stream.receive))
+        StreamTracer.register(staticmethod(send), staticmethod(stream.receive))
         try:
             self._enter()
-            values = tracer.execute(fn)
+            values: dict[str, Any] = tracer.execute(fn)
             saved = tracing_globals.Globals.saves
-            return {name: value for name, value in values.items() if id(value) in saved}
+            values = {name: value for name, value in values.items() if id(value) in saved}
+            codes = [block.__code__ for block in blocks]
+            for hint in unsaved.hints(saved, len(values) + len(streamed), codes):
+                print(hint)
         except BaseException as error:
             tracer.info.frame = frame
             raise BlockError(explain_block(error, tracer.info, _INTERNAL)) from error
+        else:
+            return values
         finally:
             StreamTracer.deregister()
             _end_workers()
@@ -201,6 +215,12 @@ class Nnsight07(Generation):
             *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
         ]
         return policy.guarding([base, serialization], replaced)
+
+
+def _names(block: Any) -> dict[str, Any]:
+    """Return the values of the script that a compiled block refers to."""
+    closure = zip(block.__code__.co_freevars, block.__closure__ or (), strict=True)
+    return {**block.__globals__, **{name: cell.cell_contents for name, cell in closure}}
 
 
 class Nnsight06(Nnsight07):
