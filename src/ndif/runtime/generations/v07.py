@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import nnsight
@@ -18,6 +18,7 @@ from nnsight.intervention import interleaver as interleaving
 from nnsight.intervention.backends import base
 from nnsight.intervention.tracing import globals as tracing_globals
 from nnsight.intervention.tracing.base import Tracer
+from nnsight.intervention.tracing.util import ExceptionWrapper
 from nnsight.modeling.mixins.remoteable import StreamTracer
 from nnsight.schema.request import RequestModel
 
@@ -28,7 +29,7 @@ from ndif.runtime.generations import (
     PayloadError,
     unpickling_errors,
 )
-from ndif.runtime.generations.tracebacks07 import explain_block
+from ndif.runtime.generations.tracebacks07 import codes_above, explain_block, show_lines
 from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import load_arguments
@@ -51,6 +52,8 @@ def _end_workers() -> None:
     for _, thread in _started:
         thread.join(_END_TIMEOUT_S)
     _started.clear()
+    _asked.clear()
+    _gave.clear()
 
 
 _mediators: list[Any] = []
@@ -85,6 +88,38 @@ def _thread(
 
 interleaving.Mediator.start = _start_known
 interleaving.Thread = _thread
+
+
+_asked: dict[int, list[tuple[CodeType, int]]] = {}
+"""The lines of the running block that last asked the model for something, by the mediator's id."""
+_gave: dict[int, list[tuple[CodeType, int]]] = {}
+"""The lines that last gave the model a value."""
+_send = interleaving.Mediator.send
+
+
+def _send_and_note(mediator: Any, event: Any, *arguments: Any) -> Any:
+    """Replace `Mediator.send`: note the line of the block."""
+    lines = _asked[id(mediator)] = codes_above(sys._getframe(1))
+    if event in (interleaving.Events.SWAP, interleaving.Events.SKIP):
+        _gave[id(mediator)] = lines
+    return _send(mediator, event, *arguments)
+
+
+interleaving.Mediator.send = _send_and_note
+
+
+def _where_blocks_were(error: BaseException) -> str:
+    """Return the lines of the blocks that were running when the model raised `error`."""
+    if isinstance(error, ExceptionWrapper):  # a block raised it, and its traceback shows the line
+        return ""
+    lines = dict.fromkeys(
+        show_lines(noted[id(mediator)], mediator.info, _INTERNAL)
+        for mediator, _ in _started
+        for noted in (_gave, _asked)
+        if id(mediator) in noted
+    )
+    shown = "\n".join(filter(None, lines))
+    return f"\nIn the model, while your block was here:\n{shown}" if shown else ""
 
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
@@ -155,7 +190,8 @@ class Nnsight07(Generation):
                 print(hint)
         except BaseException as error:
             tracer.info.frame = frame
-            raise BlockError(explain_block(error, tracer.info, _INTERNAL)) from error
+            text = explain_block(error, tracer.info, _INTERNAL) + _where_blocks_were(error)
+            raise BlockError(text) from error
         else:
             return values
         finally:
