@@ -16,6 +16,7 @@ from comparing import assert_equal, raised
 from nnsight import LanguageModel, TransformersModel, VisionLanguageModel
 from nnsight.intervention.backends.remote import AsyncRemoteBackend, RemoteBackend, RemoteError
 from nnsight.schema.config import CONFIG
+from nnsight.schema.response import Status
 from scenarios_modules import *  # noqa: F403 - the worker finds them here
 
 PROMPT = "The Eiffel Tower is in the city of"
@@ -601,6 +602,61 @@ def scenario_without_compression(context: Context) -> None:
         CONFIG.API.COMPRESS = True
 
 
+# --- hints -------------------------------------------------------------------------------------------
+
+
+def logged(run: Callable[[RemoteBackend], Any], context: Context) -> list[str]:
+    """The lines of LOG that a job's client gets."""
+    lines: list[str] = []
+    backend = RemoteBackend(context.remote.to_model_key())
+    note = backend.note
+
+    def noted(response: Any) -> bool:
+        if response.status is Status.LOG:
+            lines.append(response.description)
+        return note(response)
+
+    backend.note = noted
+    run(backend)
+    return lines
+
+
+def scenario_a_list_outside_the_block_is_filled(context: Context) -> None:
+    model = context.remote
+
+    def run(backend: RemoteBackend) -> None:
+        results, known, seen = [], {}, [0]
+        with model.trace(PROMPT, backend=backend):
+            results.append(model.lm_head.output)
+            known["norm"] = float(results[0].detach().norm()) + seen[0]
+        assert results == []
+
+    filled = logged(run, context)
+    assert any("filled 'results'" in line and "`results = [].save()`" in line for line in filled)
+    assert any("`known = {}.save()`" in line for line in filled)
+    assert len(filled) == 2, filled
+
+
+def scenario_nothing_is_saved(context: Context) -> None:
+    model = context.remote
+
+    def run(backend: RemoteBackend) -> None:
+        with model.trace(PROMPT, backend=backend):
+            for layer in model.transformer.h:
+                hidden = layer.output
+
+    [line] = logged(run, context)
+    assert "saved nothing" in line, line
+    assert "(hidden)" in line
+    assert "`hidden = hidden.save()`" in line
+
+    def saves(backend: RemoteBackend) -> None:
+        with model.trace(PROMPT, backend=backend):
+            hidden = model.lm_head.output.save()
+
+    assert logged(saves, context) == []
+
+
 # --- errors -------------------------------------------------------------------------------------------
 
 
@@ -619,6 +675,29 @@ def scenario_an_error_names_the_users_line(context: Context) -> None:
     assert "RuntimeError: " in message
     assert "ndif" not in message.replace(__file__, "")
     assert "site-packages" not in message
+
+
+def scenario_an_error_in_the_model_names_the_users_lines(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            model.transformer.h[0].output = torch.ones(2, 3)  # the user's mistake
+            logits = model.lm_head.output.save()
+
+    message = error_of(run)
+    assert "RuntimeError: " in message, message
+    line = run.__code__.co_firstlineno + 2
+    assert f'"{__file__}", line {line}, in run' in message, message
+    assert "model.transformer.h[0].output = torch.ones(2, 3)" in message
+    assert f'"{__file__}", line {line + 1}, in run' in message, message
+    assert "greenlet" not in message
+
+    def ends() -> None:
+        with model.trace(PROMPT, remote=True):
+            model.transformer.h[2].mlp.output = torch.ones(2, 3)
+
+    assert "h[2].mlp.output = torch.ones(2, 3)" in error_of(ends)
 
 
 def scenario_an_error_in_a_users_function(context: Context) -> None:

@@ -609,6 +609,51 @@ def scenario_an_edited_script_is_not_confused_with_the_last(context: Context) ->
         assert_equal(scope["hidden"], hidden_here(context) * factor)
 
 
+# --- hints -------------------------------------------------------------------------------------------
+
+
+def scenario_an_error_in_the_model_names_the_users_lines(context: Context) -> None:
+    model = context.remote
+
+    def run() -> None:
+        with model.trace(PROMPT, remote=True):
+            model.transformer.h[0].output = torch.ones(2, 3)  # the user's mistake
+            logits = model.lm_head.output.save()
+
+    message = error_of(run)
+    assert "RuntimeError: " in message, message
+    _, _, shown = message.partition("while your block was here")
+    assert place(run, "the user's mistake") in frames(shown), message
+    assert place(run, "lm_head.output") in frames(shown), message
+
+
+def logged(backend: Recorder) -> list[str]:
+    """The lines of LOG that a job's client got."""
+    return [text for status, text in backend.responses if status == "LOG"]
+
+
+def scenario_a_list_outside_the_block_is_filled(context: Context) -> None:
+    model, backend = context.remote, Recorder(context)
+    results: list[Any] = []
+    seen = [0]
+    with model.trace(PROMPT, backend=backend):
+        results.append(model.lm_head.output + seen[0])
+    assert results == []
+    [line] = logged(backend)
+    assert "filled 'results'" in line, line
+    assert "`results = [].save()`" in line
+
+
+def scenario_nothing_is_saved(context: Context) -> None:
+    model, backend = context.remote, Recorder(context)
+    with model.trace(PROMPT, backend=backend):
+        for layer in model.transformer.h:
+            hidden = layer.output
+    [line] = logged(backend)
+    assert "saved nothing" in line, line
+    assert "`hidden = hidden.save()`" in line
+
+
 # --- how a job is waited for --------------------------------------------------------------------------
 
 

@@ -21,7 +21,8 @@ MEMORY, THREADS = 64 * MIB, 8
 WATCH = ResourceWatchdog(MEMORY, THREADS)
 MEMORY_WORDS = (
     "The request took more than 64MiB of memory, the most that this server gives to one "
-    "(NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once."
+    "(NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once: a "
+    "smaller batch, or `with torch.no_grad():` if you need no gradients."
 )
 THREAD_WORDS = (
     "The request started more than 8 threads, the most that this server gives to one "

@@ -167,7 +167,8 @@ def describe_crash(code: int | None) -> str:
             "it ends the process (os._exit, an abort in native code). Nothing was returned."
         )
     hint = {
-        -9: "The system ended it, most often because it ran out of memory: save or compute less.",
+        -9: "The system ended it, most often because it ran out of memory: save or compute less, with a "
+        "smaller batch, or under `torch.no_grad()` if you need no gradients.",
         -11: "Native code touched memory it may not: a wrong pointer, or a bug in a library.",
         -6: "Native code gave up on an internal check.",
     }.get(code or 0, "Nothing more is known.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from types import FrameType, TracebackType
+from typing import Any
 
 _THIS_PACKAGE = str(PurePath(__file__).parent.parent)
 _LIBRARIES = sorted(
@@ -22,16 +23,22 @@ def explain(error: BaseException, tb: TracebackType | None, internal: str) -> st
     Frames of the user's block and modules are unchanged. Frames of nnsight (below the folder `internal`)
     and of this package are dropped. Frames of libraries show the path in the library, not on this machine.
     """
-    frames = [
+    last = _text(error)
+    lines = show_frames(walk(tb), internal)
+    return f"Traceback (most recent call last):\n{lines}\n{last}" if lines else last
+
+
+def show_frames(frames: Iterable[tuple[Any, int]], internal: str) -> str:
+    """Return frames and their line numbers as `explain` shows them; "" if it shows none of them.
+
+    Of a frame, its code and globals are read.
+    """
+    shown = [
         _portable(frame)
-        for frame in traceback.StackSummary.extract(walk(tb), capture_locals=False)
+        for frame in traceback.StackSummary.extract(iter(frames), capture_locals=False)
         if not frame.filename.startswith((internal, _THIS_PACKAGE))
     ]
-    last = _text(error)
-    if not frames:
-        return last
-    lines = "".join(traceback.format_list(frames)).rstrip()
-    return f"Traceback (most recent call last):\n{lines}\n{last}"
+    return "".join(traceback.format_list(shown)).rstrip()
 
 
 def _text(error: BaseException) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import linecache
-from collections.abc import Iterator, Sequence
-from types import CodeType, FrameType, FunctionType, TracebackType
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, FrameType, FunctionType, MappingProxyType, TracebackType
 from typing import Any, NamedTuple, cast
 
 from nnsight.intervention import serialization
 from nnsight.intervention.tracing.util import ExceptionWrapper
 
-from ndif.runtime.tracebacks import explain, walk
+from ndif.runtime.tracebacks import explain, show_frames, walk
 
 _COMPILED = "<nnsight "
 _REWRITTEN = "<nnsight>"
@@ -29,6 +29,7 @@ _INFO = "__nnsight_tracing_info__"
 class _Frame(NamedTuple):
     f_code: CodeType
     f_globals: dict[str, Any]
+    f_locals: Mapping[str, Any] = MappingProxyType({})
 
 
 class _Traceback(NamedTuple):
@@ -55,8 +56,26 @@ def explain_block(error: BaseException, outermost: Any, internal: str) -> str:
     return explain(original, cast("TracebackType | None", tb), internal)
 
 
+def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    """Return the code and the line of a frame and of those that called it, the first one first."""
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None:
+        found.insert(0, (frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def show_lines(codes: list[tuple[CodeType, int]], info: Any, internal: str) -> str:
+    """Return the lines of the block `info` that were running, as `explain_block` shows them."""
+    frames = [
+        (_Frame(code, {}, {_INFO: info} if code.co_name.startswith("__nnsight_") else {}), line)
+        for code, line in codes
+    ]
+    return show_frames(_as_written(frames, {info.filename: info}), internal)
+
+
 def _as_written(
-    frames: list[tuple[FrameType, int]], infos: dict[str, Any]
+    frames: Sequence[tuple[FrameType | _Frame, int]], infos: dict[str, Any]
 ) -> Iterator[tuple[FrameType | _Frame, int]]:
     """Yield the frames, with compiled functions at the place where their author wrote them."""
     for frame, line in frames:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import nnsight
@@ -21,6 +21,7 @@ from nnsight.intervention import interleaver as interleaving
 from nnsight.intervention.backends import base
 from nnsight.intervention.tracing import globals as tracing_globals
 from nnsight.intervention.tracing.base import Tracer
+from nnsight.intervention.tracing.util import ExceptionWrapper
 from nnsight.modeling.mixins.remoteable import StreamTracer
 from nnsight.schema.request import RequestModel
 
@@ -32,7 +33,8 @@ from ndif.runtime.generations import (
     decorated07,  # noqa: F401 - replaces a function of nnsight's
     unpickling_errors,
 )
-from ndif.runtime.generations.tracebacks07 import explain_block
+from ndif.runtime.generations.tracebacks07 import codes_above, explain_block, show_lines
+from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.weights import load_arguments
 
@@ -54,6 +56,8 @@ def _end_workers() -> None:
     for _, thread in _started:
         thread.join(_END_TIMEOUT_S)
     _started.clear()
+    _asked.clear()
+    _gave.clear()
 
 
 _mediators: list[Any] = []
@@ -88,6 +92,38 @@ def _thread(
 
 interleaving.Mediator.start = _start_known
 interleaving.Thread = _thread
+
+
+_asked: dict[int, list[tuple[CodeType, int]]] = {}
+"""The lines of the running block that last asked the model for something, by the mediator's id."""
+_gave: dict[int, list[tuple[CodeType, int]]] = {}
+"""The lines that last gave the model a value."""
+_send = interleaving.Mediator.send
+
+
+def _send_and_note(mediator: Any, event: Any, *arguments: Any) -> Any:
+    """Replace `Mediator.send`: note the line of the block."""
+    lines = _asked[id(mediator)] = codes_above(sys._getframe(1))
+    if event in (interleaving.Events.SWAP, interleaving.Events.SKIP):
+        _gave[id(mediator)] = lines
+    return _send(mediator, event, *arguments)
+
+
+interleaving.Mediator.send = _send_and_note
+
+
+def _where_blocks_were(error: BaseException) -> str:
+    """Return the lines of the blocks that were running when the model raised `error`."""
+    if isinstance(error, ExceptionWrapper):  # a block raised it, and its traceback shows the line
+        return ""
+    lines = dict.fromkeys(
+        show_lines(noted[id(mediator)], mediator.info, _INTERNAL)
+        for mediator, _ in _started
+        for noted in (_gave, _asked)
+        if id(mediator) in noted
+    )
+    shown = "\n".join(filter(None, lines))
+    return f"\nIn the model, while your block was here:\n{shown}" if shown else ""
 
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
@@ -145,19 +181,32 @@ class Nnsight07(Generation):
         # The payload holds a stand-in for the client's frame. nnsight would write into the stand-in as
         # into a real frame, out of the bounds of its memory.
         tracer.info.frame = None
-        # nnsight calls `self._send(data)`: a plain function would become a method.
-        StreamTracer.register(staticmethod(stream.send), staticmethod(stream.receive))
-        # nnsight forgets the blocks of a tracer as soon as they have run.
+        streamed: list[int] = []
+
+        def send(data: bytes) -> None:
+            streamed.append(len(data))
+            stream.send(data)
+
         blocks = [fn, *(each.intervention for each in getattr(tracer, "mediators", ()))]
+        unsaved = Unsaved(*(_names(block) for block in blocks))
+        # nnsight calls `self._send(data)`: a plain function would become a method.
+        StreamTracer.register(staticmethod(send), staticmethod(stream.receive))
         try:
             self._enter()
-            values = tracer.execute(fn)
+            values: dict[str, Any] = tracer.execute(fn)
             saved = tracing_globals.Globals.saves
             values = {**_filled(blocks, saved), **values}
-            return {name: value for name, value in values.items() if _holds(value, saved)}
+            values = {name: value for name, value in values.items() if _holds(value, saved)}
+            codes = [block.__code__ for block in blocks]
+            sent = {*saved, *map(id, values.values())}
+            for hint in unsaved.hints(sent, len(values) + len(streamed), codes):
+                print(hint)
         except BaseException as error:
             tracer.info.frame = frame
-            raise BlockError(explain_block(error, tracer.info, _INTERNAL)) from error
+            text = explain_block(error, tracer.info, _INTERNAL) + _where_blocks_were(error)
+            raise BlockError(text) from error
+        else:
+            return values
         finally:
             StreamTracer.deregister()
             _end_workers()
@@ -221,6 +270,12 @@ class Nnsight07(Generation):
             *((module, _FRAME, _users_frame) for module in nnsights if _FRAME in vars(module)),
         ]
         return policy.guarding([base, serialization], replaced)
+
+
+def _names(block: Any) -> dict[str, Any]:
+    """Return the values of the script that a compiled block refers to."""
+    closure = zip(block.__code__.co_freevars, block.__closure__ or (), strict=True)
+    return {**block.__globals__, **{name: cell.cell_contents for name, cell in closure}}
 
 
 class Nnsight06(Nnsight07):

@@ -7,11 +7,11 @@ import functools
 import linecache
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
-from types import CellType, CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from types import CellType, CodeType, FrameType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nnsight
 import torch
@@ -30,8 +30,9 @@ from ndif.runtime.generations import (
     PayloadError,
     unpickling_errors,
 )
+from ndif.runtime.generations.unsaved import Unsaved
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.tracebacks import explain
+from ndif.runtime.tracebacks import explain, show_frames
 from ndif.runtime.weights.weights import Placement, load_arguments
 
 if TYPE_CHECKING:
@@ -102,19 +103,25 @@ class Nnsight08(Generation):
         with unpickling_errors(self.name):
             tracer = RequestModel.deserialize(payload, objects, unpickler=unpickler)
             code, frame = tracer.info.code, tracer.info.frame
+        unsaved = Unsaved(frame.f_globals, frame.f_locals)
         tracing.inc()
         try:
             tracer.execute(code)
             saved = tracing._saves()
-            return {
+            values = {
                 name: value
                 for name, value in frame.f_locals.items()
                 if id(value) in saved and not name.startswith("__nnsight_")
             }
+            for hint in unsaved.hints(saved, len(values), [code]):
+                print(hint)
         except BaseException as error:
             # nnsight stores a block's own traceback before the model's frames are added to the error's.
             tb = getattr(error, "__intervention_tb__", error.__traceback__)
-            raise BlockError(explain(error, tb, _INTERNAL)) from error
+            block = getattr(error, _BLOCK, "")
+            raise BlockError(explain(error, tb, _INTERNAL) + block) from error
+        else:
+            return values
         finally:
             tracing.dec()
 
@@ -173,6 +180,61 @@ class Nnsight08(Generation):
             (envoy.Envoy, "interleave", interleave),
         ]
         return policy.guarding(_COMPILING, replaced)
+
+
+# Errors in the model
+
+_BLOCK = "__ndif_block__"
+"""The attribute of an error that says what the block was doing when the error came."""
+_GAVE = "__ndif_gave__"
+"""The attribute of a mediator for the lines of its block that last gave the model a value."""
+
+_cancel = interleaver.Interleaver.cancel
+_swap = interleaver.Mediator.swap
+
+
+def _cancel_and_say(self: Any) -> None:
+    """Replace `Interleaver.cancel`: if an error of the model ends a run, note where its blocks were."""
+    error = sys.exc_info()[1]
+    if error is not None and not hasattr(error, "__intervention_tb__"):
+        lines = dict.fromkeys(line for each in self.mediators for line in _lines_of(each) if line)
+        if lines:
+            shown = "\n".join(lines)
+            setattr(error, _BLOCK, f"\nIn the model, while your block was here:\n{shown}")
+    _cancel(self)
+
+
+def _lines_of(mediator: Any) -> Iterator[str]:
+    """Yield the lines of a block that last gave the model a value, and that wait for one."""
+    yield show_frames(getattr(mediator, _GAVE, ()), _INTERNAL)
+    if mediator.alive:
+        yield show_frames(_above(mediator.worker.gr_frame), _INTERNAL)
+
+
+def _swap_and_note(cls: Any, location: str, *arguments: Any) -> Any:
+    """Replace `Mediator.swap`: note the line of the block."""
+    setattr(cls.current(location), _GAVE, _above(sys._getframe(1)))
+    return _swap(location, *arguments)
+
+
+class _Frame(NamedTuple):
+    """A frame without its variables."""
+
+    f_code: CodeType
+    f_globals: dict[str, Any]
+
+
+def _above(frame: FrameType | None) -> list[tuple[_Frame, int]]:
+    """Return a frame of a block and those that called it, the first one first."""
+    found: list[tuple[_Frame, int]] = []
+    while frame is not None:
+        found.insert(0, (_Frame(frame.f_code, {}), frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+interleaver.Interleaver.cancel = _cancel_and_say
+interleaver.Mediator.swap = classmethod(_swap_and_note)
 
 
 # Methods that use `super()`

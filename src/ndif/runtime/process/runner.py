@@ -29,7 +29,7 @@ from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.results import STORE_LEVEL, Result, ResultNotStoredError, ResultTooLargeError
 from ndif.runtime.sizes import format_size
-from ndif.runtime.tracebacks import explain
+from ndif.runtime.tracebacks import explain, walk
 
 if TYPE_CHECKING:
     from ndif.runtime.process.isolation import Isolation
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 _IDLE_S = 0.05
 """Seconds without a request after which the runner collects garbage, so that it delays no request."""
 
-_LIMIT_MESSAGES = (
+_MEMORY_MESSAGES = (
     "MemoryError",
     "can't allocate memory",
     "Cannot allocate memory",
     "bad_alloc",
-    "can't start new thread",
+    "out of memory",
 )
-"""Messages of Python, torch and the C library when memory or threads run out."""
+"""Messages of Python, torch and the C library when memory runs out."""
+_LIMIT_MESSAGES = (*_MEMORY_MESSAGES, "can't start new thread")
 
 
 class _LogStream(io.TextIOBase):
@@ -232,7 +233,8 @@ class Runner:
             result = Result(values, header["max_result"], header["max_inline"])
             self._deliver(result, header, cost)
         except BlockError as error:
-            self._fail(error.traceback + self._limit_hint(error.traceback), meta())
+            hint = self._limit_hint(error.traceback) + _memory_hint(error)
+            self._fail(error.traceback + hint, meta())
         except (PayloadError, ResultTooLargeError, ResultNotStoredError, DeviceError) as error:
             self._fail(str(error), meta())
         except (EOFError, ConnectionError):
@@ -321,6 +323,29 @@ class Runner:
             gc.collect()
             if self._driver is not None:
                 self._driver.release_memory()
+
+
+def _memory_hint(error: BlockError) -> str:
+    """Return a sentence on how to take less memory if a block ran out of it, else ""."""
+    if not any(message in error.traceback for message in _MEMORY_MESSAGES):
+        return ""
+    less = "A smaller batch and shorter prompts take less memory."
+    cause = error.__cause__
+    if cause is not None and _has_gradients(cause):
+        return (
+            "\nGradients were on, and what they need was kept in memory. If you need none, write "
+            f"`with torch.no_grad():` around the trace's work. {less}"
+        )
+    return f"\n{less}"
+
+
+def _has_gradients(error: BaseException) -> bool:
+    """Return True if a frame of the error holds a value that was computed with gradients on."""
+    return any(
+        isinstance(value, torch.Tensor) and value.grad_fn is not None
+        for frame, _ in walk(error.__traceback__)
+        for value in frame.f_locals.values()
+    )
 
 
 def _decompress(payload: bytes, max_bytes: int) -> bytes:

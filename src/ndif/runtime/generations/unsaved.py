@@ -1,0 +1,82 @@
+"""Hints for the author of a block that leaves on the server what it was to bring back."""
+
+from __future__ import annotations
+
+import collections
+import dis
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+_KINDS: dict[type, str] = {list: "[]", dict: "{}", set: "set()"}
+"""Containers that a script fills, and how it makes them."""
+_OTHERS = (collections.deque, collections.defaultdict, collections.Counter, collections.OrderedDict)
+_MAX_COMPARED = 100_000
+"""Items up to which contents are compared; of a larger container the size is."""
+_MAX_NAMED = 3
+_BEFORE_OTHER_NAMES = frozenset(
+    ("FOR_ITER", "BEFORE_WITH", "SETUP_WITH", "MAKE_FUNCTION", "IMPORT_NAME", "IMPORT_FROM")
+)
+"""Instructions before the name of a loop's variable, a tracer, a function or a module is bound."""
+
+
+class Unsaved:
+    """The containers of a script that a block refers to, as they were before it ran."""
+
+    def __init__(self, *scopes: Mapping[str, Any]) -> None:
+        self._before = {
+            name: (value, _content(value))
+            for scope in scopes
+            for name, value in scope.items()
+            if type(value) in (*_KINDS, *_OTHERS) and not name.startswith("__")
+        }
+
+    def hints(
+        self, saved: Collection[int], count: int, codes: Iterable[CodeType] = ()
+    ) -> Iterator[str]:
+        """Yield what the block's author should know: of `saved` ids, `count` values come back.
+
+        `codes` are the block's, for the names that it binds.
+        """
+        filled = [
+            (name, value)
+            for name, (value, before) in self._before.items()
+            if id(value) not in saved and not _is_same(_content(value), before)
+        ]
+        for name, value in filled:
+            made = _KINDS.get(type(value), f"{type(value).__name__}(...)")
+            yield (
+                f"The block filled {name!r}, which was made outside of it. It was filled on the server, "
+                f"and yours stays as it was: make it in the block, with `{name} = {made}.save()`."
+            )
+        if count == 0 and not filled:
+            names = list(dict.fromkeys(name for code in codes for name in _bound(code)))[
+                -_MAX_NAMED:
+            ]
+            example = names[-1] if names else "value"
+            which = f" ({', '.join(names)})" if names else ""
+            yield (
+                f"The block saved nothing, so none of its values comes back{which}. Save in it what you "
+                f"want to read after it, with `{example} = {example}.save()`."
+            )
+
+
+def _content(value: Any) -> tuple[int, list[Any]]:
+    items = value.values() if isinstance(value, dict) else value
+    return len(value), list(items) if len(value) <= _MAX_COMPARED else []
+
+
+def _is_same(now: tuple[int, list[Any]], before: tuple[int, list[Any]]) -> bool:
+    return now[0] == before[0] and all(a is b for a, b in zip(now[1], before[1], strict=False))
+
+
+def _bound(code: CodeType) -> Iterator[str]:
+    """Yield the names of values that a block binds."""
+    instructions = list(dis.get_instructions(code))
+    # As the name of an exception is, behind its handler.
+    deleted = {each.argval for each in instructions if each.opname.startswith("DELETE_")}
+    for before, each in itertools.pairwise(instructions):
+        binds = each.opname in ("STORE_NAME", "STORE_FAST") and each.argval not in deleted
+        if binds and before.opname not in _BEFORE_OTHER_NAMES and not each.argval.startswith("_"):
+            yield each.argval
