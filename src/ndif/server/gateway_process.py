@@ -70,7 +70,7 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         open_accounts(settings),
         mirror,
         lifespan,
-        loopback=config.loopback,
+        host=config.host,
         perform=RemoteControlPlane(LeaderRpc(broker.client), _stop).perform,
         token=config.token,
     )
