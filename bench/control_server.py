@@ -22,7 +22,7 @@ async def serve(folder: Path) -> None:
         Settings(),
         [config],
         folder,
-        loopback=True,
+        host="127.0.0.1",
         places=False,
         trusted=True,
         runtimes=NoopRuntimes(folder),

@@ -260,5 +260,6 @@ def application(table: Table, options: Settings | None = None) -> Starlette:
         SocketIoSubscriptions(MemoryBroker(), options),
         HfMirror(share_weights=False),
         None,  # type: ignore[arg-type]
-        loopback=True,
+        options,
+        host="127.0.0.1",
     )

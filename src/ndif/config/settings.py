@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,8 @@ from pydantic import BeforeValidator, Field, FilePath, SecretStr, field_validato
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ndif.config.units import Unit, parse_duration, parse_gpus, parse_size
+
+_HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 
 MiB = 1024**2
 GiB = 1024**3
@@ -121,6 +124,18 @@ class Settings(BaseSettings):
     """Oldest nnsight whose requests are taken, such as 0.8.1. Empty: any of an installed generation."""
     min_python_version: str = Field(default="", validation_alias="MIN_PYTHON_VERSION")
     """Oldest Python whose requests are taken, such as 3.11. Empty: any."""
+    public_url: str = ""
+    """Address at which clients reach the server through a proxy, such as https://ndif.example.org: the
+    addresses of results begin with it."""
+    allowed_hosts: str = ""
+    """Further names by which clients may ask for this server, separated by commas; *.example.org stands
+    for every name below example.org, * for any. Loopback, the host of NDIF_PUBLIC_URL, this machine's names
+    and all addresses are always answered."""
+    forwarded_allow_ips: str = Field(
+        default="127.0.0.1,::1", validation_alias="FORWARDED_ALLOW_IPS"
+    )
+    """Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto
+    are believed; * for any."""
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
     log_max_bytes: Size = Field(default=64 * MiB, gt=0)
@@ -220,7 +235,15 @@ class Settings(BaseSettings):
             parse_size(text)
         return text
 
-    @field_validator("object_store_url", "object_store_public_url")
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_hosts(cls, text: str) -> str:
+        for name in _split(text):
+            if name != "*" and not _HOST.fullmatch(name):
+                raise ValueError(f"{name!r} is not a host's name, like ndif.example.org")
+        return text
+
+    @field_validator("public_url", "object_store_url", "object_store_public_url")
     @classmethod
     def _names_a_server(cls, text: str) -> str:
         parts = urlsplit(text)
@@ -248,6 +271,11 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def allowed_host_names(self) -> tuple[str, ...]:
+        """Names in `allowed_hosts`."""
+        return _split(self.allowed_hosts)
+
+    @property
     def adapters(self) -> Path:
         """Folder of the adapters that untrusted requests name."""
         return (self.session_root / "adapters").expanduser().absolute()
@@ -256,6 +284,10 @@ class Settings(BaseSettings):
     def runtimes(self) -> Path:
         """Folder of installed runtimes."""
         return (self.runtimes_dir or self.session_root / "runtimes").expanduser()
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @lru_cache(maxsize=1)

@@ -6,15 +6,12 @@ import asyncio
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Mount
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.types import Lifespan
 
 from ndif.config.settings import Settings
 from ndif.control.operations import Perform
@@ -25,10 +22,10 @@ from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.origin import SameOrigin
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
-from ndif.net import is_loopback
 from ndif.stores.accounts import Accounts
 from ndif.stores.broker import Broker
 from ndif.stores.objects import FileStore, ObjectStore
@@ -39,10 +36,6 @@ _SHUTDOWN_S = 3
 _STOPPED = (
     "The server was stopped before this job was done. Send it again: another of its hosts answers, or "
     "this one once it is back."
-)
-_FOREIGN_ORIGIN = (
-    "This came from a web page of another site, or under a name that is not this machine's. "
-    "A local server takes requests from programs on its own machine only."
 )
 
 
@@ -70,14 +63,14 @@ def create_gateway(
     hub: HfMirror,
     lifespan: Lifespan[Starlette],
     *,
-    loopback: bool,
+    host: str,
     perform: Perform,
     update_of: UpdateOf,
     token: str | None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
 
-    `loopback` says that the server listens on a loopback address, where only this machine may connect.
+    `host` is the name or address that the server listens on.
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
     no `/admin` routes.
     """
@@ -91,7 +84,7 @@ def create_gateway(
         *HealthRoutes(catalogue, accounts, runtimes).routes(),
         *(AdminRoutes(perform, token, settings).routes() if token else ()),
     ]
-    app = create_app(routes, socket_io, hub, lifespan, loopback=loopback)
+    app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
     return Gateway(app, websockets, socket_io)
 
 
@@ -100,17 +93,18 @@ def create_app(
     socket_io: SocketIoSubscriptions,
     hub: HfMirror,
     lifespan: Lifespan[Starlette],
+    settings: Settings,
     *,
-    loopback: bool,
+    host: str,
 ) -> Starlette:
-    """Return the application of `routes`, the Hugging Face mirror and Socket.IO."""
+    """Return the application that listens on `host`: `routes`, the Hugging Face mirror and Socket.IO."""
     return Starlette(
         routes=[
             *routes,
             Mount("/hub", routes=hub.routes()),
             Mount("/ws", app=socket_io.app),
         ],
-        middleware=[Middleware(SameOrigin, loopback=loopback)],
+        middleware=[Middleware(SameOrigin, settings=settings, host=host)],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
@@ -127,40 +121,10 @@ def uvicorn_config(app: Starlette, settings: Settings, listening: socket.socket)
         log_config=None,
         log_level="warning",
         access_log=False,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
         # Results are compressed already where their client asked for it.
         ws_per_message_deflate=False,
         # A hybrid job's client uploads its results in one message.
         ws_max_size=settings.socketio_max_http_buffer_size,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-
-
-class SameOrigin:
-    """ASGI middleware that refuses requests from web pages of other sites.
-
-    A page of any site may make a browser POST to 127.0.0.1 without asking, and a request is code that a
-    local server runs. A browser names the page's site in `Origin`; nnsight's clients name this server
-    there, or nothing. On a loopback server the Host header must name loopback as well: a site whose name
-    resolves to 127.0.0.1 (DNS rebinding) has an origin that equals its host.
-    """
-
-    def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
-        self._app = app
-        self._loopback = loopback
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
-        if scope["type"] not in ("http", "websocket") or self._is_allowed(Headers(scope=scope)):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            # A WebSocket that is closed before it is accepted is refused with 403.
-            await send({"type": "websocket.close", "code": 1008, "reason": "foreign origin"})
-        else:
-            await JSONResponse({"detail": _FOREIGN_ORIGIN}, 403)(scope, receive, send)
-
-    def _is_allowed(self, headers: Headers) -> bool:
-        host = headers.get("host", "")
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return False
-        return not self._loopback or is_loopback(urlsplit(f"//{host}").hostname or "")

@@ -92,7 +92,7 @@ class SubmitRoute:
             wire=wire,
             payload=submission.payload,
             compress=submission.compress,
-            base_url=str(http.base_url).rstrip("/"),
+            base_url=self.settings.public_url or str(http.base_url).rstrip("/"),
             nearby=is_loopback(host),
             subscription_id=submission.subscription_id,
             env=submission.env,

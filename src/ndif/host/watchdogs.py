@@ -59,8 +59,8 @@ class ResourceWatchdog:
         if now.memory_bytes - before.memory_bytes > self.memory_bytes:
             return (
                 f"The request took more than {format_size(self.memory_bytes)} of memory, the most that "
-                "this server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at once: a "
-                "smaller batch, or `with torch.no_grad():` if you need no gradients."
+                "this server gives to one (NDIF_RUNNER_MEMORY_BYTES), and was ended. Compute less at "
+                "once: a smaller batch, or `with torch.no_grad():` if you need no gradients."
             )
         if now.threads > self.max_threads:
             return (
@@ -117,8 +117,8 @@ def exceeded(share: int, before: GpuUsage, now: GpuUsage) -> str | None:
     return (
         f"The request took {format_size(grown)} of GPU memory, and with it the model holds more than the "
         f"{format_size(share)} that it has of a GPU which it shares with others. It was ended. Compute "
-        "less at once: shorter or fewer prompts, fewer tensors kept on the GPU, or `with torch.no_grad():` if you "
-        "need no gradients."
+        "less at once: shorter or fewer prompts, fewer tensors kept on the GPU, or `with "
+        "torch.no_grad():` if you need no gradients."
     )
 
 

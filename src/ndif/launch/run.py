@@ -18,7 +18,7 @@ from ndif.launch.preflight import Prepared
 from ndif.launch.run_folder import ActiveRunFolder, RunRecord
 from ndif.launch.services.plan import addresses
 from ndif.launch.services.service import ServiceError
-from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url, is_loopback
+from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url
 from ndif.server.embedded import Server
 from ndif.server.process_config import ProcessConfig, configure_logging
 from ndif.server.supervised import Supervisor
@@ -172,7 +172,7 @@ class ServerRun(Run):
             results=self.run_folder.results,
             secret=self.run_folder.signing_key(),
             token=self.run_folder.token() or "",
-            loopback=is_loopback(self.prepared.server.host),
+            host=self.prepared.server.host,
             deployments=self.prepared.deployments,
         )
         if not self.options.broker_url:
@@ -183,7 +183,7 @@ class ServerRun(Run):
                 config.results,
                 secret=config.secret,
                 token=config.token,
-                loopback=config.loopback,
+                host=config.host,
                 places=True,
                 stop=lambda: http.stop(),
             )

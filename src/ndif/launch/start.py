@@ -106,9 +106,10 @@ def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
             soft_wrap=True,
         )
     console.print(f"\nServing at [bold]{record.url}[/]. In your client:\n")
+    url = run.options.public_url or record.url
     console.print(
-        f"    export NDIF_HOST={record.url}\n"
-        f"    export HF_ENDPOINT={record.url}/hub   # only where huggingface.co cannot be reached\n\n"
+        f"    export NDIF_HOST={url}\n"
+        f"    export HF_ENDPOINT={url}/hub   # only where huggingface.co cannot be reached\n\n"
         "A model is loaded when its first request arrives. To load one before that:\n\n"
         "    ndif deploy openai-community/gpt2\n"
         "    ndif status\n\n"

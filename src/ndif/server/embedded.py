@@ -42,7 +42,7 @@ class Server:
         configs: Sequence[DeploymentConfig],
         results: Path,
         *,
-        loopback: bool,
+        host: str,
         places: bool,
         trusted: bool = False,
         share_weights: bool = False,
@@ -53,9 +53,10 @@ class Server:
     ) -> None:
         """Put the server together; its application's lifespan starts it.
 
-        `places`: True to serve many users, and measure models and place them; False to serve one user, and
-        load each model where its options say. `secret` signs the URLs of results. `stop` ends the process.
-        If another server has the jobs of `results`, that is a `BrokerError`.
+        `host` is what the server listens on. `places`: True to serve many users, and measure models and
+        place them; False to serve one user, and load each model where its options say. `secret` signs the
+        URLs of results. `stop` ends the process. If another server has the jobs of `results`, that is a
+        `BrokerError`.
         """
         self._settings = settings
         self._objects = open_store(settings, results, secret)
@@ -99,8 +100,8 @@ class Server:
             open_accounts(settings) if places else OpenAccounts(hotswapping=False, trusted=trusted),
             self._hub,
             self._lifespan,
-            loopback=loopback,
             update_of=self._update_of,
+            host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
         ).app

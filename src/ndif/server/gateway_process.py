@@ -71,7 +71,7 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         open_accounts(settings),
         mirror,
         lifespan,
-        loopback=config.loopback,
+        host=config.host,
         perform=RemoteControlPlane(leader, _stop, settings.status_request_timeout_s).perform,
         update_of=RemoteQueue(leader, broker).update_of,
         token=config.token,

@@ -83,7 +83,7 @@ class Local:
                     options,
                     [config],
                     results,
-                    loopback=is_loopback(self.host),
+                    host=self.host,
                     places=False,
                     trusted=not self.sandbox,
                     share_weights=self.share_weights,

@@ -34,8 +34,8 @@ class ProcessConfig:
     """Key that signs the addresses of results in files."""
     token: str
     """Bearer token of `/admin/*`."""
-    loopback: bool
-    """True if the server listens on this machine's loopback address only."""
+    host: str
+    """Name or address that the server listens on."""
     deployments: Sequence[DeploymentConfig]
 
     def write(self, path: Path) -> None:

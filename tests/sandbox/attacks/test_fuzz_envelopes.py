@@ -53,7 +53,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
         ),
         [DeploymentConfig(repo_id=NAME, checkpoint=NAME, task="text-generation", dedicated=True)],
         tmp_path_factory.mktemp("results"),
-        loopback=True,
+        host="127.0.0.1",
         places=False,
     )
     return TestClient(server.app, base_url="http://127.0.0.1", raise_server_exceptions=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -147,10 +148,23 @@ class Generation:
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:
-    """Return a checkpoint's `config.json`; None if it is too large."""
+    """Return a checkpoint's `config.json`; None if it is too large, or text that no answer can carry.
+
+    Python's JSON has numbers that no other has, and `time_step_limit` of Mamba is one: they become text.
+    """
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         return None
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+
+    def number(text: str) -> float | str:
+        return found if math.isfinite(found := float(text)) else text
+
+    try:
+        config: dict[str, Any] = json.loads(
+            path.read_text(encoding="utf-8"), parse_constant=str, parse_float=number
+        )
+        json.dumps(config, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
     return config
 
 

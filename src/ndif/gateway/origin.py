@@ -1,0 +1,138 @@
+"""The names that a server answers to, and the web pages that may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from functools import cache, partial
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ndif.config.settings import Settings
+from ndif.net import is_loopback
+
+_OPEN = frozenset({"/ping", "/status", "/env"})
+"""Paths that web pages of any site may read on a public server."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_MAX_QUOTED = 200
+"""Characters of a client's header that an answer repeats."""
+
+
+class SameOrigin:
+    """ASGI middleware that refuses foreign names of this server and web pages of other sites.
+
+    A page of any site may make a browser POST to this machine without asking, and a request is code. A
+    browser names the page's site in `Origin`; nnsight's clients name this server there, or nothing. A site
+    whose name resolves to this machine (DNS rebinding) has an origin that equals its host, so the Host must
+    be a name of this server: a loopback name, the one that it listens on, this machine's, the public URL's,
+    or one of NDIF_ALLOWED_HOSTS. An address is no name that anybody else could give to this machine.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: Settings, host: str) -> None:
+        """Wrap `app`, which listens on `host`."""
+        self._app = app
+        self._public_origin = _origin(settings.public_url)
+        self._is_public = bool(settings.public_url) or not is_loopback(host)
+        allowed = [*settings.allowed_host_names, host]
+        if self._public_origin is not None:
+            allowed.append(self._public_origin[1])
+        self._names = {name.lower() for name in allowed if "*" not in name}
+        self._suffixes = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
+        self._any = "*" in allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it with a sentence."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        is_open = (
+            self._is_public and scope.get("method") in ("GET", "HEAD") and scope["path"] in _OPEN
+        )
+        problem = await self._problem(Headers(scope=scope), any_origin=is_open)
+        if problem is not None:
+            await _refuse(problem, scope, receive, send)
+        else:
+            await self._app(scope, receive, partial(_send_open, send) if is_open else send)
+
+    async def _problem(self, headers: Headers, *, any_origin: bool) -> str | None:
+        """Return a sentence that says why the request is refused; None if it is not."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not await self._is_ours(host):
+            return (
+                f"This server does not answer to the name {host[:_MAX_QUOTED]!r}. If that is how its users "
+                "reach it, its operator names it in NDIF_PUBLIC_URL (behind a proxy with TLS) or in "
+                "NDIF_ALLOWED_HOSTS."
+            )
+        if origin is None or any_origin or self._is_same(origin, host):
+            return None
+        return (
+            f"This came from a web page of another site, {origin[:_MAX_QUOTED]!r}. A server takes requests "
+            "from programs, and from pages at its own address alone. If that is its address, its operator "
+            "names it in NDIF_PUBLIC_URL."
+        )
+
+    async def _is_ours(self, host: str) -> bool:
+        """Return True if `host`, a Host header, names this server. Every browser sends one."""
+        if not host or self._any:
+            return True
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        if name in self._names or name.endswith(self._suffixes) or is_loopback(name):
+            return True
+        if _is_address(name):
+            return True
+        # The resolver may take its time.
+        return name in await asyncio.to_thread(_machine_names)
+
+    def _is_same(self, origin: str, host: str) -> bool:
+        """Return True if a page's origin is the address that was asked, or the public one."""
+        found = _origin(origin)
+        return found is not None and found in (_origin(f"{found[0]}://{host}"), self._public_origin)
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    """Return a URL's scheme, host and port; None if it has none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _machine_names() -> frozenset[str]:
+    """Return the names that this machine gives itself."""
+    name = socket.gethostname().lower()
+    short = name.partition(".")[0]
+    return frozenset({name, short, f"{short}.local", socket.getfqdn().lower()})
+
+
+async def _refuse(problem: str, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
+        "extensions", {}
+    ):
+        # A WebSocket that is closed before it is accepted is refused with 403.
+        await send({"type": "websocket.close", "code": 1008, "reason": "foreign origin"})
+    else:
+        await JSONResponse({"detail": problem}, 403)(scope, receive, send)
+
+
+async def _send_open(send: Send, message: Message) -> None:
+    if message["type"] == "http.response.start":
+        MutableHeaders(scope=message)["Access-Control-Allow-Origin"] = "*"
+    await send(message)

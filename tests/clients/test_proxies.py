@@ -1,0 +1,95 @@
+"""`ndif start` on loopback behind Caddy and nginx, and clients that know its https address alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.harness import Client, StartedServer
+from tests.conftest import NAME
+from tests.services import tls_proxies
+from tests.services.process import Process, free_port
+
+
+class Site:
+    """A server that knows its public address, its certificate, and clients of two generations."""
+
+    def __init__(
+        self, folder: Path, environment: dict[str, str], tiny: Path, runtimes: Path
+    ) -> None:
+        self.folder = folder
+        self.port = free_port()
+        authority = str(tls_proxies.make_authority(folder))
+        url = f"https://{tls_proxies.NAME}:{self.port}"
+        settings = {
+            "NDIF_SESSION_ROOT": str(folder / "session"),
+            "NDIF_PUBLIC_URL": url,
+            # Results are fetched by their address, however small.
+            "NDIF_MAX_INLINE_RESULT_BYTES": "0",
+        }
+        self._server = StartedServer(NAME, environment={**environment, **settings})
+        self._arguments = (
+            tiny,
+            {
+                "NDIF_HOST": url,
+                "HF_ENDPOINT": environment["HF_ENDPOINT"],
+                "NDIF_API_KEY": "",
+                "SSL_CERT_FILE": authority,
+                "REQUESTS_CA_BUNDLE": authority,
+            },
+        )
+        self._overlays = {"0.8": {}, "0.7": {"PYTHONPATH": str(runtimes / "0.7")}}
+        self._clients: dict[str, Client] = {}
+
+    @property
+    def server(self) -> str:
+        """Host and port of the server behind the proxy."""
+        return self._server.ready().url.removeprefix("http://")
+
+    def client(self, generation: str) -> Client:
+        """The client of a generation."""
+        if generation not in self._clients:
+            tiny, environment = self._arguments
+            home = {"HF_HOME": str(self.folder / f"client-{generation}")}
+            environment = {**environment, **home, **self._overlays[generation]}
+            self._clients[generation] = Client("scenarios_proxies", NAME, tiny, environment)
+        return self._clients[generation]
+
+    def proxy(self, kind: str) -> Process:
+        """A proxy at the public address."""
+        if kind == "Caddy":
+            return tls_proxies.caddy(self.folder, self.port, free_port(), self.server)
+        keeps_host = kind == "nginx"
+        return tls_proxies.nginx(self.folder, self.port, self.server, keeps_host=keeps_host)
+
+    def close(self) -> None:
+        """End them all."""
+        for client in self._clients.values():
+            client.close()
+        self._server.stop()
+
+
+@pytest.fixture(scope="module")
+def site(
+    server_environment: dict[str, str],
+    tiny_gpt2: Path,
+    runtimes: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    started = Site(folder, server_environment, tiny_gpt2, runtimes)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("kind", ["Caddy", "nginx", "nginx with its own Host"])
+def test_clients_of_both_wires_work_through_a_proxy(site: Site, kind: str) -> None:
+    proxy = site.proxy(kind)
+    proxy.start()
+    try:
+        for generation in ("0.8", "0.7"):
+            site.client(generation).run("scenario_everything_goes_through_https")
+    finally:
+        proxy.stop()

@@ -1,0 +1,188 @@
+"""The names that a server answers to, and the web pages that may use it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import httpx
+import pytest
+import websocket
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ndif.config.settings import Settings
+from ndif.gateway.origin import SameOrigin
+from tests.clients.harness import LocalServer
+from tests.on_loop import on_loop
+
+PUBLIC = "https://ndif.example.org"
+
+
+def ask(server: LocalServer, headers: dict[str, str]) -> httpx.Response:
+    return httpx.post(f"{server.url}/request", headers=headers, content=b"x")
+
+
+def test_a_foreign_page_cannot_submit(server: LocalServer) -> None:
+    answer = ask(server, {"Origin": "https://evil.example"})
+    assert answer.status_code == 403
+    assert "web page of another site, 'https://evil.example'" in answer.json()["detail"]
+
+
+def test_a_site_whose_name_resolves_to_loopback_is_refused(server: LocalServer) -> None:
+    port = httpx.URL(server.url).port
+    host = f"evil.example:{port}"
+    refused = ask(server, {"Host": host})
+    assert refused.status_code == 403
+    assert f"does not answer to the name {host!r}" in refused.json()["detail"]
+    assert "NDIF_ALLOWED_HOSTS" in refused.json()["detail"]
+    assert ask(server, {"Host": host, "Origin": f"http://{host}"}).status_code == 403
+
+
+def test_programs_on_this_machine_are_allowed(server: LocalServer) -> None:
+    port = httpx.URL(server.url).port
+    for headers in ({}, {"Origin": server.url}, {"Host": f"localhost:{port}"}):
+        assert ask(server, headers).status_code == 400
+
+
+def test_a_foreign_page_cannot_open_a_websocket(server: LocalServer) -> None:
+    address = server.url.replace("http", "ws") + "/subscribe"
+    websocket.create_connection(address, timeout=10).close()
+    with pytest.raises(websocket.WebSocketBadStatusException, match=r"403.*another site"):
+        websocket.create_connection(address, origin="https://evil.example", timeout=10)
+
+
+def test_a_foreign_page_cannot_open_socket_io(server: LocalServer) -> None:
+    address = f"{server.url}/ws/socket.io/?EIO=4&transport=polling"
+    assert httpx.get(address).status_code == 200
+    assert httpx.get(address, headers={"Origin": "https://evil.example"}).status_code == 403
+
+
+async def status(
+    host: str | None,
+    origin: str | None = None,
+    *,
+    path: str = "/request",
+    listens: str = "127.0.0.1",
+    method: str = "GET",
+    **settings: Any,
+) -> httpx.Response:
+    """Return the answer of an application with these settings to a request with these headers."""
+
+    async def answer(_: Request) -> Response:
+        return JSONResponse("answered")
+
+    app = Starlette(
+        routes=[Route("/{any:path}", answer, methods=["GET", "POST"])],
+        middleware=[Middleware(SameOrigin, settings=Settings(**settings), host=listens)],
+    )
+    headers = {} if origin is None else {"Origin": origin}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        request = http.build_request(method, path, headers=headers)
+        del request.headers["Host"]
+        if host is not None:
+            request.headers["Host"] = host
+        return await http.send(request)
+
+
+@on_loop
+async def test_which_names_are_answered() -> None:
+    machine = socket.gethostname()
+    for host in (
+        *("localhost:8001", "127.0.0.1:8001", "[::1]:8001", "sub.localhost", "LOCALHOST.", None),
+        # An address is no name that another site could have.
+        *("10.0.0.7:8001", "[fe80::1]:8001", machine, f"{machine.upper()}:8001"),
+    ):
+        for listens in ("127.0.0.1", "0.0.0.0", "10.0.0.7", "::"):
+            assert (await status(host, listens=listens)).status_code == 200, (host, listens)
+    for host in (
+        *("evil.example", "evil.example:8001", "localhost.evil.example", "127.0.0.1.evil.example"),
+        *(
+            "ndif.example.org",
+            "[::1",
+            "a b",
+            "x" * 5000,
+            "1.2.3",
+            ":8001",
+            f"{machine}.evil.example",
+            "*",
+        ),
+    ):
+        for listens in ("127.0.0.1", "0.0.0.0"):
+            refused = await status(host, listens=listens)
+            assert refused.status_code == 403, (host, listens)
+            assert f"to the name {host[:200]!r}" in refused.json()["detail"]
+    assert (await status("lab-gpu:8001", listens="lab-gpu")).status_code == 200
+
+
+@on_loop
+async def test_an_operator_names_further_hosts() -> None:
+    named = {"allowed_hosts": "ndif.example.org, *.lab.example"}
+    for host, code in (
+        *(("NDIF.example.org:8001", 200), ("a.lab.example", 200), ("a.b.lab.example", 200)),
+        *(("lab.example", 403), ("evillab.example", 403), ("example.org", 403), ("localhost", 200)),
+    ):
+        assert (await status(host, **named)).status_code == code, host
+    assert (await status("ndif.example.org", public_url=PUBLIC)).status_code == 200
+    assert (await status("evil.example", public_url=PUBLIC)).status_code == 403
+    assert (await status("evil.example", allowed_hosts="*")).status_code == 200
+    # No wildcard lets in a page.
+    foreign = await status("localhost", "https://evil.example", allowed_hosts="*")
+    assert foreign.status_code == 403
+
+
+@on_loop
+async def test_a_page_is_of_the_address_that_was_asked_or_of_the_public_one() -> None:
+    for host, origin, code in (
+        # A proxy that keeps the Host, and one that does not.
+        ("ndif.example.org", PUBLIC, 200),
+        ("ndif.example.org:443", PUBLIC, 200),
+        ("127.0.0.1:8001", PUBLIC, 200),
+        ("127.0.0.1:8001", f"{PUBLIC}:443", 200),
+        ("127.0.0.1:8001", "http://127.0.0.1:8001", 200),
+        ("127.0.0.1:8001", "http://127.0.0.1", 403),
+        ("127.0.0.1:8001", "http://ndif.example.org", 403),
+        ("127.0.0.1:8001", f"{PUBLIC}:8443", 403),
+        ("127.0.0.1:8001", "https://evil.example", 403),
+        *(("127.0.0.1:8001", bad, 403) for bad in ("null", "", "https://[", "https://a:port")),
+    ):
+        answer = await status(host, origin, public_url=PUBLIC)
+        assert answer.status_code == code, (host, origin)
+    assert (await status("127.0.0.1:8001", PUBLIC)).status_code == 403
+
+
+@on_loop
+async def test_any_page_may_read_what_a_public_server_says_of_itself() -> None:
+    public: list[dict[str, Any]] = [{"public_url": PUBLIC}, {"listens": "0.0.0.0"}]
+    for path in ("/ping", "/status", "/env"):
+        for how in public:
+            for origin in (None, "https://a.page.example"):
+                answer = await status("127.0.0.1", origin, path=path, **how)
+                assert answer.status_code == 200
+                assert answer.headers["Access-Control-Allow-Origin"] == "*"
+        hidden = await status("127.0.0.1", path=path)
+        assert "Access-Control-Allow-Origin" not in hidden.headers
+        assert (await status("127.0.0.1", "https://a.page", path=path)).status_code == 403
+    for path, method in (("/request", "POST"), ("/request", "GET"), ("/status", "POST")):
+        answer = await status("127.0.0.1", "https://a.page", path=path, method=method, **public[0])
+        assert answer.status_code == 403
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [
+        ("allowed_hosts", "https://ndif.example.org"),
+        ("allowed_hosts", "ndif.example.org:8001"),
+        ("allowed_hosts", "a.*.org"),
+        ("public_url", "ndif.example.org"),
+        ("public_url", "https://key@ndif.example.org"),
+    ],
+)
+def test_what_names_no_host_is_said(setting: str, wrong: str) -> None:
+    with pytest.raises(ValidationError, match=r"is not like|is not a host|must not contain"):
+        Settings(**{setting: wrong})
