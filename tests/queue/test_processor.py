@@ -7,16 +7,22 @@ import contextlib
 import json
 import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import MakeActor
 from ndif.cluster.models import Models
+from ndif.control import remote
+from ndif.control.control_plane import ControlPlane
+from ndif.control.remote import RemoteQueue, perform_event
 from ndif.host import request_lifecycle
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
@@ -36,9 +42,10 @@ from ndif.schema.status import Status
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.broker.redis import broker as broker_module
 from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.leader import LeaderRpc
 from ndif.stores.objects import FileStore
 from ndif.stores.responder import Responder, last_response
-from ndif.tasks import within
+from ndif.tasks import end, within
 from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
@@ -760,6 +767,40 @@ async def test_jobs_wait_for_a_broker_that_is_away_however_long(
         assert len(line.replicas) == 1
         while redis.command("xlen", "queue") != "0":  # noqa: ASYNC110 - another process's
             await asyncio.sleep(OFTEN_S)
+
+
+@on_loop
+async def test_gateways_ask_the_leader_where_a_polled_job_is(
+    tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_ASK_S", 10 * OFTEN_S)
+    gate, unknown = Gate(), str(uuid.uuid4())
+    async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, gate, broker=broker) as line:
+        asks = RemoteQueue(LeaderRpc(broker.client), broker)
+        first, second = [await line.join(polled=True) for _ in range(2)]
+        await gate.began.get()
+        assert await asks.update_of(second.request.id, Status.RECEIVED) is None, "nobody leads"
+        control = cast(ControlPlane, SimpleNamespace(dispatcher=line.dispatcher))
+        serving = asyncio.create_task(
+            LeaderRpc(broker.client).serve(partial(perform_event, control))
+        )
+        told = await asks.update_of(second.request.id, Status.RECEIVED)
+        assert told == line.dispatcher.update_of(second.request.id)
+        assert told is not None
+        assert told["description"] == "Your job is number 2 in the queue for org/name."
+        assert await asks.update_of(first.request.id, Status.RUNNING) is None
+        assert await asks.update_of(unknown, None) is None
+        # As one that was accepted, and that no leader had claimed before Redis lost it.
+        lost = await asks.update_of(unknown, Status.RECEIVED)
+        assert lost is not None
+        assert lost["status"] == "ERROR"
+        redis.command("flushall")
+        for client, status in ((first, Status.RUNNING), (second, Status.RECEIVED)):
+            told = await asks.update_of(client.request.id, status)
+            assert told is None or told["status"] == "QUEUED", "the leader has it"
+        gate.let_end(2)
+        await ends(second)
+        await end([serving])
 
 
 @on_loop

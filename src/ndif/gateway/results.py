@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ndif.config.units import format_duration
 from ndif.gateway.http_error import HttpError
+from ndif.host.request_lifecycle import RUNS
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore, ObjectStore
 from ndif.stores.responder import last_response
@@ -60,11 +61,12 @@ class ResponseRoute:
         """Answer with the job's last response: what the responder stored, or what the queue knows now."""
         request_id = _job_id(http)
         content = await last_response(self.store, request_id)
-        if content is None or not _status(content).terminal:
-            stored = None if content is None else _status(content)
+        stored = None if content is None else _status(content)
+        if stored is None or not stored.terminal:
             update = await self.update_of(request_id, stored)
-            # It may have left the queue, or ended, since the object was read.
-            content = await last_response(self.store, request_id) or content
+            if stored not in RUNS or update is not None:
+                # It may have left the queue, or ended, since the object was read.
+                content = await last_response(self.store, request_id) or content
             if update is not None and (content is None or not _status(content).terminal):
                 kept = {} if content is None else json.loads(content)
                 return JSONResponse({**kept, **update})
