@@ -34,6 +34,7 @@ _INLINE_BYTES = 64 * 1024
 """Largest payload that lies in the file of all requests, which never shrinks while it is in use."""
 _RETRY_S = 5.0
 _CLOSE_S = 2.0
+_LOCK_S = 0.5
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (
@@ -279,7 +280,8 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=0, check_same_thread=False)
+    # Its holder may be about to end.
+    connection = sqlite3.connect(path, timeout=_LOCK_S, check_same_thread=False)
     try:
         for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {setting}")
