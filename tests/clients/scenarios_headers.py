@@ -750,7 +750,7 @@ def scenario_asynchronous_error(context: Context) -> None:
 
 @entered()
 def scenario_names_that_are_not_used(context: Context) -> None:
-    """What a block merely names does not refuse it, and a logger writes to the LOG."""
+    """Names that a block does not use refuse nothing, and a logger writes to the LOG."""
     backend = Recorder(context)
     with context.remote.trace(PROMPT, backend=backend):
         hidden = context.remote.transformer.h[1].output.save()

@@ -107,7 +107,7 @@ def scenario_logging_and_tqdm_write_to_the_log(context: Context) -> None:
 
 
 def scenario_a_data_loader_in_a_block(context: Context) -> None:
-    """Its workers are this process."""
+    """Workers of a DataLoader are the process of the block."""
     sent = Subset(TensorDataset(torch.arange(10.0)), [1, 3, 5, 7])
 
     def block(model: Any, remote: bool) -> Any:
@@ -142,7 +142,7 @@ def scenario_modules_that_compute(context: Context) -> None:
 
 
 def scenario_probes_of_scikit_and_statistics_of_scipy(context: Context) -> None:
-    """What asks for several workers has one, and a fitted probe travels both ways."""
+    """A call that asks for several workers has one, and a fitted probe travels both ways."""
     data = numpy.random.default_rng(0).normal(size=(40, 64))
     sent = LogisticRegression().fit(data, data[:, 0] > 0)
 

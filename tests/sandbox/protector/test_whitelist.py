@@ -74,3 +74,20 @@ def test_a_file_that_cannot_be_used_is_said_to_be_so(
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be read: No such file or directory"):
         Protector(tmp_path / "none.yaml")
+
+
+def test_what_is_not_installed_is_said_to_be_so(tmp_path: Path) -> None:
+    extra = tmp_path / "whitelist.yaml"
+    extra.write_text("modules:\n  - name: not_installed_here\n")
+    protector = Protector(extra)
+    run(protector, "import not_installed_here")
+    with pytest.raises(
+        ImportError, match=r"'not_installed_here' .*: its operator has not installed it"
+    ):
+        run(protector, "import not_installed_here as a\na.b")
+    with pytest.raises(ImportError) as caught:
+        run(protector, "import my_own_module\nmy_own_module.f()")
+    message = str(caught.value)
+    assert "`import my_own_module; nnsight.register(my_own_module)` before the trace" in message
+    assert "not_installed_here" not in message, "it offers what is not there"
+    assert "logging, math" in message

@@ -33,7 +33,7 @@ _GUARDED: Mapping[str, Callable[[Whitelist], None]] = {
     "sklearn": lambda _: libraries.guard_scikit(),
     "torch.utils.data": lambda _: libraries.guard_data_loaders(),
 }
-"""What makes a library safe for a block, by the library or module that a block imports."""
+"""Guards of libraries, by the library or module that a block imports."""
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
 
