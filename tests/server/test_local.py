@@ -26,6 +26,7 @@ import zstandard
 from transformers import GPT2LMHeadModel
 
 from ndif.net import StartError, listen
+from ndif.schema.model_key import NEWEST_CLASS
 from tests.clients.harness import NDIF, Client, LocalServer
 from tests.conftest import NAME, client_environment
 
@@ -285,7 +286,7 @@ def ended(
         )
         try:
             server.ready()
-            key = 'a.B:{"repo_id": "test-org/half", "revision": null}'
+            key = f'{NEWEST_CLASS}:{{"repo_id": "test-org/half", "revision": null}}'
             polled = httpx.post(
                 f"{server.url}/request",
                 files={
@@ -371,7 +372,7 @@ def recorded(
 
 def submit(server: LocalServer, payload: Path, session: str = "") -> str:
     """Send a recorded payload; the id of its job."""
-    key = f'a.B:{{"repo_id": "{NAME}", "revision": null}}'
+    key = f'{NEWEST_CLASS}:{{"repo_id": "{NAME}", "revision": null}}'
     envelope = {"model_key": key, "compress": True, "session_id": session}
     answer = httpx.post(
         f"{server.url}/request",

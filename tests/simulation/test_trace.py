@@ -35,7 +35,7 @@ def test_what_need_not_be_said_may_be() -> None:
 
 
 def test_a_whole_model_key_names_a_model_too() -> None:
-    key = 'a.B:{"repo_id": "org/name", "revision": "v2"}'
+    key = 'nnsight.modeling.language.LanguageModel:{"repo_id": "org/name", "revision": "v2"}'
     (request,) = read([line(model=key)], "day.jsonl")
     assert (request.model.repo_id, request.model.revision) == ("org/name", "v2")
 
