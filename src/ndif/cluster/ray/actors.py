@@ -39,7 +39,7 @@ from ndif.schema.status import Status
 from ndif.stores.broker import BrokerAwayError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
-from ndif.tasks import start, within
+from ndif.tasks import end, start, within
 
 T = TypeVar("T")
 
@@ -202,6 +202,7 @@ class RayModelActor:
         except ClientLeftError:
             if self._cancels and self._run_by == (request.id, self):
                 # The job was not sent. Should its client come back, it is.
+                await end(self._cancelling)
                 self._handle.revoke_cancel.remote(request.id)
             raise
         finally:
@@ -263,11 +264,16 @@ class RayModelActor:
         if self._run_by is not None:
             self._cancels = True
             request_id, actor = self._run_by
-            start(actor._cancel(request_id, reason), actor._cancelling, "cancel")
+            # Sent now: should the job be spared, that has to arrive after this.
+            sent = actor._handle.cancel.remote(request_id, reason)
+            start(actor._ensure_cancelled(sent, request_id, reason), self._cancelling, "cancel")
 
-    async def _cancel(self, request_id: str, reason: str) -> None:
+    async def _ensure_cancelled(self, sent: Any, request_id: str, reason: str) -> None:
         with contextlib.suppress(ReplicaLostError, RayError):
-            await self._ask("cancel", request_id, reason)
+            try:
+                await sent
+            except ActorUnavailableError:
+                await self._ask("cancel", request_id, reason)
 
     def node_is_gone(self) -> None:
         """End the replica with its node, whatever Ray says of the replica itself.
@@ -282,8 +288,8 @@ class RayModelActor:
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
         gone = asyncio.ensure_future(self._node_gone.wait())
+        asking = asyncio.ensure_future(self._ask_until_answered(method, arguments))
         try:
-            asking = asyncio.ensure_future(self._ask_until_answered(method, arguments))
             await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 return asking.result()
