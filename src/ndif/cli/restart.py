@@ -69,6 +69,7 @@ def _restart_model(server: ServerClient, model: str, as_json: bool) -> None:
 
 def _restart_service(name: str, url: str | None, token: str | None, as_json: bool) -> None:
     """Stop the processes of a service one after the other; whoever supervises them starts each again."""
+    from ndif.launch.services.plan import service_status
     from ndif.launch.services.processes import processes_of
 
     if url is not None:
@@ -103,6 +104,9 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
                 f"The {name} did not start again within {format_duration(_RESTART_S)}; "
                 f"`ndif logs {name}` says why."
             )
+    if name in STANDALONE:
+        with waiting_for(f"the {name} to answer"):
+            within(_RESTART_S, lambda: service_status(folders)[name]["answers"] is not False)
     if as_json:
         show_json({"restarted": name, "processes": processes_of(supervisor, name)})
     else:
