@@ -6,6 +6,7 @@ a format names.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -106,7 +107,11 @@ class Logger:
         if arguments:
             only = arguments[0]
             named = len(arguments) == 1 and isinstance(only, Mapping) and only
-            text %= only if named else arguments
+            try:
+                text %= only if named else arguments
+            except (TypeError, ValueError, KeyError):
+                # The library does not let a wrong format end what is logged, either.
+                text = " ".join(map(str, (text, *arguments)))
         if options.get("exc_info"):
             error = sys.exc_info()[1]
             text += f"\n{type(error).__name__}: {error}" if error is not None else ""
@@ -178,8 +183,8 @@ class Bar:
         unit: str = "it",
         **__: object,
     ) -> None:
-        if total is None and hasattr(iterable, "__len__"):
-            total = len(iterable)  # type: ignore[arg-type]
+        with contextlib.suppress(TypeError, AttributeError):
+            total = len(iterable) if total is None else total  # type: ignore[arg-type]
         self.iterable, self.desc, self.total, self.n = iterable, desc, total, initial
         self.disable, self.leave, self.unit, self.postfix = bool(disable), leave, unit, ""
         self._started = time.monotonic()

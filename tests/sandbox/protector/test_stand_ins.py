@@ -1,0 +1,83 @@
+"""logging and tqdm as a block has them: they print, and do nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sandbox.protector.running import guarded, protector, refusal
+
+
+def test_a_logger_prints_what_its_level_lets_through(capsys: pytest.CaptureFixture[str]) -> None:
+    protector().objects({})
+    guarded("""
+import logging
+from logging import getLogger
+logger = getLogger("a.b")
+if not logger.handlers:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+logger.debug("hidden")
+logger.info("%s is %d", "one", 1)
+logger.info("%(name)s", {"name": "named"})
+logger.warning("%d is wrong", "this")
+logging.getLogger("a").setLevel("DEBUG")
+logger.debug("shown")
+logging.error("of the root")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logger.exception("failed")
+""")
+    assert capsys.readouterr().out.splitlines() == [
+        "INFO | a.b | one is 1",
+        "INFO | a.b | named",
+        "WARNING | a.b | %d is wrong this",
+        "DEBUG | a.b | shown",
+        "ERROR | root | of the root",
+        "ERROR | a.b | failed",
+        "ZeroDivisionError: division by zero",
+    ]
+    # The next request's levels are its own.
+    protector().objects({})
+    guarded("import logging\nlogging.getLogger('a.b').debug('hidden')")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_bar_gives_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    protector().objects({})
+    found = guarded("""
+import tqdm
+from tqdm.auto import trange, tqdm as auto
+without_length = list(auto(each for each in "ab"))
+ranged = [*trange(1, 3)]
+with tqdm.tqdm(total=4, desc="named", disable=True) as bar:
+    bar.update(2)
+    bar.set_postfix(loss=1)
+    n = bar.n
+same = tqdm.tqdm is auto and isinstance(bar, auto)
+auto.write("a line")
+""")
+    assert found["without_length"] == ["a", "b"]
+    assert found["ranged"] == [1, 2]
+    assert found["n"] == 2
+    assert found["same"] is True
+    assert capsys.readouterr().out.splitlines() == ["2 it, 0 s", "a line"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import logging.handlers as h\nh.SocketHandler", "module 'logging.handlers' is not available"),
+        ("import logging\nlogging.FileHandler('x')", "logging.FileHandler is not available"),
+        ("from logging import config", "logging.config is not available"),
+        ("import logging\nlogging.basicConfig(filename='x')", "goes to its LOG"),
+        ("import logging\nlogging.getLogger('a').manager", "no attribute 'manager'"),
+        ("import logging\nlogging.getLogger = print", "it is protected"),
+        ("from tqdm import tqdm\ntqdm.write = print", "your own code does not define it"),
+        ("from tqdm.contrib import telegram\ntelegram.x", "is not available on this server"),
+        ("import tqdm\ntqdm.tqdm.pandas()", "no attribute 'pandas'"),
+    ],
+)  # fmt: skip
+def test_no_more_than_that(source: str, message: str) -> None:
+    assert message in refusal(source)[0]
