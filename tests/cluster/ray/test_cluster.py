@@ -115,7 +115,7 @@ async def test_a_replica_ends_with_its_node_whatever_ray_says_of_it(
     cluster = RayCluster("10.0.0.1:6380", RemoteActor, cast(JobSender, None))
     handle = Unavailable()
     actor = cluster._keep(
-        RayModelActor("r1", lambda: handle, cast(JobSender, None), {}, "id-of-head", handle)
+        RayModelActor("r1", lambda: handle, cast(JobSender, None), {}, handle, "id-of-head")
     )
     running = asyncio.create_task(actor._run(a_request()))
     actor._run_by = "job", actor

@@ -79,10 +79,10 @@ class RayModelActor:
     job_sender: JobSender
     whereabouts: MutableMapping[str, RayModelActor]
     """Replicas that run jobs of another leader, each of which is awaited where it runs."""
-    node_id: str = ""
-    """The node that it was placed on; empty until that is known."""
     _handle: Any = None
     """The process as Ray names it; given if another leader has started it."""
+    node_id: str = ""
+    """The node that it was placed on; empty until that is known."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     device_failure: DeviceFailure | None = None
     model: Mapping[str, Any] = field(default_factory=dict)

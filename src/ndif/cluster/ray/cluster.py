@@ -224,7 +224,7 @@ class RayCluster:
                 lambda: kind.options(**options).remote(described),
                 self._job_sender,
                 self._whereabouts,
-                place.node_id,
+                node_id=place.node_id,
             )
         )
 
@@ -247,7 +247,7 @@ class RayCluster:
         except ValueError:  # it has ended since
             return None
         actor = self._keep(
-            RayModelActor(name, lambda: handle, self._job_sender, self._whereabouts, _handle=handle)
+            RayModelActor(name, lambda: handle, self._job_sender, self._whereabouts, handle)
         )
         try:
             described = await within(actor.describe(), _DESCRIBE_S)
