@@ -322,7 +322,7 @@ async def test_one_that_is_killed_while_it_rehearses(
 # Frozen processes
 
 
-FROZEN_S = 2.0
+FROZEN_S = 1.5
 
 
 @contextlib.asynccontextmanager
@@ -347,15 +347,15 @@ async def test_a_frozen_process_is_ended_and_gives_its_job_back(
 ) -> None:
     """A runner that is at work goes on, and nobody else could have one."""
     async with impatient(tiny_gpt2, strict) as served:
-        await asyncio.sleep(FROZEN_S * 1.5)  # nothing happens to one that has nothing to do
+        await asyncio.sleep(FROZEN_S * 1.2)  # nothing happens to one that has nothing to do
         assert not served.actor.ended.is_set()
         running = await begun(served, lasting(client), trusted=False)
         os.kill(served.zygote, signal.SIGSTOP)
         with pytest.raises(ReplicaLostError) as lost:
-            await asyncio.wait_for(running, FROZEN_S * 5)
+            await asyncio.wait_for(running, FROZEN_S * 20)
         assert not isinstance(lost.value, ReplicaEvictedError)
         assert served.actor.ended.is_set()
-        with pytest.raises(ReplicaLostError, match="no sign of life for 2 s"):
+        with pytest.raises(ReplicaLostError, match=r"no sign of life for 1\.5 s"):
             await served.run(reading(client), trusted=False)
 
 
@@ -370,7 +370,7 @@ async def test_one_that_freezes_before_it_is_ready(
         frozen = served.zygote if phase == "load" else await rehearsal_of(served.zygote)
         os.kill(frozen, signal.SIGSTOP)
         with pytest.raises(ActorError, match="no sign of life"):
-            await asyncio.wait_for(starting, FROZEN_S * 5)
+            await asyncio.wait_for(starting, FROZEN_S * 20)
         await until(lambda: not alive(frozen))
 
 
@@ -416,5 +416,5 @@ async def test_a_runner_that_froze_before_its_block_began(
         (runner,) = children(served.zygote)
         os.kill(runner, signal.SIGSTOP)
         running = served.run(reading(client), trusted=False)
-        assert (await asyncio.wait_for(running, FROZEN_S * 5)).status is Status.COMPLETED
+        assert (await asyncio.wait_for(running, FROZEN_S * 20)).status is Status.COMPLETED
         assert not alive(runner)
