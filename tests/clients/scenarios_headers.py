@@ -38,6 +38,7 @@ from nnsight.intervention.tracing.base import Tracer
 from nnsight.intervention.tracing.globals import Globals
 from nnsight.modeling.transformers import TransformersModel
 from scenarios_modules import *  # noqa: F403 - the worker finds them here
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 PROMPT = "The Eiffel Tower is in the city of"
@@ -533,6 +534,7 @@ class Gain(torch.nn.Module):
     def __init__(self, gain: float) -> None:
         super().__init__()
         self.register_buffer("gain", torch.tensor(gain))
+        self.weight = torch.nn.Parameter(torch.ones(1))
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return value * self.gain * self.one
@@ -542,10 +544,20 @@ class Gain(torch.nn.Module):
 
 
 class Shifted(Gain):
-    """A class that adds to another one."""
+    """A class that adds to another one, with methods that torch's contexts decorate."""
+
+    factor = 2
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return super().forward(value) + 1
+
+    @torch.no_grad()
+    def doubled(self, value: torch.Tensor) -> torch.Tensor:
+        return super().forward(value) * Shifted.factor * self.weight
+
+    @torch.inference_mode()
+    def halved(self, value: torch.Tensor) -> torch.Tensor:
+        return functional.relu(value) / 2
 
 
 def scenario_classes_that_use_super(context: Context) -> None:
@@ -558,7 +570,8 @@ def scenario_classes_that_use_super(context: Context) -> None:
         with model.trace(PROMPT, remote=remote):
             hidden = scaled(model.transformer.h[0].output)
             made = Shifted(3.0)
-            found = nnsight.save([hidden, made(hidden), made.gain])
+            found = nnsight.save([hidden, made(hidden), made.gain, sent.halved(hidden)])
+            found += [sent.doubled(hidden), sent.doubled(hidden).requires_grad]
         return found
 
     context.same(block)

@@ -6,13 +6,18 @@ another is compiled from the text of the function around it. Each records where 
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import itertools
 import linecache
+import symtable
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType, MappingProxyType, TracebackType
+from types import CellType, CodeType, FrameType, FunctionType, MappingProxyType, TracebackType
 from typing import Any, NamedTuple, cast
 
+import torch
 from nnsight.intervention import serialization
 from nnsight.intervention.tracing.util import ExceptionWrapper
 
@@ -128,15 +133,67 @@ def _make_function_in_place(*arguments: Any) -> FunctionType:
     nnsight numbers only the lines of the outer function, and reads a file of the same name on this
     machine in place of the author's.
     """
-    function: FunctionType = _make_function(*arguments)
-    source, filename, closure, first = (arguments[index] for index in (0, 2, 10, 12))
-    if first > 1:
-        # A function that closes over values was compiled below two lines that build it.
-        constants = _moved(function.__code__.co_consts, first - (3 if closure else 1))
-        function.__code__ = function.__code__.replace(co_consts=constants)
+    source, filename, closure, names, first = (arguments[index] for index in (0, 2, 10, 11, 12))
+    if names == list(_IN_CONTEXT.co_freevars):
+        function = _in_context(*arguments)
+    else:
+        function = _make_function(*_undecorated(*arguments))
+        if first > 1:
+            # A function that closes over values was compiled below two lines that build it.
+            constants = _moved(function.__code__.co_consts, first - (3 if closure else 1))
+            function.__code__ = function.__code__.replace(co_consts=constants)
     if filename:
         _remember(filename, first, source.splitlines(keepends=True))
     return function
+
+
+_IN_CONTEXT = torch.no_grad()(lambda: None).__code__
+"""The function that `@torch.no_grad()` and its kind put around another, which it closes over."""
+
+
+def _in_context(
+    source: str, name: str, _: Any, qualname: str, module: str, doc: str | None, *others: Any
+) -> FunctionType:
+    """Make the wrapper of a function that runs in a context of torch.
+
+    nnsight sends the wrapper with the text of the function inside, which it sends as well.
+    """
+    _, _, _, names, closure, *_ = others
+    cells = tuple(CellType(value) for value in closure)
+    function = FunctionType(_IN_CONTEXT, {**names}, name, None, cells)
+    function.__module__, function.__qualname__, function.__doc__ = module, qualname, doc
+    function.__source__ = source  # type: ignore[attr-defined]
+    return function
+
+
+def _undecorated(source: str, *others: Any) -> tuple[Any, ...]:
+    """Return the arguments of `make_function` for the text of a closure, without its decorators.
+
+    They would be called before the names that they use are here, and are already applied: what closes
+    over the function is a function by itself.
+    """
+    names, first = others[-2:]
+    with contextlib.suppress(SyntaxError, ValueError):
+        text = textwrap.dedent(source)
+        [definition] = ast.parse(text).body
+        if names and isinstance(definition, ast.FunctionDef) and definition.decorator_list:
+            above = min(each.lineno for each in definition.decorator_list) - 1
+            count = definition.lineno - 1 - above
+            lines = text.splitlines(keepends=True)
+            lines[above : above + count] = ["\n"] * count
+            text = "".join(lines)
+            # The text of a decorator's own wrapper is that of the function inside.
+            if _free_names(text, names) == {*names}:
+                return (text, *others[:-1], first + count)
+    return (source, *others)
+
+
+def _free_names(function: str, names: Sequence[str]) -> set[str]:
+    """Return which of the names around it the text of a function closes over."""
+    around = f"def around({', '.join(names)}):\n{textwrap.indent(function, '    ')}"
+    [table] = symtable.symtable(around, "", "exec").get_children()
+    [inner] = [each for each in table.get_children() if isinstance(each, symtable.Function)]
+    return {*inner.get_frees()}
 
 
 def _moved(constants: tuple[Any, ...], lines: int) -> tuple[Any, ...]:
