@@ -19,6 +19,8 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
+    PROMPT,
+    Sent,
     Served,
     a_replica,
     alive,
@@ -260,3 +262,31 @@ def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
     given = {"gpu_mem_bytes_by_id": {1: 100, 2: 80}, "context_bytes": 30}
     assert a_replica(tiny_gpt2, **given).actor.process.spec.max_memory == {1: 70, 2: 50}
     assert a_replica(tiny_gpt2, context_bytes=30).actor.process.spec.max_memory is None
+
+
+def looping(client: TransformersModel) -> bytes:
+    """A block with a loop that has no end."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        client.lm_head.output.save()
+        number = 0
+        while True:
+            number += 1  # without end
+    return sent.payload
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_a_loop_that_the_limit_ends_names_its_line(
+    trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    settings = strict.model_copy(update={"execution_timeout_seconds": 2})
+    read = reading(client)
+    async with serve(tiny_gpt2, settings=settings) as served:
+        await served.run(read, trusted=trusted)
+        response = await served.run(looping(client), trusted=trusted)
+        assert response.status is Status.ERROR
+        assert response.description.startswith("The job ran longer than 2 seconds")
+        assert "NDIF_EXECUTION_TIMEOUT_SECONDS" in response.description
+        assert "in looping\n    number += 1" in response.description
+        assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ _NOT_STORED = (
     "The job ran, and its result could not be stored: this server cannot reach its object store. Send it "
     "again in a moment."
 )
+
+_INTERRUPT_S = 3.0
+"""Seconds that a block has to end once it was interrupted."""
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
@@ -270,7 +274,8 @@ class LocalModelActor:
         watching, answered = self._watchers(request, runner), False
         timer = asyncio.get_running_loop().call_later(
             self._timeout_s,
-            self.cancel,
+            self._interrupt,
+            runner,
             f"The job ran longer than {self._timeout_s:g} seconds, the most that this server allows "
             "(NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
         )
@@ -282,7 +287,8 @@ class LocalModelActor:
             response = await self._execution.run(request, runner, respond)
             answered = response is not None and runner.usable
             if self._cancelled:  # while its result was stored, it may be
-                response = None
+                answered = False
+                response = self._interrupted(response)
             return response or await self._ended(request, runner)
         except ProtocolError as error:
             runner.kill()
@@ -349,6 +355,23 @@ class LocalModelActor:
         self._cancelled = reason
         if self._runner is not None:
             self._runner.kill()
+
+    def _interrupt(self, runner: RunnerHandle, reason: str) -> None:
+        """End a block that took too long, with an error that names its line if possible."""
+        self._cancelled = reason
+        runner.interrupt()
+        asyncio.get_running_loop().call_later(_INTERRUPT_S, self._kill_running, runner)
+
+    def _kill_running(self, runner: RunnerHandle) -> None:
+        if runner is self._runner:
+            runner.kill()
+
+    def _interrupted(self, response: Response | None) -> Response | None:
+        """Return the error of a block that was interrupted, with the reason; None if it has no error."""
+        if response is None or response.status is not Status.ERROR:
+            return None
+        text = f"{self._cancelled}\n{response.description}"
+        return replace(response, description=text)
 
     async def _ended(self, request: Request, runner: RunnerHandle) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)

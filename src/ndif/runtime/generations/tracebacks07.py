@@ -67,9 +67,11 @@ def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
 
 def show_lines(codes: list[tuple[CodeType, int]], info: Any, internal: str) -> str:
     """Return the lines of the block `info` that were running, as `explain_block` shows them."""
+    # Above the block are the frames that started its thread.
+    own = itertools.dropwhile(lambda each: not each[0].co_filename.startswith(_COMPILED), codes)
     frames = [
         (_Frame(code, {}, {_INFO: info} if code.co_name.startswith("__nnsight_") else {}), line)
-        for code, line in codes
+        for code, line in own
     ]
     return show_frames(_as_written(frames, {info.filename: info}), internal)
 
