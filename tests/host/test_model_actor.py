@@ -288,5 +288,6 @@ async def test_a_loop_that_the_limit_ends_names_its_line(
         assert response.status is Status.ERROR
         assert response.description.startswith("The job ran longer than 2 seconds")
         assert "NDIF_EXECUTION_TIMEOUT_SECONDS" in response.description
-        assert "in looping\n    number += 1" in response.description
+        _, _, line = response.description.partition("in looping\n    ")
+        assert line.startswith(("number += 1", "while True:")), response.description
         assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED
