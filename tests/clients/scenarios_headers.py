@@ -625,21 +625,6 @@ def scenario_an_edited_script_is_not_confused_with_the_last(context: Context) ->
 # --- hints -------------------------------------------------------------------------------------------
 
 
-def scenario_an_error_in_the_model_names_the_users_lines(context: Context) -> None:
-    model = context.remote
-
-    def run() -> None:
-        with model.trace(PROMPT, remote=True):
-            model.transformer.h[0].output = torch.ones(2, 3)  # the user's mistake
-            logits = model.lm_head.output.save()
-
-    message = error_of(run)
-    assert "RuntimeError: " in message, message
-    _, _, shown = message.partition("while your block was here")
-    assert place(run, "the user's mistake") in frames(shown), message
-    assert place(run, "lm_head.output") in frames(shown), message
-
-
 def logged(backend: Recorder) -> list[str]:
     """The lines of LOG that a job's client got."""
     return [text for status, text in backend.responses if status == "LOG"]

@@ -21,6 +21,8 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
+    PROMPT,
+    Sent,
     Served,
     a_replica,
     alive,
@@ -418,3 +420,32 @@ async def test_a_runner_that_froze_before_its_block_began(
         running = served.run(reading(client), trusted=False)
         assert (await asyncio.wait_for(running, FROZEN_S * 20)).status is Status.COMPLETED
         assert not alive(runner)
+
+
+def looping(client: TransformersModel) -> bytes:
+    """A block with a loop that has no end."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        client.lm_head.output.save()
+        number = 0
+        while True:
+            number += 1  # without end
+    return sent.payload
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_a_loop_that_the_limit_ends_names_its_line(
+    trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
+) -> None:
+    settings = strict.model_copy(update={"execution_timeout_seconds": 2})
+    read = reading(client)
+    async with serve(tiny_gpt2, settings=settings) as served:
+        await served.run(read, trusted=trusted)
+        response = await served.run(looping(client), trusted=trusted)
+        assert response.status is Status.ERROR
+        assert response.description.startswith("The job ran longer than 2s")
+        assert "NDIF_EXECUTION_TIMEOUT_SECONDS" in response.description
+        _, _, line = response.description.partition("in looping\n    ")
+        assert line.startswith(("number += 1", "while True:")), response.description
+        assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ _NOT_BEGUN = (
     f"{_RUNNERS} processes in a row ended before your block could begin in them: something on this server "
     "ends them. Send the job again, and tell its operator if that does not help."
 )
+
+_INTERRUPT_S = 3.0
+"""Seconds that a block has to end once it was interrupted."""
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
 """Chooses what the tensors of a replica may take of which GPUs while it loads; None: as it was given."""
@@ -271,7 +275,7 @@ class LocalModelActor:
             await announce(request, respond)
             timer = loop.call_later(
                 self._timeout_s,
-                self.cancel,
+                self._interrupt,
                 f"The job ran longer than {format_duration(self._timeout_s)}, the most that this server "
                 "allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended.",
             )
@@ -341,7 +345,8 @@ class LocalModelActor:
             response = await self._execution.run(request, runner, respond_once_begun)
             answered = response is not None and runner.usable
             if self._cancelled:  # while its result was stored, it may be
-                response = None
+                answered = False
+                response = self._interrupted(response)
             return response or await self._ended(request, runner, begun=begun)
         except ProtocolError as error:
             runner.kill()
@@ -414,6 +419,26 @@ class LocalModelActor:
         """Return the reason why the request that runs now ends early; nothing if it does not."""
         stopped = self._stopped
         return stopped.result() if stopped is not None and stopped.done() else ""
+
+    def _interrupt(self, reason: str) -> None:
+        """End a block that took too long, with an error that names its line if possible."""
+        if self._runner is None:
+            self.cancel(reason)
+        elif self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(reason)
+            self._runner.interrupt()
+            asyncio.get_running_loop().call_later(_INTERRUPT_S, self._kill_running, self._runner)
+
+    def _kill_running(self, runner: RunnerHandle) -> None:
+        if runner is self._runner:
+            runner.kill()
+
+    def _interrupted(self, response: Response | None) -> Response | None:
+        """Return the error of a block that was interrupted, with the reason; None if it has no error."""
+        if response is None or response.status is not Status.ERROR:
+            return None
+        text = f"{self._cancelled}\n{response.description}"
+        return replace(response, description=text)
 
     async def _ended(self, request: Request, runner: RunnerHandle, *, begun: bool) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)

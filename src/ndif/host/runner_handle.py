@@ -135,6 +135,10 @@ class RunnerHandle:
         """Continue a stopped process."""
         self._signal(signal.SIGCONT)
 
+    def interrupt(self) -> None:
+        """Raise an error in the line that the process's block is in."""
+        self._signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         """Kill the process, from which nothing more is read."""
         self._signal(signal.SIGKILL)

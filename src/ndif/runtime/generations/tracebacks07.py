@@ -14,10 +14,9 @@ import linecache
 import symtable
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from types import CellType, CodeType, FrameType, FunctionType, MappingProxyType, TracebackType
+from types import CodeType, FrameType, FunctionType, MappingProxyType, TracebackType
 from typing import Any, NamedTuple, cast
 
-import torch
 from nnsight.intervention import serialization
 from nnsight.intervention.tracing.util import ExceptionWrapper
 
@@ -72,9 +71,11 @@ def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
 
 def show_lines(codes: list[tuple[CodeType, int]], info: Any, internal: str) -> str:
     """Return the lines of the block `info` that were running, as `explain_block` shows them."""
+    # Above the block are the frames that started its thread.
+    own = itertools.dropwhile(lambda each: not each[0].co_filename.startswith(_COMPILED), codes)
     frames = [
         (_Frame(code, {}, {_INFO: info} if code.co_name.startswith("__nnsight_") else {}), line)
-        for code, line in codes
+        for code, line in own
     ]
     return show_frames(_as_written(frames, {info.filename: info}), internal)
 
@@ -133,36 +134,14 @@ def _make_function_in_place(*arguments: Any) -> FunctionType:
     nnsight numbers only the lines of the outer function, and reads a file of the same name on this
     machine in place of the author's.
     """
-    source, filename, closure, names, first = (arguments[index] for index in (0, 2, 10, 11, 12))
-    if names == list(_IN_CONTEXT.co_freevars):
-        function = _in_context(*arguments)
-    else:
-        function = _make_function(*_undecorated(*arguments))
-        if first > 1:
-            # A function that closes over values was compiled below two lines that build it.
-            constants = _moved(function.__code__.co_consts, first - (3 if closure else 1))
-            function.__code__ = function.__code__.replace(co_consts=constants)
+    source, filename, closure, first = (arguments[index] for index in (0, 2, 10, 12))
+    function: FunctionType = _make_function(*_undecorated(*arguments))
+    if first > 1:
+        # A function that closes over values was compiled below two lines that build it.
+        constants = _moved(function.__code__.co_consts, first - (3 if closure else 1))
+        function.__code__ = function.__code__.replace(co_consts=constants)
     if filename:
         _remember(filename, first, source.splitlines(keepends=True))
-    return function
-
-
-_IN_CONTEXT = torch.no_grad()(lambda: None).__code__
-"""The function that `@torch.no_grad()` and its kind put around another, which it closes over."""
-
-
-def _in_context(
-    source: str, name: str, _: Any, qualname: str, module: str, doc: str | None, *others: Any
-) -> FunctionType:
-    """Make the wrapper of a function that runs in a context of torch.
-
-    nnsight sends the wrapper with the text of the function inside, which it sends as well.
-    """
-    _, _, _, names, closure, *_ = others
-    cells = tuple(CellType(value) for value in closure)
-    function = FunctionType(_IN_CONTEXT, {**names}, name, None, cells)
-    function.__module__, function.__qualname__, function.__doc__ = module, qualname, doc
-    function.__source__ = source  # type: ignore[attr-defined]
     return function
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import nnsight
@@ -56,8 +56,6 @@ def _end_workers() -> None:
     for _, thread in _started:
         thread.join(_END_TIMEOUT_S)
     _started.clear()
-    _asked.clear()
-    _gave.clear()
 
 
 _mediators: list[Any] = []
@@ -94,33 +92,15 @@ interleaving.Mediator.start = _start_known
 interleaving.Thread = _thread
 
 
-_asked: dict[int, list[tuple[CodeType, int]]] = {}
-"""The lines of the running block that last asked the model for something, by the mediator's id."""
-_gave: dict[int, list[tuple[CodeType, int]]] = {}
-"""The lines that last gave the model a value."""
-_send = interleaving.Mediator.send
-
-
-def _send_and_note(mediator: Any, event: Any, *arguments: Any) -> Any:
-    """Replace `Mediator.send`: note the line of the block."""
-    lines = _asked[id(mediator)] = codes_above(sys._getframe(1))
-    if event in (interleaving.Events.SWAP, interleaving.Events.SKIP):
-        _gave[id(mediator)] = lines
-    return _send(mediator, event, *arguments)
-
-
-interleaving.Mediator.send = _send_and_note
-
-
 def _where_blocks_were(error: BaseException) -> str:
     """Return the lines of the blocks that were running when the model raised `error`."""
     if isinstance(error, ExceptionWrapper):  # a block raised it, and its traceback shows the line
         return ""
+    now = sys._current_frames()
     lines = dict.fromkeys(
-        show_lines(noted[id(mediator)], mediator.info, _INTERNAL)
-        for mediator, _ in _started
-        for noted in (_gave, _asked)
-        if id(mediator) in noted
+        show_lines(codes_above(now[thread.ident]), mediator.info, _INTERNAL)
+        for mediator, thread in _started
+        if thread.ident in now
     )
     shown = "\n".join(filter(None, lines))
     return f"\nIn the model, while your block was here:\n{shown}" if shown else ""

@@ -10,6 +10,7 @@ import io
 import os
 import secrets
 import select
+import signal
 import sys
 import time
 import warnings
@@ -119,6 +120,12 @@ def _seed() -> None:
     numpy.random.seed(secrets.randbits(32))
 
 
+class InterruptedBlock(BaseException):
+    """The error that ends a block in the line where it is when the host sends SIGUSR1."""
+
+    __module__ = "builtins"  # its text is for the block's author
+
+
 class Runner:
     """Run the requests of one channel.
 
@@ -144,8 +151,15 @@ class Runner:
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
         self._model_reset: ModelReset | None = None
         """The reset of the model alone; None where the whole process is reset, or ends."""
+        self._runs_block = False
+        signal.signal(signal.SIGUSR1, self._interrupt)
         self._spilled = False
         """True once a result was written into a file of the host's."""
+
+    def _interrupt(self, *_: object) -> None:
+        if self._runs_block:
+            self._runs_block = False
+            raise InterruptedBlock("the block was here when its time was over")
 
     def serve_once(self) -> None:
         """Run one request; the end of the process cleans up after it."""
@@ -223,10 +237,12 @@ class Runner:
                     if self._generation.prepare(header["env"]) and self._model_reset is not None:
                         # An adapter, and the weights that it brings, stay for the next such request.
                         self._model_reset.begin()
+                    self._runs_block = True
                     saves = self._generation.run(payload, header["env"], stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
             finally:
+                self._runs_block = False
                 logs.finish()
             cost = meta()
             values = self._generation.export(saves)

@@ -190,7 +190,6 @@ class Protector:
             ("copyreg", "__newobj__"): unpickling.new_object,
             ("_codecs", "encode"): unpickling.encode,
             ("types", "MethodType"): unpickling.bound,
-            ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.new_context,
             ("torch._C", "_VariableFunctionsClass"): self._modules.get("torch"),
             ("torch.utils._contextlib", "_DecoratorContextManager.clone"): unpickling.clone_context,
             # An annotation that is text; only a client's `typing.get_type_hints` would evaluate it.

@@ -34,7 +34,6 @@ from ndif.sandbox.protector.whitelist import ForbiddenError, Whitelist
 
 _CONTAINERS = (list, dict, set, collections.deque)
 _MAPPINGS = (*_CONTAINERS, collections.abc.MutableMapping)
-_CONTEXTS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
 _FIXED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
 
 _TRANSFORMERS = words("""
@@ -530,13 +529,6 @@ def encode(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):
         raise ForbiddenError("_codecs.encode takes the encoding latin-1 in a request")
     return text.encode(encoding)
-
-
-def new_context(manager: Any) -> Any:
-    """Replace `clone` of torch's context managers, which functions decorated with one call."""
-    if not isinstance(manager, _CONTEXTS):
-        raise ForbiddenError("clone takes a context manager of torch")
-    return manager.clone()
 
 
 def bound(function: Any, owner: Any) -> MethodType:
