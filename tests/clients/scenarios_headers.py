@@ -746,7 +746,6 @@ def scenario_asynchronous_error(context: Context) -> None:
     assert frames(message) == [place(run, "PROMPT"), place(run, "missing")], message
 
 
-@entered()
 def scenario_names_that_are_not_used(context: Context) -> None:
     """Names that a block does not use refuse nothing, and a logger writes to the LOG."""
     backend = Recorder(context)
@@ -800,6 +799,7 @@ def scenario_what_a_block_puts_into_a_list_comes_back(context: Context) -> None:
     context.same(block)
 
 
+@entered()
 def scenario_a_large_result_of_an_asynchronous_session(context: Context) -> None:
     """By `async_get_result`."""
     model = context.remote
