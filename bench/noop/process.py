@@ -60,41 +60,43 @@ class Model:
                 self._control.send(ready(header["spec"], self._size))
             case "fork":
                 channel = Channel(socket.socket(fileno=fds[0]))
-                self._ready.register(
-                    channel.socket, selectors.EVENT_READ, (channel, header["runner"])
-                )
+                is_kept = not header["fresh"] or header["reused"]
+                runner = (channel, header["runner"], is_kept)
+                self._ready.register(channel.socket, selectors.EVENT_READ, runner)
                 channel.send({"kind": "idle"})
             case "verify":
                 self._control.send({"kind": "verified", "restored": 0})
         return True
 
-    def _be_runner(self, channel: Channel, name: str) -> None:
+    def _be_runner(self, channel: Channel, name: str, is_kept: bool) -> None:
         try:
             header, payload, _ = channel.receive()
             channel.send({"kind": "running"})
             if payload[:1] == b"{":
-                arguments = (channel, header, json.loads(payload))
+                arguments = (channel, header, is_kept, json.loads(payload))
                 threading.Thread(target=be_busy, args=arguments, daemon=True).start()
             else:
-                finish(channel, header)
+                finish(channel, header, is_kept)
         except (EOFError, OSError):
             self._ready.unregister(channel.socket)
             channel.socket.close()
             self._control.send({"kind": "exited", "runner": name, "code": 0})
 
 
-def be_busy(channel: Channel, header: Header, wanted: dict[str, str]) -> None:
+def be_busy(channel: Channel, header: Header, is_kept: bool, wanted: dict[str, str]) -> None:
     """Take the time that a payload asks for."""
     wait(**wanted)
     with contextlib.suppress(OSError):
-        finish(channel, header)
+        finish(channel, header, is_kept)
 
 
-def finish(channel: Channel, header: Header) -> None:
-    """Answer a request."""
+def finish(channel: Channel, header: Header, is_kept: bool) -> None:
+    """Answer a request, and be there for the next if the runner is kept."""
     compressed = header["compress_inline"]
     content = COMPRESSED if compressed else RESULT
     channel.send({"kind": "result", "compressed": compressed, "meta": META}, content)
+    if is_kept:
+        channel.send({"kind": "idle"})
 
 
 def ready(spec: Mapping[str, Any], size: int) -> Header:

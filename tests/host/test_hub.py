@@ -116,6 +116,6 @@ async def test_one_alone_is_kept_however_large(hub: Counted, tmp_path: Path) -> 
 async def test_one_that_is_too_large_is_not_fetched(hub: Counted, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     fetching = Adapters(RUNTIME, cache, ROUGHLY // 2, 1 << 30)
-    with pytest.raises(AdapterError, match="this server takes at most 15,000"):
+    with pytest.raises(AdapterError, match="this server takes at most 15kB"):
         await fetching.fetch({"peft": "org/four"})
     assert kept(cache) == set()

@@ -16,6 +16,7 @@ from nnsight import TransformersModel
 
 from ndif.host.gpus import Driver
 from ndif.host.watchdogs import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
+from ndif.runtime.sizes import format_size
 from ndif.schema.status import Status
 from tests.host.machines import H100, MIB, Machine
 from tests.on_loop import on_loop
@@ -84,8 +85,8 @@ def test_a_request_within_its_share_is_not_ended() -> None:
 def test_the_message_states_what_the_request_took() -> None:
     reason = exceeded(SHARE, GpuUsage(500 * MIB, 9000 * MIB), GpuUsage(4500 * MIB, 13000 * MIB))
     assert reason is not None
-    assert f"took {4000 * MIB:,} bytes of GPU memory" in reason
-    assert f"the {SHARE:,} bytes that it has of a GPU" in reason
+    assert "took 3.9GiB of GPU memory" in reason
+    assert f"the {format_size(SHARE)} that it has of a GPU" in reason
 
 
 def test_memory_beyond_the_share_before_the_request_does_not_count() -> None:
@@ -131,7 +132,7 @@ async def test_a_request_that_takes_too_much_is_ended(machine: Machine, replica:
     assert not watching.done()
     use(machine, 1, **holding(replica, runner=4500))
     await asyncio.wait_for(watching, 10)
-    assert [f"took {4000 * MIB:,} bytes" in reason for reason in reasons] == [True]
+    assert ["took 3.9GiB" in reason for reason in reasons] == [True]
     await driver.close()
 
 
@@ -184,7 +185,5 @@ async def test_a_job_that_is_ended_on_a_shared_gpu_gets_the_reason(
         use(machine, 0, **{f"p{owner}": 8000, f"p{served.actor._runner.pid}": 4000})
         response = await asyncio.wait_for(running, 30)
         assert response.status is Status.ERROR
-        assert (
-            "bytes of GPU memory, and with them the model holds more than" in response.description
-        )
+        assert "of GPU memory, and with it the model holds more than" in response.description
     await driver.close()
