@@ -33,7 +33,7 @@ def client(
         DeploymentConfig(NAME, NAME),
         DeploymentConfig("my-lab/elsewhere", "my-lab/elsewhere"),
     ]
-    server = Server(Settings(), models, tmp_path, loopback=True, places=True)
+    server = Server(Settings(), models, tmp_path, host="127.0.0.1", places=True)
     return TestClient(server.app, "http://127.0.0.1")  # without its lifespan, nothing is loaded
 
 
