@@ -117,8 +117,9 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        await self._objects.start()
+        # Ends that have expired still tell the broker of what does not run again.
         await self._broker.start()
+        await self._objects.start()
         await self._responder.resume(self._broker.unfinished)
         await self._coordinator.start()
         try:

@@ -164,8 +164,8 @@ class Leader:
             self._runtimes,
             places=True,
         )
+        await self.take_spooled()  # before the ends expire that tell what does not run again
         await self._objects.start()
-        await self.take_spooled()
         await coordinator.start(held)
         publisher = Publisher(
             coordinator.controller,
