@@ -131,7 +131,7 @@ class Server:
             await self._objects.stop()
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
-        return self._coordinator.dispatcher.update_of(request_id)
+        return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     def _find(self, repo_id: str) -> MirroredModel | None:
         """Return an accepted model of that name whose files are on this machine."""
