@@ -80,5 +80,7 @@ async def test_a_job_that_ended_long_ago_does_not_run_again(tmp_path: Path) -> N
     await Responder(MemoryBroker(), objects).respond(request, Response(request.id, Status.ERROR))
     os.utime(objects.path(end_key(request.id)), (0, 0))
     server = Server(Settings(), [], tmp_path, host="127.0.0.1", places=True)
+    assert server.is_polled, "its end may be asked for, though its update is gone"
     async with server._lifespan(cast(Starlette, None)):
         assert server.unfinished == 0
+    assert not server.is_polled

@@ -59,6 +59,7 @@ class Server:
         `BrokerError`.
         """
         self._settings = settings
+        self._results = results
         self._objects = open_store(settings, results, secret)
         # One user is trusted, or not, by the server as it was started now.
         present = {} if places else {"trusted": trusted}
@@ -110,6 +111,12 @@ class Server:
     def unfinished(self) -> int:
         """Return the number of polled requests that the next server of these results will run."""
         return sum(map(self._broker.outlives, self._broker.unfinished))
+
+    @property
+    def is_polled(self) -> bool:
+        """Return True if somebody may come back for a job: one that has its end, or that will run."""
+        stored = (any(self._results.glob(f"{folder}/*")) for folder in ("responses", "ends"))
+        return self.unfinished > 0 or any(stored)
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
