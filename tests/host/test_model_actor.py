@@ -19,6 +19,7 @@ from ndif.config.settings import Settings
 from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.objects import FileStore
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
     PROMPT,
@@ -36,6 +37,9 @@ from tests.runtime.replica import (
     until,
     writing,
 )
+from tests.stores.small_disk import fill, small_disk
+
+__all__ = ["small_disk"]
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +175,17 @@ async def test_so_is_one_that_is_cancelled_while_its_result_is_stored(
         )
         monkeypatch.undo()
         assert (await served.run(reading(client))).status is Status.COMPLETED
+
+
+@on_loop
+async def test_a_result_for_which_the_disk_has_no_room(
+    tiny_gpt2: Path, client: TransformersModel, small_disk: Path
+) -> None:
+    async with serve(tiny_gpt2, objects=FileStore(small_disk, 60)) as served:
+        fill(small_disk).touch()
+        response = await served.run(reading(client), polled=True)
+        assert response.status is Status.ERROR
+        assert "its result could not be stored: the server's disk is full" in response.description
 
 
 @pytest.mark.parametrize("trusted", [True, False])

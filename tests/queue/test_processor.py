@@ -789,6 +789,9 @@ async def test_gateways_ask_the_leader_where_a_polled_job_is(
         assert told is not None
         assert told["description"] == "Your job is number 2 in the queue for org/name."
         assert await asks.update_of(first.request.id, Status.RUNNING) is None
+        told = await asks.update_of(first.request.id, None)  # its update has expired
+        assert told is not None
+        assert told["status"] == "RUNNING"  # as that wire has it
         assert await asks.update_of(unknown, None) is None
         # As one that was accepted, and that no leader had claimed before Redis lost it.
         lost = await asks.update_of(unknown, Status.RECEIVED)

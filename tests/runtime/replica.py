@@ -149,6 +149,7 @@ class Served:
         trusted: bool = True,
         key: str = "",
         env: Mapping[str, Any] | None = None,
+        polled: bool = False,
     ) -> Response:
         request = Request(
             DeploymentConfig("test/model", "").key,
@@ -157,7 +158,7 @@ class Served:
             payload,
             False,
             "http://here",
-            subscription_id="me",
+            subscription_id=None if polled else "me",
             trusted=trusted,
             key=key,
             env=env or {},

@@ -1,17 +1,29 @@
-"""The files of models that a server of one process has accepted and not loaded."""
+"""A server of one process before it has loaded a model."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 from huggingface_hub import snapshot_download
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from ndif.config.settings import Settings
 from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.response import Response
+from ndif.schema.status import Status
 from ndif.server.embedded import Server
+from ndif.stores.broker import MemoryBroker
+from ndif.stores.broker.spool import SPOOL, Spool
+from ndif.stores.objects import FileStore
+from ndif.stores.objects.port import end_key
+from ndif.stores.responder import Responder
 from tests.conftest import NAME
+from tests.on_loop import on_loop
+from tests.stores.broker.test_spool import a_request
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +45,7 @@ def client(
         DeploymentConfig(NAME, NAME),
         DeploymentConfig("my-lab/elsewhere", "my-lab/elsewhere"),
     ]
-    server = Server(Settings(), models, tmp_path, loopback=True, places=True)
+    server = Server(Settings(), models, tmp_path, host="127.0.0.1", places=True)
     return TestClient(server.app, "http://127.0.0.1")  # without its lifespan, nothing is loaded
 
 
@@ -56,3 +68,19 @@ def test_files_that_are_still_to_come_are_said_to_be(client: TestClient, cache: 
     assert client.get(f"/hub/api/models/{NAME}").status_code == 404
     arriving.unlink()
     assert client.get(f"/hub/api/models/{NAME}").status_code == 200
+
+
+@on_loop
+async def test_a_job_that_ended_long_ago_does_not_run_again(tmp_path: Path) -> None:
+    """A server was killed between an end and the removal of its request, and is started much later."""
+    objects, request = FileStore(tmp_path, 60), a_request()
+    spool = Spool(tmp_path / SPOOL, objects)
+    await spool.add(request)
+    await spool.close()
+    await Responder(MemoryBroker(), objects).respond(request, Response(request.id, Status.ERROR))
+    os.utime(objects.path(end_key(request.id)), (0, 0))
+    server = Server(Settings(), [], tmp_path, host="127.0.0.1", places=True)
+    assert server.is_polled, "its end may be asked for, though its update is gone"
+    async with server._lifespan(cast(Starlette, None)):
+        assert server.unfinished == 0
+    assert not server.is_polled

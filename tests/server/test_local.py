@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -27,6 +28,8 @@ from transformers import GPT2LMHeadModel
 
 from ndif.net import StartError, listen
 from ndif.schema.model_key import NEWEST_CLASS
+from ndif.stores.broker.spool import SPOOL, Spool
+from ndif.stores.objects import FileStore
 from tests.clients.harness import NDIF, Client, LocalServer
 from tests.conftest import NAME, client_environment
 
@@ -172,6 +175,18 @@ def test_results_must_have_a_place(place: Place, folder: str) -> None:
     code, said = start(place, ABSENT, "--results-dir", folder)
     assert code in (1, 2)
     assert re.search(rf"Error: .*{folder}.*\.$", said), said
+
+
+def test_another_servers_folder_stays(place: Place, tiny_gpt2: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+    folder = Path(place.environment["NDIF_SESSION_ROOT"], "local", port)
+    held = Spool(folder / SPOOL, FileStore(folder, 60))
+    code, said = start(place, tiny_gpt2, "--name", "a/b", "--port", port)
+    assert code == 1
+    assert "another server has the jobs" in said
+    assert (folder / SPOOL).is_dir()
+    asyncio.run(held.close())
 
 
 @pytest.mark.parametrize(

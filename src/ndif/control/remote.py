@@ -113,13 +113,17 @@ class RemoteQueue:
     broker: RedisBroker
 
     async def update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
-        """Return what follows the stored update of a request, if it waits or is lost; None if nothing."""
+        """Return what follows the stored update of a request; None if nothing does.
+
+        That is its update if it waits, or runs and nothing is stored, and the end of one that is lost.
+        """
         is_known = await self.broker.knows(request_id)
         # A job is lost that had a response and is neither stored, nor held, nor ended.
         if (is_known and stored in RUNS) or not (is_known or stored):
             return None
+        question = {"request_id": request_id, "is_stored": stored is not None}
         try:
-            answer = await within(self.leader.ask(UPDATE, {"request_id": request_id}), _ASK_S)
+            answer = await within(self.leader.ask(UPDATE, question), _ASK_S)
         except (OperationError, asyncio.TimeoutError):
             return None
         if answer["held"] or is_known:
@@ -133,7 +137,8 @@ async def perform_event(control: ControlPlane, event: str, arguments: Mapping[st
     if event == UPDATE:
         request_id = str(arguments["request_id"])
         dispatcher = control.dispatcher
-        return {"held": dispatcher.holds(request_id), "update": dispatcher.update_of(request_id)}
+        update = dispatcher.update_of(request_id, is_stored=arguments.get("is_stored", True))
+        return {"held": dispatcher.holds(request_id), "update": update}
     for kind in OPERATIONS:
         if kind.event == event:
             return await kind.model_validate(arguments).perform(control)

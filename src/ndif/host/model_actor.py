@@ -33,15 +33,13 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
-from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.stores.objects import DiskError, ObjectStore, ObjectStoreError
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
-_NOT_STORED = (
-    "The job ran, and its result could not be stored: this server cannot reach its object store. Send it "
-    "again in a moment."
-)
+_NOT_STORED = "The job ran, and its result could not be stored: {}. Send it again in a moment."
+_AWAY = "this server cannot reach its object store"
 
 _RUNNERS = 5
 """Runners that a request is given whose processes end before its block begins."""
@@ -354,7 +352,9 @@ class LocalModelActor:
             return Response(request.id, Status.ERROR, reason)
         except ObjectStoreError as error:
             logger.warning("request %s: its result is lost: %s", request.id, error)
-            return Response(request.id, Status.ERROR, _NOT_STORED)
+            # Of a store elsewhere the message names the address, which is for the log alone.
+            why = str(error) if isinstance(error, DiskError) else _AWAY
+            return Response(request.id, Status.ERROR, _NOT_STORED.format(why))
         except (AdapterError, LimitError, NoLiveClientError) as error:
             runner.kill()
             return Response(request.id, Status.ERROR, str(error))

@@ -201,6 +201,14 @@ class RequestLifecycle:
         """Return how a request ended here, without its result; None if it is not known to have ended."""
         return self._ended.get(request_id)
 
+    def run_of(self, request_id: str) -> tuple[Request, Response] | None:
+        """Return a request that a replica has, and its update as of now; None for any other."""
+        life = self._lives.get(request_id)
+        if life is None or life.state not in RUNS:
+            return None
+        status = Status.RUNNING if life.state is Status.RUNNING else Status.DISPATCHED
+        return life.request, Response(request_id, status, "Your job is with a replica.")
+
     def exhausted(self, request: Request) -> str | None:
         """Return why a request that was just claimed does not run again; None if it may."""
         losses = self._lives[request.id].losses

@@ -116,12 +116,16 @@ class Dispatcher:
         """Return True if a request is held, or ended not long ago."""
         return self.lifecycle.holds(request_id)
 
-    def update_of(self, request_id: str) -> dict[str, Any] | None:
-        """Return the update of a waiting request as its client polls for it; None if it does not wait."""
+    def update_of(self, request_id: str, *, is_stored: bool = True) -> dict[str, Any] | None:
+        """Return what follows a request's stored update as its client polls for it; None if nothing does.
+
+        That is the update of a request that waits, and of one that runs unless one `is_stored`: updates
+        expire while a job that runs long, or has waited long, goes on.
+        """
+        found = None if is_stored else self.lifecycle.run_of(request_id)
         for processor in self.processors.values():
-            if (found := processor.update_of(request_id)) is not None:
-                return wires.fields(*found)
-        return None
+            found = processor.update_of(request_id) or found
+        return None if found is None else wires.fields(*found)
 
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.

@@ -59,6 +59,7 @@ class Server:
         `BrokerError`.
         """
         self._settings = settings
+        self._results = results
         self._objects = open_store(settings, results, secret)
         # One user is trusted, or not, by the server as it was started now.
         present = {} if places else {"trusted": trusted}
@@ -111,14 +112,21 @@ class Server:
         """Return the number of polled requests that the next server of these results will run."""
         return sum(map(self._broker.outlives, self._broker.unfinished))
 
+    @property
+    def is_polled(self) -> bool:
+        """Return True if somebody may come back for a job: one that has its end, or that will run."""
+        stored = (any(self._results.glob(f"{folder}/*")) for folder in ("responses", "ends"))
+        return self.unfinished > 0 or any(stored)
+
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
         return uvicorn_config(self.app, self._settings, listening)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        await self._objects.start()
+        # Ends that have expired still tell the broker of what does not run again.
         await self._broker.start()
+        await self._objects.start()
         await self._responder.resume(self._broker.unfinished)
         await self._coordinator.start()
         try:
@@ -130,7 +138,7 @@ class Server:
             await self._objects.stop()
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
-        return self._coordinator.dispatcher.update_of(request_id)
+        return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     def _find(self, repo_id: str) -> MirroredModel | None:
         """Return an accepted model of that name whose files are on this machine."""

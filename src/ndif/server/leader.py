@@ -57,7 +57,10 @@ class Leader:
         self._config = config
         self._objects = open_store(settings, config.results, config.secret)
         self._broker = RedisBroker(
-            settings.broker_url, self._objects, inline_bytes=settings.broker_inline_bytes
+            settings.broker_url,
+            self._objects,
+            inline_bytes=settings.broker_inline_bytes,
+            counts_attempts=not settings.ray_address,
         )
         self._responder = Responder(self._broker, self._objects)
         self._lock = LeaderLock(self._broker.client)
@@ -164,8 +167,8 @@ class Leader:
             self._runtimes,
             places=True,
         )
+        await self.take_spooled()  # before the ends expire that tell what does not run again
         await self._objects.start()
-        await self.take_spooled()
         await coordinator.start(held)
         publisher = Publisher(
             coordinator.controller,

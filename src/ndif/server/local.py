@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -69,10 +68,8 @@ class Local:
                 verify(options.sandbox)
             except ConfinementError as error:
                 raise StartError(str(error)) from error
-        with (
-            listen(self.host, self.port) as listening,
-            self._results_folder(options, listening) as results,
-        ):
+        with listen(self.host, self.port) as listening:
+            results = self._results_folder(options, listening)
             if not is_loopback(self.host) and not self.sandbox:
                 console.print(
                     f"[bold yellow]Warning:[/] {self.host} is reachable from other machines. Whoever "
@@ -93,11 +90,14 @@ class Local:
                 raise StartError(
                     f"Jobs cannot be kept: {error}. Choose another --results-dir."
                 ) from error
-            uvloop.run(self._serve(server, listening, console))
+            try:
+                uvloop.run(self._serve(server, listening, console))
+            finally:
+                if self.results is None and not server.is_polled:
+                    rmtree(results, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _results_folder(self, options: Settings, listening: socket.socket) -> Iterator[Path]:
-        """Provide the user's folder, or else the port's: whoever polls comes back to the same address."""
+    def _results_folder(self, options: Settings, listening: socket.socket) -> Path:
+        """Return the user's folder, or else the port's: whoever polls comes back to the same address."""
         port = listening.getsockname()[1]
         folder = self.results or options.session_root.expanduser().absolute() / "local" / str(port)
         try:
@@ -107,11 +107,7 @@ class Local:
             raise StartError(
                 f"Results cannot be kept in {folder} ({error.strerror}). Choose another --results-dir."
             ) from error
-        try:
-            yield folder
-        finally:
-            if self.results is None and not any(folder.glob("responses/*")):  # nobody polls
-                rmtree(folder, ignore_errors=True)
+        return folder
 
     def deployment(self) -> DeploymentConfig:
         """Return the deployment that the options describe; raise a `StartError` if they contradict."""

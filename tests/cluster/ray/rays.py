@@ -98,10 +98,15 @@ def a_request(
 
 @contextlib.asynccontextmanager
 async def a_replica(
-    cluster: RayCluster, checkpoint: Path, node: str = "one", replica_id: str = "r1"
+    cluster: RayCluster,
+    checkpoint: Path,
+    node: str = "one",
+    replica_id: str = "r1",
+    silent_s: float = 60.0,
 ) -> AsyncIterator[RayModelActor]:
     """One that is started, and ended."""
     actor = await an_actor(cluster, config_of(checkpoint), node, replica_id)
+    actor.silent_s = silent_s
     try:
         await actor.start(lambda done, total: None)
         yield actor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -211,8 +212,10 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
         assert await run(sleeping(client, 2.0)) == 1
 
 
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 @as_a_leader
-async def test_its_process_is_killed_in_the_middle_of_a_job(
+async def test_its_process_is_killed_or_freezes_in_the_middle_of_a_job(
+    sent: signal.Signals,
     server: RayServer,
     redis: RedisServer,
     store: FileStore,
@@ -222,7 +225,7 @@ async def test_its_process_is_killed_in_the_middle_of_a_job(
     async with (
         driving(server) as cluster,
         a_client(redis.url, store) as user,
-        a_replica(cluster, tiny_gpt2) as actor,
+        a_replica(cluster, tiny_gpt2, silent_s=3.0) as actor,
     ):
         job = await user.send(lasting(client))
         running = asyncio.create_task(actor.run(job, nothing))
@@ -230,9 +233,9 @@ async def test_its_process_is_killed_in_the_middle_of_a_job(
         (worker,) = server.workers("NodeActor")
         model_processes = worker.children(recursive=True)
         assert model_processes
-        worker.kill()
+        worker.send_signal(sent)
         with pytest.raises(ReplicaLostError) as lost:
-            await running
+            await asyncio.wait_for(running, 60)
         assert not isinstance(lost.value, ReplicaEvictedError)
         await actor.ended.wait()
         with pytest.raises(ReplicaLostError):

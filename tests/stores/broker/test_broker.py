@@ -40,7 +40,9 @@ def on_redis(url: str, folder: Path) -> Opening:
     @contextlib.asynccontextmanager
     async def opening(max_bytes: int | None = None) -> AsyncIterator[Broker]:
         objects = FileStore(folder, 3600)
-        broker = RedisBroker(url, objects, inline_bytes=INLINE, max_bytes=max_bytes)
+        broker = RedisBroker(
+            url, objects, inline_bytes=INLINE, max_bytes=max_bytes, counts_attempts=True
+        )
         await broker.client.flushall()
         await broker.start()
         yield broker
@@ -500,6 +502,31 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
         True,
         False,
     ]
+    await another.stop()
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@on_loop
+async def test_whoever_leads_next_knows_how_often_runs_were_cut_short(
+    counts: bool, redis: RedisServer, tmp_path: Path
+) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        sent = [make_request() for _ in range(4)]
+        for request in sent:
+            await broker.submit(request)
+        runs, stopped, ended, _ = [await broker.claim() for _ in sent]
+        for request in (runs, stopped, ended):
+            broker.note_attempts(request, 1)
+        broker.note_attempts(stopped, 0)  # the server was told to stop
+        await broker.complete(ended, Response(ended.id, Status.COMPLETED))
+        broker.note_attempts(ended, 2)
+    another = RedisBroker(
+        redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE, counts_attempts=counts
+    )
+    await another.start()
+    claimed = [await another.claim() for _ in range(3)]
+    assert [each.attempts for each in claimed] == [1 if counts else 0, 0, 0]
+    assert not await another.knows(ended.id)
     await another.stop()
 
 

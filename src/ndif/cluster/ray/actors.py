@@ -24,6 +24,7 @@ from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayAc
 
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce, announcement
+from ndif.host.heartbeat import until_frozen
 from ndif.host.port import (
     ActorError,
     DeviceError,
@@ -62,7 +63,14 @@ def aside(work: Callable[[], T]) -> asyncio.Future[T]:
 logger = logging.getLogger(__name__)
 
 _NODE_GONE = "its node is gone"
+_SILENT = "its process does not answer"
 _AGAIN_S = 0.5
+_SILENT_S = 60.0
+"""Seconds without an answer after which a replica's process counts as frozen."""
+_PINGS = 6
+"""Pings in that time to a process that answers."""
+_NOTHING = (-1, -1)
+"""Progress that no replica has, so that it answers at once."""
 _REPORT_S = 0.2
 _SOON_S = 1.0
 _STOP_S = 15.0
@@ -87,13 +95,19 @@ class RayModelActor:
     device_failure: DeviceFailure | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
     _making: asyncio.Future[Any] | None = None
-    _watching: asyncio.Task[None] | None = None
+    silent_s: float = _SILENT_S
+    """Seconds without an answer after which the replica is ended."""
+    _watching: list[asyncio.Task[None]] = field(default_factory=list)
     _run_by: tuple[str, RayModelActor] | None = None
     _cancels: bool = False
     """True once the job that runs was cancelled."""
     _news: asyncio.Future[Response | None] | None = None
     _evicted: bool = False
-    _node_gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the replica is given up, although Ray does not say that it has ended."""
+    _why_gone: str = ""
+    _unreached: int = 0
+    """Calls to which Ray, and not the replica, has answered."""
     _cancelling: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -108,7 +122,10 @@ class RayModelActor:
 
     def _have(self, handle: Any) -> None:
         self._handle = handle
-        self._watching = asyncio.create_task(self._watch(), name="watch over a replica")
+        self._watching = [
+            asyncio.create_task(self._watch(), name="watch over a replica"),
+            asyncio.create_task(self._end_if_silent(), name="sign of life"),
+        ]
 
     async def _made(self, making: asyncio.Future[Any]) -> None:
         """Take the handle once Ray has made the actor, for which `start` and `stop` may both wait."""
@@ -182,8 +199,8 @@ class RayModelActor:
 
     def leave(self) -> None:
         """Stop watching the replica, and leave it running."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._watching:
+            task.cancel()
 
     async def run(self, request: Request, respond: Respond) -> Response:
         """See `ModelActor.run`. The replica delivers every further update itself."""
@@ -280,20 +297,52 @@ class RayModelActor:
 
         A head that was restarted may not say that an actor is dead which ran on the head before.
         """
-        self._node_gone.set()
+        self._give_up(_NODE_GONE)
+
+    def _give_up(self, why: str) -> None:
+        self._why_gone = self._why_gone or why
+        self._gone.set()
         self._end()
+
+    async def _end_if_silent(self) -> None:
+        """End the replica once its process is silent: one that is stopped keeps its connections.
+
+        Of a node that cannot be reached Ray says so itself.
+        """
+        with contextlib.suppress(ReplicaLostError):
+            await self._ask("progress", _NOTHING)  # Ray may take long to make it
+            while True:
+                await asyncio.sleep(self.silent_s / _PINGS)
+                if not await self._answers():
+                    break
+            logger.error("%s: no answer for %g s, it is ended", self.name, self.silent_s)
+            self._give_up(_SILENT)
+            with contextlib.suppress(RayError):
+                await aside(lambda: ray.kill(self._handle))
+
+    async def _answers(self) -> bool:
+        """Return False if the replica's process does not answer in time."""
+        asked = asyncio.ensure_future(self._ask("progress", _NOTHING))
+        silent = asyncio.ensure_future(until_frozen(lambda: self._unreached, self.silent_s))
+        try:
+            await asyncio.wait({asked, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                asked.result()
+            return asked.done()
+        finally:
+            await end([asked, silent])
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the replica, which does once what is asked twice."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
-        gone = asyncio.ensure_future(self._node_gone.wait())
+        gone = asyncio.ensure_future(self._gone.wait())
         asking = asyncio.ensure_future(self._ask_until_answered(method, arguments))
         try:
             await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 return asking.result()
-            raise ReplicaLostError(_NODE_GONE)
+            raise ReplicaLostError(self._why_gone)
         finally:
             gone.cancel()
             asking.cancel()
@@ -304,6 +353,7 @@ class RayModelActor:
                 return await getattr(self._handle, method).remote(*arguments)
             except ActorUnavailableError as error:
                 # Its node cannot be reached: either it returns, or Ray finds it dead.
+                self._unreached += 1
                 logger.warning("a replica does not answer: %s", _first_line(error))
             except (RayActorError, ActorUnschedulableError) as error:
                 self._end()

@@ -14,6 +14,7 @@ import math
 import sys
 import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from redis.commands.core import AsyncScript
@@ -66,16 +67,24 @@ class RedisBroker:
     """
 
     def __init__(
-        self, url: str, objects: ObjectStore, *, inline_bytes: int, max_bytes: int | None = None
+        self,
+        url: str,
+        objects: ObjectStore,
+        *,
+        inline_bytes: int,
+        max_bytes: int | None = None,
+        counts_attempts: bool = False,
     ) -> None:
         """Create a broker that connects to `url` when it is first used.
 
         The payloads of all unfinished requests have at most `max_bytes`; one alone may be larger.
+        `counts_attempts`: True if what runs ends with the process that leads.
         """
         self.client = connect(url)
         self._objects = objects
         self._inline_bytes = inline_bytes
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
+        self._counts_attempts = counts_attempts
         self.channels = Channels(connect_for_pubsub(url), self.client)
         register = self.client.register_script
         self._submit = register(scripts.SUBMIT)
@@ -83,6 +92,8 @@ class RedisBroker:
         self._complete = register(f"{scripts.COMPLETE} return elsewhere")
         self._publish_last = register(scripts.PUBLISH_LAST)
         self._upload = register(scripts.UPLOAD)
+        self._note_attempts = register(scripts.NOTE_ATTEMPTS)
+        self._noting = asyncio.Lock()
         self.hand_over = register(scripts.HAND_OVER)
         """The script that sends a job to a replica."""
         self._consumer = uuid.uuid4().hex
@@ -167,7 +178,17 @@ class RedisBroker:
         return content
 
     def note_attempts(self, request: Request, attempts: int) -> None:
-        """See `Broker.note_attempts`. Not stored: a replica that outlives its leader runs on."""
+        """See `Broker.note_attempts`. Not stored where a replica that outlives its leader runs on."""
+        if self._counts_attempts:
+            start(self._note(request, attempts), self._releases, "attempts")
+
+    async def _note(self, request: Request, attempts: int) -> None:
+        async with self._noting:  # in the order of the calls
+            keys = [record_of(request.id)]
+            try:
+                await retry(lambda: self._note_attempts(keys, [attempts]), _UPDATE_S)
+            except BrokerError as error:
+                logger.warning("request %s: that it runs is not noted: %s", request.id, error)
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`. Continues in the background while Redis is away."""
@@ -218,7 +239,7 @@ class RedisBroker:
                 QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
             )
             for request in self._read(entries):
-                await self._claimed.put(request)
+                await self._claimed.put(await self._with_attempts(request))
             if start in ("0-0", b"0-0"):
                 break
         for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
@@ -226,6 +247,12 @@ class RedisBroker:
             gone = consumer["idle"] > _GONE_MS and not consumer["pending"]
             if gone and consumer["name"].decode() != self._consumer:
                 await self.client.xgroup_delconsumer(QUEUE, GROUP, consumer["name"])
+
+    async def _with_attempts(self, request: Request) -> Request:
+        if not self._counts_attempts:
+            return request
+        noted = await self.client.hget(record_of(request.id), "attempts")
+        return replace(request, attempts=int(noted or 0))
 
     async def _others_hold_claims(self) -> bool:
         """Return True if a leader before this one has claimed requests since they were taken over.

@@ -78,6 +78,11 @@ if ARGV[3] ~= '' and redis.call('PUBLISH', ARGV[3], ARGV[4]) == 0 then return fa
 return redis.call('PUBLISH', ARGV[1], ARGV[2] .. (redis.call('HGET', KEYS[1], 'payload') or ''))
 """
 
+# What was released meanwhile stays so.
+NOTE_ATTEMPTS = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'attempts', ARGV[1]) end
+"""
+
 # Only a hybrid job's own client uploads, one upload at a time.
 UPLOAD = """
 if redis.call('HGET', KEYS[1], 'subscription') == ARGV[1] and redis.call('LLEN', KEYS[2]) == 0 then
