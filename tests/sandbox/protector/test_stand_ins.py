@@ -47,7 +47,7 @@ except ZeroDivisionError:
 def test_a_bar_gives_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     protector().objects({})
     found = guarded("""
-import tqdm
+import torch, tqdm
 from tqdm.auto import trange, tqdm as auto
 without_length = list(auto(each for each in "ab"))
 ranged = [*trange(1, 3)]
@@ -55,12 +55,15 @@ with tqdm.tqdm(total=4, desc="named", disable=True) as bar:
     bar.update(2)
     bar.set_postfix(loss=1)
     n = bar.n
+tensor = torch.arange(3)
+rows = [int(each) for each in auto(tensor, leave=False)] + [tensor[1] in auto(tensor, leave=False)]
 same = tqdm.tqdm is auto and isinstance(bar, auto)
 auto.write("a line")
 """)
     assert found["without_length"] == ["a", "b"]
     assert found["ranged"] == [1, 2]
     assert found["n"] == 2
+    assert found["rows"] == [0, 1, 2, True]
     assert found["same"] is True
     assert capsys.readouterr().out.splitlines() == ["2 it, 0 s", "a line"]
 
