@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -126,6 +127,18 @@ def indexes(model: Any, backend: Any) -> None:
         model["_module"]
 
 
+def indexes_by_a_method(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.transformer.h.__getitem__(0)
+        type(model).__getitem__(model, "interleaver")
+
+
+def indexes_by_an_operator(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        operator.itemgetter(0)(model.transformer.h)
+        operator.getitem(model, "interleaver")
+
+
 def moves(model: Any, backend: Any) -> None:
     with model.trace(PROMPT, backend=backend):
         model.transformer.to("cpu")
@@ -213,6 +226,8 @@ BLOCKS: list[Callable[[Any, Any], None]] = [
     walks_in_an_invoke,
     steals,
     indexes,
+    indexes_by_a_method,
+    indexes_by_an_operator,
     moves,
     hooks,
     assigns,

@@ -175,6 +175,18 @@ REFUSED = [
     ("TypeError: functools.wraps takes functions", "import functools\nfunctools.update_wrapper(1, 2)"),
     ("AttributeError: functools.singledispatch is not", "import functools\nfunctools.singledispatch"),
     ("AttributeError: string.Formatter is not available", "import string\nstring.Formatter"),
+    # objects that give the attributes of another as their own
+    ("AttributeError: ndarray.tofile is not available", "import numpy\nclass A: f = classmethod(numpy.ndarray)\nA.f.tofile"),
+    (CLASS, "class A: f = classmethod(str)\nA.f.format('{0.__class__}', 1)"),
+    ("AttributeError: ndarray.tofile is not available", "import numpy\nnumpy.ndarray[int, int].tofile"),
+    (CLASS, "import typing\ntyping.Annotated[str, 1].format('{0.__class__}', 1)"),
+    ("AttributeError: the attribute 'format' of 'G'", "class G(type(list[int])): __origin__ = str\nG(list, int).format"),
+    ("AttributeError: 'functools._lru_cache_wrapper' object has no attribute", "import functools\nfunctools.cache(str).format"),
+    ("AttributeError: 'function' object has no attribute", "import contextlib\ncontextlib.contextmanager(str).format"),
+    ("AttributeError: 'function' object has no attribute", "import numpy, torch\ntorch.vmap(numpy.ndarray).tofile"),
+    ("AttributeError: X.format is no parameter", "from sklearn.decomposition import PCA\nclass X(PCA, str):\n def __init__(self, format=1): pass\nX('{0.__class__}').get_params()"),
+    ("AttributeError: X.to_csv is not available", "import os, pandas\nclass X(type(os), pandas.DataFrame):\n def __init__(self): pass\n __getattribute__ = pandas.DataFrame.__getattribute__\nX().to_csv"),
+    ("TypeError: cached_property belongs to a class", "import functools, torch\nclass C(functools.cached_property): pass\nc = C(print)\nc.__set_name__(None, 'x')\nc.__get__(torch)"),
 ]  # fmt: skip
 
 

@@ -63,6 +63,8 @@ REFUSED = {
     "walks_in_an_invoke": (f"AttributeError: torch.save {NOT}: it writes files", "torch.save"),
     "steals": (f".interleaver {NOT}: it is internal to nnsight", "model.interleaver"),
     "indexes": ("AttributeError: the attribute '_module' of ", "model["),
+    "indexes_by_a_method": (f".interleaver {NOT}", "__getitem__(model, "),
+    "indexes_by_an_operator": (f".interleaver {NOT}", "operator.getitem("),
     "moves": (f"Envoy.to {NOT}: it moves the model", "model.transformer.to("),
     "hooks": (f"Envoy.register_forward_hook {NOT}: it changes the model", "register_forward_hook"),
     "assigns": ("AttributeError: cannot set 'weight' of 'Envoy': it is protected", "weight = 1"),

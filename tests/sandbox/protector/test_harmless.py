@@ -328,7 +328,25 @@ SNIPPETS = {
         delattr(thing, "a")
         result = [hasattr(thing, "a"), getattr(thing, "b").c, operator.attrgetter("b.c")(thing),
                   operator.attrgetter("b", "b.c")(thing)[1], operator.itemgetter(1)([4, 5]),
+                  operator.itemgetter("a", "b")({"a": 1, "b": 2}), operator.getitem([1, 2], 0),
                   operator.methodcaller("upper")("x"), operator.add(1, 2), operator.iadd([1], [2])]
+    """,
+    "methods, aliases and cached properties": """
+        import functools, typing
+        class Thing:
+            "A thing."
+            def method(self):
+                "A method."
+                return 1
+            method.note = "noted"
+            @functools.cached_property
+            def value(self):
+                self.count = getattr(self, "count", 0) + 1
+                return self.count
+        thing, alias = Thing(), typing.List[Thing]
+        result = [thing.method.note, thing.method.__name__, thing.method.__doc__, thing.method.__call__(),
+                  thing.value, thing.value, list[int].__args__, typing.Annotated[Thing, 1].method.note,
+                  dict[str, int].fromkeys("a"), alias.__origin__, [1].append.__name__]
     """,
     "functions": """
         import functools, itertools, contextlib, copy
