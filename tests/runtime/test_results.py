@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 import sys
 import types
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,33 @@ def test_a_large_result_is_streamed(tmp_path: Path, level: int | None) -> None:
         content = zstandard.ZstdDecompressor().decompress(content)
     assert len(content) == result.size
     assert torch.equal(loaded(content)["x"], values["x"])
+
+
+def test_a_module_of_the_model_comes_without_what_nnsight_put_on_it() -> None:
+    """As nnsight 0.7 leaves a module: its forward is replaced, and refers to the module weakly."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    truth = model(torch.ones(2))
+    for module in model.modules():
+        reference = weakref.ref(module)
+
+        def forward(value: Any, of: Any = reference) -> Any:
+            return of().__nnsight_forward__(of(), value)
+
+        def sentinel(_: Any, __: Any, output: Any) -> Any:
+            return output
+
+        forward.__module__ = sentinel.__module__ = "nnsight.intervention.interleaver"
+        vars(module).update(
+            __nnsight_forward__=type(module).forward, forward=forward, __path__="model"
+        )
+        module.register_forward_hook(sentinel)
+    model.register_forward_hook(operator.methodcaller("__len__"))
+    content = Result({"x": model}, max_bytes=MB, max_inline=MB).content
+    assert content is not None
+    got = loaded(content)["x"]
+    assert "forward" not in {*vars(got), *vars(got[0])}
+    assert len(got._forward_hooks) == 1
+    assert torch.equal(got[0](torch.ones(2)).relu(), truth)
 
 
 def test_only_results_that_compress_are_compressed() -> None:

@@ -6,6 +6,7 @@ a zstd frame must state at its beginning, and once into a stream, so that no cop
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import functools
@@ -171,6 +172,8 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
             return _reduce_tensor(obj)
+        if isinstance(obj, torch.nn.Module):
+            return _reduce_module(obj)
         if isinstance(obj, type | types.FunctionType) and (name := _clients_name(obj)):
             return name
         return super().reducer_override(obj)
@@ -188,6 +191,35 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
             small = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             return small.__reduce_ex__(_PROTOCOL)
     return NotImplemented
+
+
+def _reduce_module(module: torch.nn.Module) -> Any:
+    """Reduce a module of the model without what nnsight 0.6 and 0.7 put on it for this process alone."""
+    own = vars(module)
+    if "__nnsight_forward__" not in own:
+        return NotImplemented
+    made, arguments, _, *others = module.__reduce_ex__(_PROTOCOL)
+    state = {
+        name: _without_nnsights(value) if name.endswith("_hooks") else value
+        for name, value in own.items()
+        if name not in _OF_NNSIGHT and not name.startswith("__nnsight_")
+    }
+    return made, arguments, state, *others
+
+
+_OF_NNSIGHT = ("forward", "__path__", "__source_accessor__", "_persistent_id")
+"""Attributes that nnsight gives to a module, besides those that have its name."""
+
+
+def _without_nnsights(hooks: Any) -> Any:
+    """Return a module's hooks without those of nnsight."""
+    if not isinstance(hooks, Mapping):
+        return hooks
+    return collections.OrderedDict(
+        (number, hook)
+        for number, hook in hooks.items()
+        if not str(getattr(hook, "__module__", "")).startswith("nnsight.")
+    )
 
 
 class _Module:

@@ -216,6 +216,24 @@ def binds(model: Any, backend: Any) -> None:
         __builtins__ = {}
 
 
+def has_an_attachment(model: Any, backend: Any) -> None:
+    """Every request refers to it from now on."""
+    if GENERATION != "0.8":
+        model.transformer.h[0].attachment = Mine()
+    with model.trace(PROMPT, backend=backend):
+        found = nnsight.save(tuple(model.lm_head.output.shape))
+
+
+def calls_an_attachment(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        model.transformer.h[0].attachment(model.transformer.h[0].output)
+
+
+def reads_an_attachment(model: Any, backend: Any) -> None:
+    with model.trace(PROMPT, backend=backend):
+        found = model.transformer.h[0].attachment.output.save()
+
+
 BLOCKS: list[Callable[[Any, Any], None]] = [
     reads,
     calls,
@@ -239,7 +257,14 @@ BLOCKS: list[Callable[[Any, Any], None]] = [
     instruments,
     forges,
     follows_a_path,
+    has_an_attachment,
+    calls_an_attachment,
+    reads_an_attachment,
 ]
+
+
+TWICE = (reads, calls, has_an_attachment, calls_an_attachment)
+"""Blocks that are run without a policy, too."""
 
 
 def main() -> None:
@@ -257,7 +282,7 @@ def main() -> None:
             if not capture.payload:
                 results[block.__name__] = f"no payload: {error!r}"
                 continue
-        for policy in (protector, None) if block in (reads, calls) else (protector,):
+        for policy in (protector, None) if block in TWICE else (protector,):
             name = block.__name__ if policy else f"{block.__name__} unguarded"
             try:
                 results[name] = generation.run(capture.payload, {}, silent, policy)

@@ -55,6 +55,19 @@ def test_generation(results: tuple[str, dict[str, Any]]) -> None:
     assert found["generates"]["found"] == [True, True]
 
 
+def test_a_module_that_only_the_client_has(results: tuple[str, dict[str, Any]]) -> None:
+    """A client of 0.6 and 0.7 refers to it in every request, used or not."""
+    generation, found = results
+    for way in ("", " unguarded"):
+        assert found[f"has_an_attachment{way}"]["found"][0] == 1
+        if generation != "0.8":
+            called, read = found[f"calls_an_attachment{way}"], found["reads_an_attachment"]
+            assert "h[0].attachment(model" in called
+            for text in (called, read):
+                assert "transformer.h.0.attachment, which the model here does not have" in text
+                assert text.count("attached to it?") == 1
+
+
 NOT = "is not available on this server"
 
 REFUSED = {

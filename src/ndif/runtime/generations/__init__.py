@@ -206,16 +206,22 @@ def unpickling_errors(generation: str) -> Iterator[None]:
         raise PayloadError(_reason(error, generation)) from error
 
 
+def explain_absent(reference: str) -> str:
+    """Return the sentence about a part of the model that a request refers to and that is not there."""
+    return (
+        f"The block refers to {reference}, which the model here does not have. Does it use a second model, "
+        "one whose modules differ from the server's, or a module that you attached to it? Use your own "
+        "modules without attaching them."
+    )
+
+
 def _reason(error: Exception, generation: str) -> str:
     if isinstance(error, pickle.UnpicklingError) and type(error).__name__ == "ForbiddenError":
         return f"The request was refused: {error}."
     # nnsight 0.8 raises a class of its own for an unknown id; 0.6 and 0.7 raise a plain sentence.
     missing = str(error).removeprefix("Unknown persistent id: ")
     if type(error).__name__ == "UnknownPersistentIdError" or missing != str(error):
-        return (
-            f"The block refers to {missing}, which the model here does not have. Does it use a "
-            "second model, or one whose modules differ from the server's?"
-        )
+        return explain_absent(missing)
     return (
         f"The request could not be read as an nnsight {generation} trace "
         f"({type(error).__name__}: {error}). It is truncated or damaged, or was made by a "

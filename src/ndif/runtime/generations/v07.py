@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import nnsight
+import torch
 from nnsight import util
 from nnsight.intervention import envoy, serialization
 from nnsight.intervention import interleaver as interleaving
@@ -31,6 +32,7 @@ from ndif.runtime.generations import (
     Generation,
     PayloadError,
     decorated07,  # noqa: F401 - replaces a function of nnsight's
+    explain_absent,
     unpickling_errors,
 )
 from ndif.runtime.generations.tracebacks07 import codes_above, explain_block, show_lines
@@ -125,6 +127,42 @@ _convert = getattr(*_CONVERT)
 """The function that compiles a module's forward for `.source`."""
 
 
+_MODULE = "Module:"
+"""The beginning of a reference to a module of the model."""
+
+
+class _AbsentModule(torch.nn.Module):
+    """A module that only the client's copy of the model has."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def forward(self, *_: object, **__: object) -> NoReturn:
+        """Raise RuntimeError."""
+        raise RuntimeError(f"{self._path} cannot be called")
+
+
+class _Objects(dict[str, Any]):
+    """The objects that a payload may refer to; a module that the model does not have is one without use.
+
+    A request refers to every module that its author ever attached to the model, used or not.
+    """
+
+    def explain_absent_in(self, text: str) -> str:
+        """Return the sentence about a module that an error names and the model does not have, else ""."""
+        absent = [name for name, value in self.items() if isinstance(value, _AbsentModule)]
+        named = (name for name in absent if name.removeprefix(_MODULE) in text)
+        return next((f"\n{explain_absent(name)}" for name in named), "")
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and name.startswith(_MODULE))
+
+    def __missing__(self, name: str) -> _AbsentModule:
+        made = self[name] = _AbsentModule(name.removeprefix(_MODULE))
+        return made
+
+
 class Nnsight07(Generation):
     """Load and run models with nnsight 0.7."""
 
@@ -152,7 +190,7 @@ class Nnsight07(Generation):
     def _run(
         self, payload: bytes, stream: ClientStream, policy: Protector | None
     ) -> dict[str, Any]:
-        objects = self._objects if policy is None else policy.objects(self._objects)
+        objects = _Objects(self._objects if policy is None else policy.objects(self._objects))
         with unpickling_errors(self.name):
             request = RequestModel.deserialize(payload, objects, False)
             if policy is not None:
@@ -184,7 +222,7 @@ class Nnsight07(Generation):
         except BaseException as error:
             tracer.info.frame = frame
             text = explain_block(error, tracer.info, _INTERNAL) + _where_blocks_were(error)
-            raise BlockError(text) from error
+            raise BlockError(text + objects.explain_absent_in(text)) from error
         else:
             return values
         finally:

@@ -240,6 +240,7 @@ interleaver.Mediator.swap = classmethod(_swap_and_note)
 # Methods that use `super()`
 
 
+@functools.wraps(_load_function)  # its name, by which this process's own payloads call it
 def _load_method(
     source: str,
     name: str,
@@ -289,6 +290,7 @@ def _fill_cell(function: FunctionType, names: Mapping[str, Any]) -> None:
         cell.cell_contents = cls
 
 
+@functools.wraps(_fill)
 def _fill_method(function: FunctionType, names: dict[str, Any]) -> None:
     """Replace `_fill`: fill the cell for the class, too."""
     _fill_cell(function, names)

@@ -86,8 +86,11 @@ class Builtins:
         for original, value in (
             (operator.attrgetter, guards.texts.attrgetter),
             (operator.methodcaller, guards.texts.methodcaller),
+            (operator.getitem, guards.item),
+            (operator.itemgetter, self._itemgetter),
             (functools.wraps, self._wraps),
             (functools.update_wrapper, self._update_wrapper),
+            (functools.cached_property, _cached_property(guards)),
             (dataclasses.dataclass, self._dataclass),
             (getattr, self._getattr),
             (setattr, guards.set),
@@ -103,6 +106,15 @@ class Builtins:
             if default:
                 return default[0]
             raise
+
+    def _itemgetter(self, *keys: Any) -> Callable[[Any], Any]:
+        """Replace `operator.itemgetter`, with a guard for every key."""
+        if not keys:
+            raise TypeError("itemgetter expected at least 1 argument, got 0")
+        item = self._guards.item
+        if len(keys) == 1:
+            return lambda value: item(value, keys[0])
+        return lambda value: tuple(item(value, key) for key in keys)
 
     def _hasattr(self, value: Any, name: str) -> bool:
         return self._getattr(value, name, _ABSENT) is not _ABSENT
@@ -218,6 +230,20 @@ def _unavailable(name: str) -> Callable[..., NoReturn]:
 
     unavailable.__name__ = unavailable.__qualname__ = name
     return unavailable
+
+
+def _cached_property(guards: AccessGuards) -> type:
+    """Return a block's `functools.cached_property`: it writes into the user's own objects alone."""
+
+    class CachedProperty(functools.cached_property[Any]):
+        def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+            if instance is not None and not guards.owns(instance):
+                raise TypeError("cached_property belongs to a class that your own code defines")
+            return super().__get__(instance, owner)
+
+    CachedProperty.__name__ = CachedProperty.__qualname__ = "cached_property"
+    CachedProperty.__module__ = "functools"
+    return CachedProperty
 
 
 def _classes(guards: AccessGuards) -> type:

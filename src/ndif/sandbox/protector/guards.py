@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import typing
 from collections.abc import Callable, Container, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, GenericAlias, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -19,15 +20,25 @@ from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
 from ndif.sandbox.protector import inheritance, names
 from ndif.sandbox.protector.inheritance import PerClassCache, bases, home
-from ndif.sandbox.protector.libraries import GuardedLookups, guard_copying, guard_pandas
-from ndif.sandbox.protector.modules import Modules, ProtectedModule, UserModule
+from ndif.sandbox.protector.libraries import (
+    GuardedLookups,
+    guard_copying,
+    guard_pandas,
+    guard_wrapping,
+)
+from ndif.sandbox.protector.modules import Modules, ProtectedModule, SyntheticModule, UserModule
 from ndif.sandbox.protector.objects import ProtectedObjects, is_of_model_libraries
 from ndif.sandbox.protector.patterns import matched
 from ndif.sandbox.protector.placeholders import Placeholder
 from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
 
-_GUARDED_MODULES = (ProtectedModule, Placeholder, UserModule)
+_GUARDED_MODULES = (ProtectedModule, SyntheticModule, Placeholder, UserModule)
+"""Classes of modules as a block has them; a block may derive classes from these that are more."""
+
+_ALIASES = (GenericAlias, typing._BaseGenericAlias)  # type: ignore[attr-defined]
+_FORWARDING = (MethodType, *_ALIASES)
+"""Classes whose instances give the attributes of another object as their own: `list[int]`, `x.method`."""
 
 _NO_NAMES: frozenset[str] = frozenset()
 _WRAPPED = ("__getattribute__", "_module", "_envoy")
@@ -68,6 +79,7 @@ class AccessGuards:
         self.attribute = self._fast()
         self.texts = GuardedLookups(self.read, self.item)
         guard_copying(self.owns)
+        guard_wrapping()
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Return the guards by the names that the transformer uses."""
@@ -124,11 +136,11 @@ class AccessGuards:
         )
 
     def _restricted_names(self, cls: type) -> Container[str]:
-        if issubclass(cls, _GUARDED_MODULES):
+        if _is_guarded_module(cls):
             # nnsight gives every object a `save`, which is no attribute of the module.
             return _ADDED_BY_NNSIGHT if issubclass(cls, ProtectedModule) else _NO_NAMES
         if (
-            issubclass(cls, ModuleType | type | super | torch.nn.Module)
+            issubclass(cls, (ModuleType, type, super, torch.nn.Module, *_FORWARDING))
             or self._is_of_nnsight[cls]
             or is_of_model_libraries(cls)
         ):
@@ -145,7 +157,12 @@ class AccessGuards:
         kind = type(value)
         if issubclass(kind, str) and name in names.FORMAT_METHODS:
             return self.texts.guarded(self._plain(value, name))
-        if issubclass(kind, ModuleType):
+        if issubclass(kind, _FORWARDING) and not _defines(value, name):
+            return self.attribute(self._behind(value, name), name)
+        # A class that a block derives from a module's has the attributes of its other bases, too.
+        if issubclass(kind, ModuleType) and (
+            _is_guarded_module(kind) or not issubclass(kind, _GUARDED_MODULES)
+        ):
             module = self._modules.wrap(value)
             if isinstance(module, ProtectedModule) and name in _ADDED_BY_NNSIGHT:
                 return self._modules.stored(module, name)
@@ -155,6 +172,9 @@ class AccessGuards:
         if issubclass(kind, type | super):
             result = self.texts.guarded(result)
             value = inheritance.bound(value) if issubclass(kind, super) else value
+        if name == "__getitem__" and self._is_of_nnsight[_class_of(value)]:
+            return self._indexing(result, None if issubclass(type(value), type) else value)
+        if issubclass(kind, type | super):
             if issubclass(type(value), type):
                 listing = issubclass(value, torch.nn.Module)
                 return self._protected.given_by_class(name, result) if listing else result
@@ -164,6 +184,24 @@ class AccessGuards:
         if envoy and name == "get":
             return functools.partial(self.follow, value)
         return self._protected.given(name, result) if envoy or value in self._protected else result
+
+    def _behind(self, value: Any, name: str) -> Any:
+        """Return the object whose attributes a method or an alias gives as its own."""
+        if type(value) is MethodType:
+            return value.__func__
+        if not self._is_of_library[type(value)]:
+            raise AttributeError(self._refusal(value, name))
+        return value.__origin__
+
+    def _indexing(self, method: Callable[..., Any], envoy: Any) -> Callable[..., Any]:
+        """Return the `__getitem__` of an Envoy (None: of its class), which takes a text for a name."""
+
+        def item(*arguments: Any) -> Any:
+            of, key = arguments[0] if envoy is None else envoy, arguments[-1]
+            plain = type(key) in (int, slice) or not self._is_envoy(of)
+            return method(*arguments) if plain else self.item(of, key)
+
+        return item
 
     def _plain(self, value: Any, name: str) -> Any:
         result = getattr(value, name)
@@ -413,6 +451,15 @@ class AccessGuards:
         if refused or (name in names.FORMAT_METHODS and issubclass(_class_of(value), str)):
             raise AttributeError(self._refusal(value, name))
         self._check(value, name)
+
+
+def _is_guarded_module(cls: type) -> bool:
+    return any(cls is each for each in _GUARDED_MODULES)
+
+
+def _defines(value: Any, name: str) -> bool:
+    """Return True if an object has an attribute itself, from its class or in its own dictionary."""
+    return inheritance.definer(bases(type(value))[:-1], name) is not None or name in _own(value)
 
 
 def _is_of_nnsight(cls: type) -> bool:

@@ -15,7 +15,7 @@ import importlib
 import string
 from _string import formatter_field_name_split  # type: ignore[import-not-found]
 from collections.abc import Callable, Mapping, Sequence
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from ndif.sandbox.protector.names import FORMAT_METHODS, words
@@ -130,8 +130,13 @@ def guard_scikit() -> None:
         if not issubclass(type(self), base.BaseEstimator):
             raise TypeError("get_params() takes an estimator")
         found: dict[str, Any] = parameters(self, deep=deep)
-        if any(private(name) for name in found):
-            raise AttributeError("private attributes are not available on this server")
+        # The names are those of the constructor's parameters, and a user's class may have any other base.
+        own = object.__getattribute__(self, "__dict__")
+        for name in found:
+            if "__" not in name and (private(name) or name not in own):
+                raise AttributeError(
+                    f"{type(self).__name__}.{name} is no parameter that its constructor has stored"
+                )
         return found
 
     keep = joblib.Memory.__init__
@@ -170,6 +175,35 @@ def _reconstruct(x: Any, memo: Any, func: Any, arguments: Any, *rest: Any, **opt
 
 def _owned(value: Any) -> bool:
     return any(owns(value) for owns in _owners)
+
+
+def guard_wrapping() -> None:
+    """Make `functools.wraps` copy attributes of functions alone.
+
+    Those of a class or an object would be those of the wrapper, of which nothing is denied.
+    """
+    if not getattr(functools.update_wrapper, "guarded", False):
+        functools.update_wrapper = _update_wrapper  # type: ignore[assignment]
+
+
+_wrap: Callable[..., Any] = functools.update_wrapper
+_COPIED = (FunctionType, BuiltinFunctionType, type(functools.cache(_wrap)))
+"""Classes of functions, whose attributes a wrapper gets."""
+
+
+def _update_wrapper(
+    wrapper: Any,
+    wrapped: Any,
+    assigned: Sequence[str] = functools.WRAPPER_ASSIGNMENTS,
+    updated: Sequence[str] = functools.WRAPPER_UPDATES,
+) -> Any:
+    """Replace `functools.update_wrapper`."""
+    function = wrapped.__func__ if type(wrapped) is MethodType else wrapped
+    copied = updated if type(function) in _COPIED else ()
+    return _wrap(wrapper, wrapped, assigned, copied)
+
+
+_update_wrapper.guarded = True  # type: ignore[attr-defined]
 
 
 _ALLOWED_NODES = (

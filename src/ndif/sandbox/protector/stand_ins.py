@@ -192,7 +192,8 @@ class Bar:
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            for each in self.iterable or ():
+            # A tensor of several items has no truth value.
+            for each in () if self.iterable is None else self.iterable:
                 yield each
                 self.update()
         finally:
@@ -205,7 +206,7 @@ class Bar:
         return self.total is None or self.total > 0
 
     def __contains__(self, value: object) -> bool:
-        return value in (self.iterable or ())
+        return self.iterable is not None and value in self.iterable
 
     def __enter__(self) -> Bar:
         return self
