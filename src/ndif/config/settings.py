@@ -242,7 +242,11 @@ class Settings(BaseSettings):
     @classmethod
     def _names_a_server(cls, text: str) -> str:
         parts = urlsplit(text)
-        if text and (parts.scheme not in ("http", "https") or not parts.hostname):
+        try:
+            is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # of the port
+            is_whole = False
+        if text and not is_whole:
             raise ValueError(f"{text!r} is not like http://host:port or https://host")
         if parts.username or parts.query:
             raise ValueError("an address must not contain keys")

@@ -40,7 +40,7 @@ class SameOrigin:
         allowed = [*settings.allowed_host_names, host]
         if self._public_origin is not None:
             allowed.append(self._public_origin[1])
-        self._names = {name.lower() for name in allowed if "*" not in name}
+        self._names = {name.lower().rstrip(".") for name in allowed if "*" not in name}
         self._suffixes = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
         self._any = "*" in allowed
 
