@@ -131,6 +131,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+def reachable_as(host: str, public_url: str) -> str | None:
+    """Return the name by which other machines reach a server on `host`; None if they do not."""
+    return public_url or (None if is_loopback(host) else host)
+
+
 def is_everywhere(host: str) -> bool:
     """Return True if `host` stands for every address of its machine."""
     return host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound

@@ -14,6 +14,7 @@ from ndif.cli.main import cli
 from ndif.config import reference as variables
 from ndif.config.reference import VariableError, changed, example, read, unread
 from ndif.config.settings import Settings, settings
+from ndif.config.units import parse_gpus
 
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
 
@@ -73,6 +74,9 @@ def test_sizes_and_durations_are_written_as_everywhere(monkeypatch: pytest.Monke
     for size in ("2GiB", "2 GiB", str(2 * 1024**3)):
         monkeypatch.setenv("NDIF_MAX_REQUEST_BYTES", size)
         assert Settings().max_request_bytes == 2 * 1024**3
+        monkeypatch.setenv("NDIF_NODE_CPU_MEMORY", size)
+        monkeypatch.setenv("NDIF_NODE_GPUS", f"3x{size}")
+        assert parse_gpus(Settings().node_gpus) == (2 * 1024**3,) * 3
     for duration in ("15m", "900", "900.0", "9e2"):
         monkeypatch.setenv("NDIF_RESULT_TTL_S", duration)
         assert Settings().result_ttl_s == 900

@@ -128,6 +128,7 @@ async def test_an_operator_names_further_hosts() -> None:
     ):
         assert (await status(host, **named)).status_code == code, host
     assert (await status("ndif.example.org", public_url=PUBLIC)).status_code == 200
+    assert (await status("ndif.example.org.", public_url=f"{PUBLIC}.")).status_code == 200
     assert (await status("evil.example", public_url=PUBLIC)).status_code == 403
     assert (await status("evil.example", allowed_hosts="*")).status_code == 200
     # No wildcard lets in a page.
@@ -181,6 +182,8 @@ async def test_any_page_may_read_what_a_public_server_says_of_itself() -> None:
         ("allowed_hosts", "a.*.org"),
         ("public_url", "ndif.example.org"),
         ("public_url", "https://key@ndif.example.org"),
+        ("public_url", "https://ndif.example.org:99999"),
+        ("public_url", "https://ndif.example.org:port"),
     ],
 )
 def test_what_names_no_host_is_said(setting: str, wrong: str) -> None:

@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ndif.launch.log_rotation import rotate, rotate_all
+from tests.stores.small_disk import fill, small_disk
+
+__all__ = ["small_disk"]
 
 WRITER = """
 import sys
@@ -55,3 +60,23 @@ def test_a_log_is_rotated_once_it_is_large(tmp_path: Path) -> None:
     rotate_all(tmp_path, 100, kept=0)
     sizes = {path.parent.name: path.stat().st_size for path in tmp_path.glob("*/*")}
     assert sizes == {"api": 99, "broker": 0}
+
+
+def test_a_full_disk_costs_no_earlier_part(small_disk: Path) -> None:
+    log = small_disk / "output.log"
+    log.write_bytes(b"new" * (1 << 16))
+    log.with_name("output.log.1").write_text("old")
+    filling = fill(small_disk)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            rotate(log, kept=2)
+    assert log.with_name("output.log.1").read_text() == "old"
+    assert log.stat().st_size == 3 << 16
+    assert not log.with_name("output.log.2").exists()
+    filling.unlink()
+    rotate(log, kept=2)
+    assert log.with_name("output.log.1").stat().st_size == 3 << 16
+    assert log.with_name("output.log.2").read_text() == "old"
+    assert sorted(path.name for path in small_disk.iterdir()) == [
+        *("output.log", "output.log.1", "output.log.2")
+    ]

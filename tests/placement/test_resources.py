@@ -22,6 +22,7 @@ GiB = 1024**3
         ("1x23.5GiB", (int(23.5 * GiB),)),
         ("1x80GB", (80 * 10**9,)),
         ("3x512MiB", (512 * 1024**2,) * 3),
+        (f"2x{24 * GiB}", (24 * GiB,) * 2),
         ("", ()),
         (" ", ()),
         ("0", ()),
@@ -36,7 +37,7 @@ def test_gpus_are_declared(text: str, gpus: tuple[int, ...]) -> None:
     [
         *("two", "2x", "x24GiB", "2x24Gi", "2*24GiB", "2x24GiB,", ",", "-1x24GiB", "2x-24GiB"),
         *("0x24GiB", "2x0GiB", "2x24GiB;1x80GiB", "1025x1GiB", "1024x1GiB,1x1GiB", "9" * 40),
-        *("1x1024", "2x1e3GiB", "2x24GiB 1x80GiB", "2x.5GiB", "٢x24GiB" * 99),
+        *("1x1024", "2", "24", "2x24", "2x1e3GiB", "2x24GiB 1x80GiB", "2x.5GiB", "٢x24GiB" * 99),
     ],
 )
 def test_what_declares_none_is_refused_with_an_example(text: str) -> None:

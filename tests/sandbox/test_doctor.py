@@ -119,6 +119,16 @@ def test_every_version_is_printed() -> None:
     assert f"torch {versions['torch']}\n" in said
 
 
+def test_the_disk_of_models_is_the_one_that_downloads_go_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    code, said = ndif("", "doctor", environment={"XDG_CACHE_HOME": str(tmp_path)})
+    assert code == 0
+    assert row(said, "disk: models")[2].startswith(f"{tmp_path}/huggingface/hub has ")
+
+
 def test_it_prints_json() -> None:
     code, said = ndif("", "doctor", "--json")
     answer = json.loads(said)

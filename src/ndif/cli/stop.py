@@ -35,7 +35,7 @@ _ASK_TIMEOUT_S = 5.0
 @click.option(
     "--timeout",
     type=DurationParam(),
-    default=_TIMEOUT_S,
+    default=f"{_TIMEOUT_S}s",
     metavar="DURATION",
     help="Time to wait for the server to stop before it receives a signal, such as 2m.",
 )

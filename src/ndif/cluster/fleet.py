@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ndif.cluster.controller_types import OrphanReplica
 from ndif.config.settings import Settings
-from ndif.config.units import parse_gpus, parse_size
+from ndif.config.units import parse_gpus, read_size
 from ndif.host import gpus
 from ndif.host.environment import cpu_memory, cpus_by_node, machine_name, nearby_cpus
 from ndif.host.evaluation import EvaluationError, Evaluator
@@ -290,7 +290,7 @@ async def inspect_machine(settings: Settings, driver: Driver) -> LocalMachine:
             if gpu not in used:
                 logger.warning("%s", without_memory(gpu))
     memory = settings.node_cpu_memory
-    cpu = parse_size(memory) if memory else cpu_memory()
+    cpu = read_size(memory) if memory else cpu_memory()
     uuids = [gpu.uuid for gpu in used]
     # A node of a cluster has no keys, so it cannot know which keys are trusted.
     trusted = settings.api_keys is not None or bool(settings.ray_address)

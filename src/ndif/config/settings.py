@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ndif.config.units import Unit, parse_duration, parse_gpus, parse_size
+from ndif.config.units import Unit, parse_duration, parse_gpus, read_size
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 
@@ -23,11 +23,6 @@ OLDEST_REDIS = "6.2"
 """Oldest version of Redis that has XAUTOCLAIM, by which a new leader takes over claimed requests."""
 
 
-def _read_size(value: Any) -> int:
-    """Return a number of bytes; in the environment a bare number is text, too."""
-    return parse_size(int(value) if isinstance(value, str) and value.isdecimal() else value)
-
-
 def _read_duration(value: Any) -> float:
     """Return a number of seconds; in the environment a bare number is text, too."""
     try:
@@ -36,7 +31,7 @@ def _read_duration(value: Any) -> float:
         return parse_duration(value)
 
 
-Size = Annotated[int, BeforeValidator(_read_size), Unit.BYTES]
+Size = Annotated[int, BeforeValidator(read_size), Unit.BYTES]
 Duration = Annotated[float, BeforeValidator(_read_duration), Unit.SECONDS]
 
 
@@ -232,7 +227,7 @@ class Settings(BaseSettings):
     @classmethod
     def _declares_memory(cls, text: str) -> str:
         if text:
-            parse_size(text)
+            read_size(text)
         return text
 
     @field_validator("allowed_hosts")
@@ -247,7 +242,11 @@ class Settings(BaseSettings):
     @classmethod
     def _names_a_server(cls, text: str) -> str:
         parts = urlsplit(text)
-        if text and (parts.scheme not in ("http", "https") or not parts.hostname):
+        try:
+            is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # of the port
+            is_whole = False
+        if text and not is_whole:
             raise ValueError(f"{text!r} is not like http://host:port or https://host")
         if parts.username or parts.query:
             raise ValueError("an address must not contain keys")

@@ -33,6 +33,7 @@ DURATION_PATTERN = r"^\s*(\d{1,15}(\.\d{1,20})?\s*(ms|s|m|h|d)\s*)+$"
 """Text that `parse_duration` accepts, as a pattern for JSON Schema."""
 
 _SIZE = re.compile(SIZE_PATTERN)
+_NUMBER = re.compile(r"\d{1,15}")
 _DURATION = re.compile(DURATION_PATTERN)
 _PART = re.compile(r"([\d.]+)\s*([a-zA-Z]+)")
 
@@ -47,6 +48,12 @@ def parse_size(value: int | str) -> int:
     raise ValueError('must be a size, like "12GiB", "500MB" or a whole number of bytes')
 
 
+def read_size(value: int | str) -> int:
+    """Return a number of bytes like `parse_size`; in the environment a bare number is text, too."""
+    is_number = isinstance(value, str) and _NUMBER.fullmatch(value)
+    return parse_size(int(value) if is_number else value)
+
+
 def parse_duration(value: float | str) -> float:
     """Return a number of seconds, given as such or as text like "90s", "15m" or "1h 30m"."""
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -58,6 +65,7 @@ def parse_duration(value: float | str) -> float:
 
 _GPUS = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
 _MAX_GPUS = 1024
+_LEAST_BARE = 1024**2
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
@@ -68,10 +76,13 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         number, memory = _GPUS.findall(part.strip())[0]
         try:
-            each, count = parse_size(memory), int(number or 1)
+            each, count = read_size(memory), int(number or 1)
         except ValueError:
             each = count = 0
-        if each < 1 or not 0 < count <= _MAX_GPUS - len(gpus):
+        # A bare number that small is of GPUs, or of GiB.
+        if each < (_LEAST_BARE if memory.isdecimal() else 1) or not 0 < count <= _MAX_GPUS - len(
+            gpus
+        ):
             raise ValueError(
                 f"{text[:200]!r} does not declare GPUs: {part.strip()[:200]!r} is not COUNTxMEMORY. "
                 f"Write 2x24GiB, or 1x80GiB,2x24GiB; at most {_MAX_GPUS} altogether."

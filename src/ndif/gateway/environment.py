@@ -11,7 +11,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ndif.distribution import NAME as distribution_name
+from ndif.distribution import NAME
 from ndif.host.runtimes import Runtime
 
 _FOR_BLOCKS = ("nnsight", "torch", "transformers", "accelerate", "peft")
@@ -31,7 +31,7 @@ def environment(runtime: Runtime | None) -> dict[str, Any]:
     for distribution in distributions(path=[*overlay, *sys.path]):
         # The first one on the path is the one that is imported.
         found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
-    unused = _required([distribution_name], found, _EXTRA) - _required(_FOR_BLOCKS, found)
+    unused = _required([NAME], found, _EXTRA) - _required(_FOR_BLOCKS, found)
     packages: dict[str, str] = {}
     for name, distribution in found.items():
         if name not in unused:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ndif.config.settings import Settings
-from ndif.net import is_loopback
+from ndif.net import is_loopback, reachable_as
 
 _OPEN = frozenset({"/ping", "/status", "/env"})
 """Paths that web pages of any site may read on a public server."""
@@ -36,11 +36,11 @@ class SameOrigin:
         """Wrap `app`, which listens on `host`."""
         self._app = app
         self._public_origin = _origin(settings.public_url)
-        self._is_public = bool(settings.public_url) or not is_loopback(host)
+        self._is_public = reachable_as(host, settings.public_url) is not None
         allowed = [*settings.allowed_host_names, host]
         if self._public_origin is not None:
             allowed.append(self._public_origin[1])
-        self._names = {name.lower() for name in allowed if "*" not in name}
+        self._names = {name.lower().rstrip(".") for name in allowed if "*" not in name}
         self._suffixes = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
         self._any = "*" in allowed
 

@@ -8,6 +8,7 @@ nothing, after which each of them goes on at its beginning.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -39,16 +40,25 @@ def rotate_all(folder: Path, max_bytes: int, kept: int) -> None:
 def rotate(log: Path, kept: int) -> None:
     """Set a log's content aside as its newest earlier part, and keep so many parts."""
     parts = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
-    for older, newer in zip(reversed(parts), reversed(parts[:-1]), strict=False):
-        if newer.exists():
-            newer.replace(older)
-    with log.open("r+b") as source:
+    with log.open("r+b") as source, contextlib.ExitStack() as stack:
         if parts:
-            with parts[0].open("wb") as target:
+            copy = log.with_name(f"{log.name}.new")
+            target = stack.enter_context(copy.open("wb"))
+            try:
                 shutil.copyfileobj(source, target, _CHUNK)
-                # What was written meanwhile: the time to lose a line in is that of one call.
-                while more := source.read(_CHUNK):
-                    target.write(more)
+                target.flush()
+            except OSError:
+                # A full disk: no earlier part gives way for half a log.
+                copy.unlink()
+                raise
+            for older, newer in zip(reversed(parts), reversed(parts[:-1]), strict=False):
+                if newer.exists():
+                    newer.replace(older)
+            copy.replace(parts[0])
+            # What was written meanwhile: the time to lose a line in is that of one call.
+            while more := source.read(_CHUNK):
+                target.write(more)
+            target.flush()
         os.ftruncate(source.fileno(), 0)
 
 

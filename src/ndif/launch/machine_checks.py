@@ -156,13 +156,13 @@ def _runtimes(options: Settings) -> Iterator[Check]:
 
 
 def _disks(options: Settings) -> Iterator[Check]:
+    # Imported here: only this command asks.
+    from huggingface_hub import constants
+
     root = options.session_root.expanduser().absolute()
-    hub = os.environ.get("HF_HUB_CACHE") or Path(
-        os.environ.get("HF_HOME", "~/.cache/huggingface"), "hub"
-    )
     for name, folder, content, variable in (
         ("disk: sessions", root, "Sessions and results", name_of("session_root")),
-        ("disk: models", Path(hub).expanduser().absolute(), "Models", "HF_HOME"),
+        ("disk: models", Path(constants.HF_HUB_CACHE).absolute(), "Models", "HF_HOME"),
     ):
         problem = disk_space_problem(folder, content, variable)
         free = f"{folder} has {format_size(free_bytes(folder))} free"

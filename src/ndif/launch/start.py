@@ -16,7 +16,7 @@ from ndif.launch.run import Run, ServerRun
 from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
 from ndif.launch.waiting import waiting_for
-from ndif.net import StartError, is_loopback
+from ndif.net import StartError, reachable_as
 
 
 def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) -> None:
@@ -98,11 +98,11 @@ def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
 
 
 def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
-    host = run.prepared.server.host
-    if not is_loopback(host) and run.options.sandbox != "require":
+    reachable = reachable_as(run.prepared.server.host, run.options.public_url)
+    if reachable and run.options.sandbox != "require":
         console.print(
-            f"[bold yellow]Warning:[/] {host} is reachable from other machines, and untrusted code runs "
-            f"without full confinement (NDIF_SANDBOX={run.options.sandbox}).",
+            f"[bold yellow]Warning:[/] {reachable} is reachable from other machines, and untrusted code "
+            f"runs without full confinement (NDIF_SANDBOX={run.options.sandbox}).",
             soft_wrap=True,
         )
     console.print(f"\nServing at [bold]{record.url}[/]. In your client:\n")

@@ -30,7 +30,7 @@ from ndif.runtime.process import cuda
 from ndif.runtime.process.children import end_with_parent
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
-from ndif.runtime.weights.fetch import HUB_TIMEOUT_S, explain_unavailable
+from ndif.runtime.weights.fetch import HUB_TIMEOUT_S, explain_unavailable, require_readable
 
 _AT_ONCE = 8
 _BUILDING = threading.Lock()
@@ -68,6 +68,7 @@ def _answer(question: dict[str, Any], answers: IO[str]) -> None:
 
 def evaluate(spec: ModelSpec) -> dict[str, Any]:
     """Return the bytes of a model's parameters and buffers, and what a hub knows of it."""
+    require_readable(spec)
     known = None
     if not spec.is_folder:
         with contextlib.suppress(Exception):  # no hub answers; the files may be in the cache

@@ -21,7 +21,7 @@ from ndif.config.reference import read
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
 from ndif.host.model_actor import LocalModelActor
-from ndif.net import Http, StartError, for_url, is_loopback, listen
+from ndif.net import Http, StartError, for_url, listen, reachable_as
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.server.embedded import Server
@@ -70,10 +70,11 @@ class Local:
                 raise StartError(str(error)) from error
         with listen(self.host, self.port) as listening:
             results = self._results_folder(options, listening)
-            if not is_loopback(self.host) and not self.sandbox:
+            reachable = reachable_as(self.host, options.public_url)
+            if reachable and not self.sandbox:
                 console.print(
-                    f"[bold yellow]Warning:[/] {self.host} is reachable from other machines. Whoever "
-                    "reaches the port runs code here as you: local mode trusts its user."
+                    f"[bold yellow]Warning:[/] {reachable} is reachable from other machines. Whoever "
+                    "reaches it runs code here as you: local mode trusts its user."
                 )
             try:
                 server = Server(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from starlette.routing import Mount
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.hub import DownloadError, Found, download
 from ndif.runtime.spec import ModelSpec
-from ndif.runtime.weights.fetch import needed
+from ndif.runtime.weights.fetch import needed, require_readable
 from tests.conftest import NAME
 from tests.on_loop import on_loop
 from tests.runtime.replica import HERE
@@ -85,6 +87,29 @@ async def test_a_repository_that_the_hub_lacks(home: Path) -> None:
 async def test_a_folder_that_is_not_there(home: Path) -> None:
     with pytest.raises(DownloadError, match=r"^'/no/such/folder' is neither a folder"):
         await download(ModelSpec("/no/such/folder", "0.8"), HERE, print)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_files_that_only_another_user_may_read(tiny_gpt2: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    (folder / "original").mkdir()
+    (folder / "model.onnx").touch(0)  # nobody loads it
+    require_readable(ModelSpec(str(folder), "0.8"))
+    (folder / name).chmod(0)
+    code = (
+        "import sys; from ndif.runtime.spec import ModelSpec; from ndif.runtime.weights import fetch\n"
+        "fetch.require_readable(ModelSpec(sys.argv[1], '0.8'))"
+    )
+    # Files of mode 0 keep nobody out who is root in all its power.
+    limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    program = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(
+        [*(limits if os.getuid() == 0 else []), *program], capture_output=True, text=True
+    )
+    assert done.stderr.splitlines()[-1].endswith(
+        f"The user who runs the server may not read {name} in {str(folder)!r}. Permit it, for example with "
+        "`chmod -R a+rX FOLDER`."
+    )
 
 
 @on_loop

@@ -11,16 +11,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ndif.distribution import NAME
 from ndif.sandbox.confinement.confinement import Confinement, ConfinementError, Mode, verify
 from ndif.sandbox.confinement.layers import Layer, detect_layers, missing_layers
 
 ROOT = Path(__file__).parents[3]
 LANDLOCK, SECCOMP = "Landlock: files", "seccomp: system calls"
+REQUIRED = next(line for line in metadata.requires(NAME) or () if line.startswith("landlock"))
 
 _LAUNCHER = """
 import errno, os, sys
@@ -214,7 +217,7 @@ def test_what_to_do_for_landlock_depends_on_the_kernel() -> None:
 @pytest.mark.parametrize(
     ("package", "error", "lacking", "advice"),
     [
-        ("landlock", "ImportError('no landlock')", "Landlock", "pip install landlock"),
+        ("landlock", "ImportError('no landlock')", "Landlock", f"pip install '{REQUIRED}'"),
         ("pyseccomp", "ImportError('no pyseccomp')", SECCOMP, "libseccomp"),
         (
             "pyseccomp",

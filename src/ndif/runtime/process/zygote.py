@@ -45,10 +45,12 @@ def main(fd: int, driver: Cuda | None = None) -> None:
     import transformers  # noqa: F401
 
     from ndif.runtime.process.cuda import Cuda
+    from ndif.runtime.weights.fetch import require_readable
 
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
     try:
+        require_readable(spec)
         zygote = Zygote(control, spec, driver or Cuda())
     except Exception as error:
         traceback.print_exc()

@@ -69,6 +69,34 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
     return sentence(error)
 
 
+class UnreadableError(UserFacingError):
+    """Files of a checkpoint's folder may not be read by the server's user."""
+
+
+def require_readable(spec: ModelSpec) -> None:
+    """Raise an UnreadableError if files of a checkpoint's folder may not be read.
+
+    transformers has other errors for each of them, none of which speaks of permissions.
+    """
+    if not spec.is_folder:
+        return
+    folder = Path(spec.checkpoint)
+    try:
+        found = [file.name for file in folder.iterdir() if file.is_file()]
+        names = needed(found, own_code=spec.trust_remote_code)
+        refused = [name for name in sorted(names) if not os.access(folder / name, os.R_OK)]
+    except PermissionError:
+        refused = ["any file"]
+    if refused:
+        shown = ", ".join(refused[:_NAMED]) + (", …" if len(refused) > _NAMED else "")
+        raise UnreadableError(
+            f"The user who runs the server may not read {shown} in {spec.checkpoint!r}. Permit it, for "
+            "example with `chmod -R a+rX FOLDER`."
+        )
+
+
+_NAMED = 3
+"""Files that an error names."""
 _REPORT_INTERVAL_S = 0.05
 _WEIGHTS = (
     re.compile(r"model(-\d+-of-\d+)?\.safetensors"),

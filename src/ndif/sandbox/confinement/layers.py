@@ -9,6 +9,8 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+_PACKAGE = "landlock>=1.0.0.dev5"
+"""As pyproject.toml requires it: without a version, pip takes a release that is too old."""
 _FIRST_KERNEL = (5, 13)
 _LATER = (
     (3, "truncation", "6.2", "seccomp"),
@@ -47,7 +49,8 @@ def _landlock() -> list[Layer]:
 
         version = abi()
     except ImportError as error:
-        return [Layer("Landlock", False, True, f"pip install landlock ({error})")]
+        advice = f"pip install '{_PACKAGE}' ({error})"
+        return [Layer("Landlock", False, True, advice)]
     kernel = platform.release()
     if version < 1:
         major, minor = re.findall(r"\d+", kernel)[:2]

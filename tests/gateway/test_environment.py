@@ -1,0 +1,26 @@
+"""The packages that `nnsight.compare()` finds on a server."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from ndif.distribution import NAME
+from ndif.gateway.environment import environment
+
+
+def test_packages_that_only_the_server_needs_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in an environment that was made for this distribution, with nothing of an earlier name in it.
+    for name in (NAME, "redis", "uvicorn", "nnsight", "torch"):
+        files = metadata.distribution(name).files or ()
+        described = next(file for file in files if file.name == "METADATA").locate().parent
+        (tmp_path / Path(described).name).symlink_to(described)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    packages = environment.__wrapped__(None)["packages"]
+    assert {"nnsight", "torch"} <= packages.keys()
+    assert not {"redis", "uvicorn", "ndif"} & packages.keys()
