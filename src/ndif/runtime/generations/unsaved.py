@@ -54,12 +54,12 @@ class Unsaved:
             names = list(dict.fromkeys(name for code in codes for name in _bound(code)))[
                 -_MAX_NAMED:
             ]
-            example = names[-1] if names else "value"
-            which = f" ({', '.join(names)})" if names else ""
-            yield (
-                f"The block saved nothing, so none of its values comes back{which}. Save in it what you "
-                f"want to read after it, with `{example} = {example}.save()`."
-            )
+            # A block that binds no name was sent for what it prints.
+            if names:
+                yield (
+                    f"The block saved nothing, so none of its values comes back ({', '.join(names)}). Save in "
+                    f"it what you want to read after it, with `{names[-1]} = {names[-1]}.save()`."
+                )
 
 
 def _content(value: Any) -> tuple[int, list[Any]]:
