@@ -198,13 +198,13 @@ def _reduce_module(module: torch.nn.Module) -> Any:
     own = vars(module)
     if "__nnsight_forward__" not in own:
         return NotImplemented
-    made, arguments, _, *others = module.__reduce_ex__(_PROTOCOL)
+    reduced: Any = module.__reduce_ex__(_PROTOCOL)
     state = {
         name: _without_nnsights(value) if name.endswith("_hooks") else value
         for name, value in own.items()
         if name not in _OF_NNSIGHT and not name.startswith("__nnsight_")
     }
-    return made, arguments, state, *others
+    return (*reduced[:2], state, *reduced[3:])
 
 
 _OF_NNSIGHT = ("forward", "__path__", "__source_accessor__", "_persistent_id")
