@@ -57,8 +57,8 @@ class Unsaved:
             # A block that binds no name was sent for what it prints.
             if names:
                 yield (
-                    f"The block saved nothing, so none of its values comes back ({', '.join(names)}). Save in "
-                    f"it what you want to read after it, with `{names[-1]} = {names[-1]}.save()`."
+                    f"The block saved nothing, so none of its values comes back ({', '.join(names)}). "
+                    f"Save in it what you want to read after it, with `{names[-1]} = {names[-1]}.save()`."
                 )
 
 
