@@ -181,6 +181,7 @@ REFUSED = [
     ("AttributeError: ndarray.tofile is not available", "import numpy\nnumpy.ndarray[int, int].tofile"),
     (CLASS, "import typing\ntyping.Annotated[str, 1].format('{0.__class__}', 1)"),
     ("AttributeError: the attribute 'format' of 'G'", "class G(type(list[int])): __origin__ = str\nG(list, int).format"),
+    ("AttributeError: cannot set 'forward' of <class 'torch.nn.modules.linear.Linear'>", "import torch, typing\ntyping.Annotated[torch.nn.Linear, 1].forward = print"),
     ("AttributeError: 'functools._lru_cache_wrapper' object has no attribute", "import functools\nfunctools.cache(str).format"),
     ("AttributeError: 'function' object has no attribute", "import contextlib\ncontextlib.contextmanager(str).format"),
     ("AttributeError: 'function' object has no attribute", "import numpy, torch\ntorch.vmap(numpy.ndarray).tofile"),

@@ -371,6 +371,8 @@ class AccessGuards:
         if id(type(value)) in self._owned and not private(name):
             return
         _check_text(name)
+        if issubclass(type(value), _ALIASES):
+            value = self._behind(value, name)
         refusal = self._write_refusal(value, name)
         if refusal is not None:
             raise AttributeError(refusal)
