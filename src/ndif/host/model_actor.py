@@ -348,7 +348,8 @@ class LocalModelActor:
             return response or await self._ended(request, runner, begun=begun)
         except ProtocolError as error:
             runner.kill()
-            reason = f"The runner broke its protocol and was ended: {error}."
+            # A block that was interrupted may have left half a frame.
+            reason = self._cancelled or f"The runner broke its protocol and was ended: {error}."
             return Response(request.id, Status.ERROR, reason)
         except ObjectStoreError as error:
             logger.warning("request %s: its result is lost: %s", request.id, error)
