@@ -139,7 +139,9 @@ class Table:
         return [{"model_key": key, "replica_id": each} for each in entry.replicas]
 
     def _evict(self, operation: Evict) -> list[dict[str, str]]:
-        entry = self._of(operation.model or "")
+        if operation.model is None:
+            raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
+        entry = self._of(operation.model)
         chosen = [
             each for each in self._keys(entry) if operation.replica in (None, each["replica_id"])
         ]

@@ -348,8 +348,8 @@ LEFT = {
     ),
     "umask": Left("import os; os.umask(0o123)", "import os; said = os.umask(0o77)", True),
     "a signal handler": Left(
-        "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
-        "import signal; said = int(signal.getsignal(signal.SIGUSR1))",
+        "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)",
+        "import signal; said = int(signal.getsignal(signal.SIGUSR2))",
         True,
     ),
     "blocked signals": Left(
