@@ -301,6 +301,9 @@ def ended(
         )
         try:
             server.ready()
+            root = Path(place.environment["NDIF_SESSION_ROOT"])
+            kept = root / "local" / str(httpx.URL(server.url).port)
+            others = {*kept.glob("*/*.json")}  # of an earlier server at the same address
             key = f'{NEWEST_CLASS}:{{"repo_id": "test-org/half", "revision": null}}'
             polled = httpx.post(
                 f"{server.url}/request",
@@ -311,9 +314,7 @@ def ended(
             )
             assert polled.status_code == 200, polled.text
             processes, temporary = place.processes(), place.temporary()
-            root = Path(place.environment["NDIF_SESSION_ROOT"])
-            kept = root / "local" / str(httpx.URL(server.url).port)
-            stored = [path.name for path in kept.glob("*/*.json")]
+            stored = [path.name for path in kept.glob("*/*.json") if path not in others]
         finally:
             code = server.stop()
     output = "\n".join(server.output)
@@ -348,7 +349,7 @@ def test_ctrl_c_ends_it_and_all_of_its_processes(ended: Ended) -> None:
 def test_of_the_job_that_was_polled_its_end_is_kept(ended: Ended) -> None:
     assert ended.temporary == []
     assert len({*ended.stored}) == 1, "of one job: its last update and, if it came by then, its end"
-    assert {path.name for path in ended.kept.glob("*/*.json")} == {*ended.stored}
+    assert {path.name for path in ended.kept.glob("*/*.json")} >= {*ended.stored}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

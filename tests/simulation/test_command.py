@@ -74,7 +74,7 @@ def test_tables_are_for_people(folder: Path) -> None:
     assert "The 3 models that were asked for most" in done.stdout
     for name in ("lab-0/pythia-000", "a100-1", "p99", "to WARM", "GPUs busy"):
         assert name in done.stdout
-    assert "Simulated 3h" in done.stderr
+    assert "Simulated 2h 59m" in done.stderr
 
 
 def test_a_trace_is_generated_for_the_models_of_a_cluster_that_is_there(folder: Path) -> None:

@@ -92,8 +92,10 @@ class Configuration:
         return self.name == "kernel" or bool(attack.stopped_by & _ALWAYS)
 
 
-NONE = Configuration("none", Defence(0), (), {})
-"""A trusting server: no defence, one runner for all requests, and no low limits."""
+NONE = Configuration(
+    "none", Defence(0), (), {"PYTHONPATH": str(Path(__file__).with_name("without_reset"))}
+)
+"""A trusting server: no defence, one runner for all requests that is not reset, and no low limits."""
 
 BOTH = Configuration("both", Defence.KERNEL | Defence.PROTECTOR | _ALWAYS, ("--sandbox",), LOW)
 KERNEL = Configuration(

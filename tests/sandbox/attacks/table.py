@@ -751,13 +751,16 @@ ATTACKS: list[Attack] = [
         frames.fills_the_disk_with_a_hole,
     ),
     *_rows(
-        *("answer another's request", FRESH, watch.next_request(tampering.answers)),
+        # Even a trusted runner has to say that it is reset before it is given another request.
+        *("answer another's request", FRAMES, watch.next_request(tampering.answers)),
         frames.answers_twice,
         frames.answers_for_the_next,
+        expected_error="FORGED|mine",
     ),
     *_rows(
-        *("live on", FRESH, watch.NobodySurvives),
+        *("live on", FRAMES, watch.NobodySurvives),
         frames.answers_and_goes_on,
+        expected_error="FORGED|mine",
     ),
     *_rows(
         *("live on", FRAMES, watch.NobodySurvives),

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy
 import torch
@@ -126,12 +126,21 @@ class InterruptedBlock(BaseException):
     __module__ = "builtins"  # its text is for the block's author
 
 
+def _interrupt(*_: object) -> None:
+    if Runner.runs_block:
+        Runner.runs_block = False
+        raise InterruptedBlock("the block was here when its time was over")
+
+
 class Runner:
     """Run the requests of one channel.
 
     Owns the process's threads and reports each request's log, result, error and cost. It does not confine
     the process or start the driver; the zygote does both before it creates the runner.
     """
+
+    runs_block: ClassVar[bool] = False
+    """True while the one runner of this process runs a block, which may be interrupted."""
 
     def __init__(
         self,
@@ -151,15 +160,9 @@ class Runner:
         """Resets the peak of memory between requests of a confined process; None if it runs one request."""
         self._model_reset: ModelReset | None = None
         """The reset of the model alone; None where the whole process is reset, or ends."""
-        self._runs_block = False
-        signal.signal(signal.SIGUSR1, self._interrupt)
+        signal.signal(signal.SIGUSR1, _interrupt)
         self._spilled = False
         """True once a result was written into a file of the host's."""
-
-    def _interrupt(self, *_: object) -> None:
-        if self._runs_block:
-            self._runs_block = False
-            raise InterruptedBlock("the block was here when its time was over")
 
     def serve_once(self) -> None:
         """Run one request; the end of the process cleans up after it."""
@@ -237,12 +240,12 @@ class Runner:
                     if self._generation.prepare(header["env"]) and self._model_reset is not None:
                         # An adapter, and the weights that it brings, stay for the next such request.
                         self._model_reset.begin()
-                    self._runs_block = True
+                    Runner.runs_block = True
                     saves = self._generation.run(payload, header["env"], stream, policy)
                     # Asynchronous work of the block may still fail.
                     self._synchronize()
             finally:
-                self._runs_block = False
+                Runner.runs_block = False
                 logs.finish()
             cost = meta()
             values = self._generation.export(saves)
