@@ -16,7 +16,7 @@ WITHOUT = {
     "ndif.runtime.process.model_reset": ("ModelReset.__call__", lambda *_: None),
     "ndif.runtime.process.runner": ("_seed", lambda: None),
 }
-"""What is replaced in each module, by which function."""
+"""The function that is replaced in each module, and the one in its place."""
 
 
 class Finder:
