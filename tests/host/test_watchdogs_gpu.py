@@ -16,8 +16,8 @@ from nnsight import TransformersModel
 
 from ndif.host.gpus import Driver
 from ndif.host.watchdogs import SLACK, GpuUsage, GpuWatch, exceeded, usage_of
-from ndif.runtime.sizes import format_size
 from ndif.schema.status import Status
+from ndif.sizes import format_size
 from tests.host.machines import H100, MIB, Machine
 from tests.on_loop import on_loop
 from tests.runtime.replica import children, lasting, serve, until

@@ -11,7 +11,7 @@ from ndif.cli.durations import DurationParam
 from ndif.cli.output import elapsed, name_of, show, table, under
 from ndif.cli.server_client import ServerClient, with_server
 from ndif.config.short_ids import unique_length
-from ndif.config.units import format_size
+from ndif.sizes import format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

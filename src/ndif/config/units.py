@@ -91,27 +91,6 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     return tuple(gpus)
 
 
-_DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB")
-
-
-def format_size(count: float | None) -> str:
-    """Return a number of bytes with a unit: "1.5GiB", or "2MB" where that is exact; "-" for None."""
-    if count is None:
-        return "-"
-    best = ""
-    for base, units in ((1024, ("B", "KiB", "MiB", "GiB", "TiB")), (1000, _DECIMAL_UNITS)):
-        rest = count
-        for unit in units:
-            if abs(rest) < base or unit == units[-1]:
-                break
-            rest /= base
-        shown = f"{rest:,.1f}".removesuffix(".0") + unit
-        if round(rest, 1) == rest:
-            return shown
-        best = best or shown
-    return best
-
-
 def format_duration(seconds: float | None) -> str:
     """Return a number of seconds as people read it, such as "0.4s" or "1m 15s"; "-" for None."""
     if seconds is None:

@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.config.settings import Settings
-from ndif.config.units import format_size
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import read_envelope
 from ndif.gateway.header_wire import read_headers
@@ -24,6 +23,7 @@ from ndif.schema.model_key import ModelKey, explain_class
 from ndif.schema.request import Request, Submission, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
+from ndif.sizes import format_size
 from ndif.stores.accounts import Account, Accounts
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ndif.config.units import format_size
 from ndif.host.channel import ProtocolError
 from ndif.runtime.frames import MAX_TEXT
+from ndif.sizes import format_size
 
 _BEFORE_RUN = frozenset({"idle", "running"})
 _DURING_RUN = frozenset({"log", "spill", "result", "error"})

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ndif.config.units import format_size
 from ndif.host.gpus import Driver, DriverError, Gpu
+from ndif.sizes import format_size
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from typing import Literal
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
-from ndif.config.units import format_size
 from ndif.distribution import install_command
 from ndif.host.gpus import Driver, DriverError, select_visible
 from ndif.host.runtimes import SUPPORTED, Runtimes
@@ -26,6 +25,7 @@ from ndif.launch.run_folder import RunFolders
 from ndif.launch.services.plan import SERVICES, addresses, contradictions
 from ndif.launch.services.service import ServiceError, disk_space_problem, free_bytes
 from ndif.net import StartError, listen
+from ndif.sizes import format_size
 from ndif.stores.accounts import FileAccounts, KeysError
 
 _CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)'", re.MULTILINE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from ndif.config.units import format_duration, format_size
+from ndif.config.units import format_duration
 from ndif.placement.eviction import (
     eviction_order,
     fewest_evictions,
@@ -19,6 +19,7 @@ from ndif.placement.packing import room
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.placement.search import Nodes, Search
 from ndif.schema.model_key import Variant
+from ndif.sizes import format_size
 
 _MINUTE_S = 60
 _HOUR_S = 3600

@@ -22,7 +22,7 @@ import cloudpickle
 import torch
 import zstandard
 
-from ndif.runtime.sizes import format_size
+from ndif.sizes import format_size
 
 _PROTOCOL = 4
 """The first pickle protocol that writes `bytes` without encoding them."""

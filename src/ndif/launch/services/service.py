@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from ndif.config.units import format_size
 from ndif.distribution import install_command
 from ndif.errors import NdifError
 from ndif.launch.run_folder import RunFolder, no_start
 from ndif.net import is_loopback
 from ndif.server.supervised import ProcessSpec, Supervisor
+from ndif.sizes import format_size
 
 _CONNECT_TIMEOUT_S = 1.0
 _INSTALL = {

@@ -29,8 +29,8 @@ from ndif.runtime.process.cuda import Cuda, DeviceError
 from ndif.runtime.process.model_state import ResetError
 from ndif.runtime.process.warmup_request import start_threads
 from ndif.runtime.results import STORE_LEVEL, Result, ResultNotStoredError, ResultTooLargeError
-from ndif.runtime.sizes import format_size
 from ndif.runtime.tracebacks import explain, walk
+from ndif.sizes import format_size
 
 if TYPE_CHECKING:
     from ndif.runtime.process.isolation import Isolation

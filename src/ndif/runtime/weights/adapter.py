@@ -10,7 +10,7 @@ import sys
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from ndif.runtime.sizes import format_size
+from ndif.sizes import format_size
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 

@@ -22,9 +22,9 @@ from typing import Any
 from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from ndif.runtime.sizes import format_size
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
+from ndif.sizes import format_size
 
 HUB_TIMEOUT_S = 10.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from ndif.config.units import format_size
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.sizes import format_size
 
 LOST = (
     "The server has lost this job: the data of its broker (Redis) were deleted, or not written in time. "

@@ -1,10 +1,12 @@
-"""Sizes in messages to users, written as `ndif.config.units` writes them, which this room cannot import."""
+"""Sizes as people read them; the model plane shows them, too."""
 
 from __future__ import annotations
 
 
-def format_size(count: float) -> str:
-    """Return a number of bytes with a unit: "1.5GiB", or "2MB" where that is exact."""
+def format_size(count: float | None) -> str:
+    """Return a number of bytes with a unit: "1.5GiB", or "2MB" where that is exact; "-" for None."""
+    if count is None:
+        return "-"
     best = ""
     for base, units in (
         (1024, ("B", "KiB", "MiB", "GiB", "TiB")),
