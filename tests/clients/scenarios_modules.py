@@ -187,3 +187,35 @@ def scenario_a_dataclass_of_the_script(context: Any) -> None:
         return [found, made]
 
     context.same(block)
+
+
+def weights_that_a_block_writes_are_its_own(context: Any) -> None:
+    """For trusted users: weights differ within a session that writes them, and not for the next request."""
+    model = context.remote
+
+    def block(model: Any, remote: bool) -> Any:
+        with model.session(remote=remote):
+            weight = model.lm_head.weight
+            with torch.no_grad():
+                weight *= 2
+            with model.trace(PROMPT):
+                twice = model.lm_head.output.save()
+            with torch.no_grad():
+                weight /= 2
+        return twice
+
+    context.same(block)
+    with model.session(remote=True):
+        with torch.no_grad():
+            model.lm_head.weight.zero_()
+        model.transformer.h[0].mlp.c_fc.weight.requires_grad_(False)
+        with model.trace(PROMPT):
+            nothing = model.lm_head.output.save()
+    assert not nothing.any()
+
+    def reading(model: Any, remote: bool) -> Any:
+        with model.trace(PROMPT, remote=remote):
+            logits = model.lm_head.output.save()
+        return logits
+
+    context.same(reading)

@@ -7,8 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
+from ndif.sizes import format_size
+
 FULL = "the server's disk is full"
-GB = 1e9
 _MIN_FREE = 0.05
 """Fraction of a disk that should be free."""
 
@@ -28,7 +29,7 @@ def space_problem(folder: Path) -> str | None:
     free = (
         "is full"
         if disk.free == 0
-        else f"has {disk.free / GB:,.2f} GB of {disk.total / GB:,.0f} free"
+        else f"has {format_size(disk.free)} of {format_size(disk.total)} free"
     )
     return (
         f"The disk of {folder} {free}: polled jobs and large results are refused while it is full."
