@@ -904,8 +904,9 @@ def scenario_what_the_user_sees(context: Context) -> None:
     assert "[RemoteBackend] Payload: " in text
     lines = text.replace("\r\x1b[K", "\n").splitlines()
     logs = [line.split("LOG", 1)[1].strip() for line in lines if "LOG" in line]
-    assert logs[0].startswith("the shape is (1, "), logs
-    assert logs[1:] == ["two", "lines", "for stderr", "UserWarning: careful"], logs
+    # These clients handle each frame in a thread of its own, and may show a later line first.
+    said = ["the shape is (1, 8, 309)", "two", "lines", "for stderr", "UserWarning: careful"]
+    assert sorted(logs) == sorted(said), logs
     assert f"[{backend.job_id}] COMPLETED " in text
     for status in ("RECEIVED", "QUEUED", "RUNNING"):
         assert f"[{backend.job_id}] {status}" in text, text

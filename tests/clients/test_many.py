@@ -364,6 +364,7 @@ def test_keys_say_who_may_do_what(many: Many, tmp_path: Path) -> None:
 
 def test_clients_read_the_states_that_models_can_have(many: Many) -> None:
     server = many.server()
+    ndif(server, "evict", "--all", "--cold")  # what other tests have asked for
     ndif(server, "deploy", "tests/gpt2", "tests/llama")
     ndif(server, "deploy", "tests/none", "--dedicated", rc=1)
     try:
