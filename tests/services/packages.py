@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -32,9 +33,14 @@ def need(program: str, *packages: str) -> str:
     if found := shutil.which(program, path=_path()):
         return found
     reason = f"{program} is missing: apt-get install {' '.join(packages)} ({refused})"
+    go_without(reason)
+
+
+def go_without(reason: str) -> NoReturn:
+    """Skip a test for what this machine lacks, or fail it where all services are required."""
     if os.environ.get(_REQUIRE) == "require":
         pytest.fail(f"{reason}; {_REQUIRE}=require", pytrace=False)
-    warnings.warn(f"tests were skipped: {reason}", stacklevel=2)
+    warnings.warn(f"tests were skipped: {reason}", stacklevel=3)
     pytest.skip(reason)
 
 

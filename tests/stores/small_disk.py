@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.packages import go_without
+
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
@@ -17,7 +19,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", folder]
     if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("this user mounts no disks")
+        go_without("this user mounts no disks")
     yield folder
     subprocess.run(["umount", folder], check=True)
 

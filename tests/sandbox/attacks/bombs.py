@@ -228,7 +228,7 @@ def searches_for_ever() -> object:
     """a regular expression that backtracks, in C and without end"""
     import re
 
-    re.match("(a+)+$", "a" * 40 + "b")
+    re.match("(a+)+$", "a" * 30 + "b")
     return "SURVIVED"
 
 
