@@ -30,10 +30,10 @@ def need(program: str, *packages: str) -> str:
     if found := shutil.which(program, path=_path()):
         return found
     refused = _install(program, packages)
-    if found := shutil.which(program, path=_path()):
-        return found
-    reason = f"{program} is missing: apt-get install {' '.join(packages)} ({refused})"
-    go_without(reason)
+    found = shutil.which(program, path=_path())
+    if found is None:
+        go_without(f"{program} is missing: apt-get install {' '.join(packages)} ({refused})")
+    return found
 
 
 def go_without(reason: str) -> NoReturn:
