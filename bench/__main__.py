@@ -34,6 +34,7 @@ from bench.replicas import replicas
 from bench.sandbox import per_user, sandbox
 from bench.simulate import simulate
 from bench.warm import warm
+from ndif.config.units import parse_duration
 from prepare_model import prepare  # an example; `bench.processes` puts its folder on the path
 
 
@@ -77,9 +78,11 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
                 "idle server without a model", resident(pid) / MB, 120, "MB", how="control plane"
             )
         )
-        after = re.search(r"ready ([\d.]+) s later", said)
+        after = re.search(r"ready (\S+) later", said)
         assert after
-        figures.append(Figure("ready after the weights are loaded", float(after[1]), 3, "s"))
+        figures.append(
+            Figure("ready after the weights are loaded", parse_duration(after[1]), 3, "s")
+        )
         for generation, limit_ms in (("0.8", 8.0), ("0.7", 12.0)):
             with instant(ready) as floor:
                 watch = Watch(pid)
