@@ -56,6 +56,8 @@ class Model:
         except (EOFError, OSError):
             return False
         match header["kind"]:
+            case "ping":
+                self._control.send({"kind": "pong"})
             case "load":
                 self._control.send(ready(header["spec"], self._size))
             case "fork":

@@ -17,7 +17,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.response import InlineResult
 from ndif.schema.status import Status
 from tests.on_loop import on_loop
-from tests.runtime.replica import Served, alive, serve
+from tests.runtime.replica import Served, a_replica, alive, serve
 
 
 async def answered(served: Served, trusted: bool) -> None:
@@ -42,6 +42,20 @@ async def test_a_replica_of_nothing(trusted: bool, tmp_path: Path) -> None:
         assert served.actor.model["class"] == "Nothing"
         zygote = served.zygote
     assert not alive(zygote)
+
+
+@on_loop
+async def test_a_process_of_nothing_shows_that_it_lives(tmp_path: Path) -> None:
+    served = a_replica(tmp_path, noop_runtime(tmp_path))
+    served.actor.process.frozen_s = 0.5
+    await served.start()
+    try:
+        zygote = served.zygote
+        await asyncio.sleep(1.5)
+        await answered(served, trusted=True)
+        assert served.zygote == zygote
+    finally:
+        await served.actor.stop()
 
 
 @on_loop
