@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -63,26 +64,37 @@ def help_seconds() -> float:
     return statistics.median(took)
 
 
-def measure() -> tuple[list[Figure], dict[str, object]]:
-    """Measure every figure; return them and the raw numbers behind them."""
+def measure(raw: dict[str, object]) -> Iterator[Figure]:
+    """Measure every figure; put the numbers behind them into `raw`."""
     folder = prepare(CACHE / "smollm2-135m")
     environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(CACHE / "runtimes")}
     if not (CACHE / "runtimes" / "0.7").is_dir():
         subprocess.run([NDIF, "runtime", "add", "0.7"], check=True, env=environment)
-    figures = [Figure("ndif --help", help_seconds(), 0.4, "s", how="median of 7")]
-    raw: dict[str, object] = {}
+    yield Figure("ndif --help", help_seconds(), 0.4, "s", how="median of 7")
+    yield from one_server(folder, environment, raw)
+    yield from sandbox(folder, environment)
+    yield from per_user(folder, environment)
+    yield from replicas(folder, environment)
+    yield from fair_queue()
+    yield from placement()
+    yield from warm(folder, environment)
+    yield from control()
+    yield from simulate()
+    yield from cluster(folder, environment)
+
+
+def one_server(
+    folder: Path, environment: dict[str, str], raw: dict[str, object]
+) -> Iterator[Figure]:
+    """Measure a trusting server and its results beside the instant server."""
     with tempfile.TemporaryDirectory() as scratch, server(folder, environment) as (url, pid, said):
         ready = Path(scratch)
-        figures.append(
-            Figure(
-                "idle server without a model", resident(pid) / MB, 120, "MB", how="control plane"
-            )
+        yield Figure(
+            "idle server without a model", resident(pid) / MB, 120, "MB", how="control plane"
         )
         after = re.search(r"ready (\S+) later", said)
         assert after
-        figures.append(
-            Figure("ready after the weights are loaded", parse_duration(after[1]), 3, "s")
-        )
+        yield Figure("ready after the weights are loaded", parse_duration(after[1]), 3, "s")
         for generation, limit_ms in (("0.8", 8.0), ("0.7", 12.0)):
             with instant(ready) as floor:
                 watch = Watch(pid)
@@ -97,7 +109,7 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
                 f"- client floor {small['instant'] * 1e3:.1f} ms"
             )
             name = f"server's share of a small trace, {generation}"
-            figures.append(Figure(name, share, limit_ms, "ms", how=how))
+            yield Figure(name, share, limit_ms, "ms", how=how)
             for size in (64, 256):
                 large = report[f"large-{size}"]
                 ratio = large["instant"] / large["server"]
@@ -106,31 +118,25 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
                     f"stored {large['stored'] / MB:.0f} MB"
                 )
                 name = f"{size} MB bfloat16, {generation}: rate / instant"
-                figures.append(Figure(name, ratio, 0.6, "x", at_most=False, how=how))
+                yield Figure(name, ratio, 0.6, "x", at_most=False, how=how)
             if generation != "0.8":
                 held = held_weights(pid, (folder / "model.safetensors").stat().st_size)
                 how = "in the processes of two generations, which should share one"
-                figures.append(Figure("copies of the weights", held, 1.1, "x", how=how))
+                yield Figure("copies of the weights", held, 1.1, "x", how=how)
             name = f"copies of a 256 MB result in one process, {generation}"
             how = (
                 "largest growth of a process's anonymous memory; the values themselves are one copy"
             )
-            figures.append(Figure(name, growth / (256 * MB), 2.0, "x", how=how))
-    figures += sandbox(folder, environment)
-    figures += per_user(folder, environment)
-    figures += replicas(folder, environment)
-    figures += fair_queue()
-    figures += placement()
-    figures += warm(folder, environment)
-    figures += control()
-    figures += simulate()
-    figures += cluster(folder, environment)
-    return figures, raw
+            yield Figure(name, growth / (256 * MB), 2.0, "x", how=how)
 
 
 def main() -> None:
     """Measure, print a table and write JSON; exit 1 if a limit does not hold."""
-    figures, raw = measure()
+    raw: dict[str, object] = {}
+    figures = []
+    for figure in measure(raw):
+        print(figure, flush=True)
+        figures.append(figure)
     shown = table("ndif", figures)
     shown.caption = f"a loop of five million steps takes {loop_seconds():.2f} s on this machine now"
     Console().print(shown)

@@ -72,7 +72,6 @@ async def _without_a_model(environment: dict[str, str]) -> list[Figure]:
                 _memory([host, other], partial(claimed, redis)),
             ):
                 figures.append(await asyncio.wait_for(measuring, _PATIENCE_S))
-                print(figures[-1], flush=True)
             return figures
 
 
