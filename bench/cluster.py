@@ -64,15 +64,15 @@ async def _without_a_model(environment: dict[str, str]) -> list[Figure]:
             for user in users:
                 await user.connect()
             await _both(users, host.folder)
-            figures = []
-            for measuring in (
-                _throughput(users, settings["NDIF_RAY_ADDRESS"]),
-                _elsewhere(users, host.folder),
-                _take_over(users[0], [host, other]),
-                _memory([host, other], partial(claimed, redis)),
-            ):
-                figures.append(await asyncio.wait_for(measuring, _PATIENCE_S))
-            return figures
+            return [
+                await asyncio.wait_for(measuring, _PATIENCE_S)
+                for measuring in (
+                    _throughput(users, settings["NDIF_RAY_ADDRESS"]),
+                    _elsewhere(users, host.folder),
+                    _take_over(users[0], [host, other]),
+                    _memory([host, other], partial(claimed, redis)),
+                )
+            ]
 
 
 async def _throughput(users: list[User], ray_address: str) -> Figure:
