@@ -112,9 +112,22 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
             restarted
         )
     assert place.read("info")["pid"] == said["pid"]
+    # One that ends as it starts is not said to have restarted.
+    data = Path(said["session"]) / "data"
+    damaged = {"broker": data / "broker" / "redis.conf", "api": data / "processes" / "config.json"}
+    for service, file in damaged.items():
+        content = file.read_text()
+        file.write_text("damaged")
+        failed = place.ndif("restart", service, shows_log=True)
+        assert (failed.code, failed.output) == (1, ""), failed
+        assert f"The {service} started again and ended before it was up." in failed.error
+        assert f"{said['session']}/logs/{service}/output.log, which ends with:" in failed.error
+        assert ("Bad directive" if service == "broker" else "JSONDecodeError") in failed.error
+        file.write_text(content)
+        assert place.ndif("restart", service).code == 0  # whenever its supervisor tries
     assert "started no object-store" in place.ndif("restart", "object-store").error
     assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher").output)
-    assert place.ndif("logs", "broker").output.count("Ready to accept connections") == 2
+    assert place.ndif("logs", "broker").output.count("Ready to accept connections") == 3
     assert place.ndif("stop").code == 0
     assert not accepts(port_of(broker))
     assert within(lambda: not place.processes()), place.processes()

@@ -86,7 +86,9 @@ def test_the_patterns_say_what_is_read(text: str) -> None:
         (3 * 1024**3 // 2, "1.5GiB"),
         (500_000_000, "500MB"),
         (1_234_567_890, "1.1GiB"),
-        (2 * 1024**5, "2,048TiB"),
+        (1024**4 - 1, "1TiB"),
+        (2 * 1024**5, "2PiB"),
+        (3 * 1000**6, "3EB"),
     ],
 )
 def test_sizes_are_shown_as_they_are_written(count: int | None, shown: str) -> None:
@@ -109,6 +111,26 @@ def test_durations_are_shown_as_they_are_written(seconds: float | None, shown: s
     assert units.format_duration(seconds) == shown
     if seconds is not None:
         assert parse_duration(shown) == pytest.approx(seconds, rel=0.03)
+
+
+@given(st.integers(0, 2**63))
+def test_a_size_that_is_shown_is_read(count: int) -> None:
+    assert parse_size(format_size(count)) == pytest.approx(count, rel=0.05)
+
+
+@given(st.floats(0, 10**11))
+def test_a_duration_that_is_shown_is_read(seconds: float) -> None:
+    assert parse_duration(units.format_duration(seconds)) == pytest.approx(
+        seconds, rel=0.021, abs=0.05
+    )
+
+
+@pytest.mark.parametrize(
+    "endless", [float("inf"), float("-inf"), float("nan"), "inf", "nan", "1e999"]
+)
+def test_no_duration_is_endless(endless: float | str) -> None:
+    with pytest.raises(ValueError, match='must be a duration, like "90s"'):
+        units.read_duration(endless)
 
 
 @given(st.integers(0, 10**15))

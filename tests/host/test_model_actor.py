@@ -372,7 +372,7 @@ async def test_a_frozen_process_is_ended_and_gives_its_job_back(
             await asyncio.wait_for(running, FROZEN_S * 20)
         assert not isinstance(lost.value, ReplicaEvictedError)
         assert served.actor.ended.is_set()
-        with pytest.raises(ReplicaLostError, match=r"no sign of life for 1\.5 s"):
+        with pytest.raises(ReplicaLostError, match=r"no sign of life for 1\.5s"):
             await served.run(reading(client), trusted=False)
 
 

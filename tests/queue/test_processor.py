@@ -605,6 +605,45 @@ async def test_a_position_stored_late_does_not_hide_how_a_job_ended(tmp_path: Pa
         assert [(await client.polls())["status"] for client in clients] == ["COMPLETED"] * 3
 
 
+class HeldStore(FileStore):
+    """Does not answer who stores that a job waits again, until it is let."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, NEVER_S)
+        self.holds, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
+        if b"QUEUED" in content:
+            self.holds.set()
+            await self.may_answer.wait()
+        await super().put(key, content)
+
+
+@on_loop
+async def test_a_job_that_is_cancelled_while_a_slow_store_hears_of_it_leaves_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "_ENDED_WITHIN_S", OFTEN_S)
+
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        if len(line.replicas) == 1:
+            raise replica.lose()
+        return await complete(replica, request, respond)
+
+    store = HeldStore(tmp_path)
+    async with a_line(tmp_path, act, store=store) as line:
+        client = await line.join(polled=True)
+        await store.holds.wait()
+        cancelling = asyncio.create_task(line.dispatcher.cancel(client.request.id, "Killed."))
+        await asyncio.sleep(10 * OFTEN_S)
+        store.may_answer.set()
+        assert await cancelling
+        assert (await client.polls())["description"] == "Killed."
+        await (await line.join()).hears(Status.COMPLETED)
+        assert line.ran.count(client.request.id) == 1
+        assert "could not be brought to its end" not in caplog.text
+
+
 # Replicas that end
 
 

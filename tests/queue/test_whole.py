@@ -1383,6 +1383,39 @@ def test_a_model_has_one_line_whatever_it_is_called(
     run(main())
 
 
+def test_who_leaves_or_is_killed_while_two_lines_become_one_is_in_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, {REAL: 40}) as world:
+            world.hub = {name.lower(): REAL for name in (REAL, ALIAS)}
+            await world.until_ended(await world.send(REAL))
+            publish = world.broker.publish
+
+            async def slowly(request: Request, response: Response) -> bool:
+                await asyncio.sleep(0.5)  # as Redis does
+                return await publish(request, response)
+
+            monkeypatch.setattr(world.broker, "publish", slowly)
+            channel = await world.broker.subscribe()
+            running = await world.send(REAL, 100.0)
+            moved = await world.send(ALIAS)
+            left = await world.send(ALIAS, subscription_id=channel.id)
+            killed, last = await world.send(ALIAS), await world.send(ALIAS)
+            real = world.dispatcher.processor(world.of(REAL)[0].model, "0.8")
+            while moved not in real.queue:  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.1)
+            await channel.close()
+            assert await world.operations.kill(killed)
+            await asyncio.sleep(10)
+            assert [entry.id for entry in real.queue] == [moved, last]
+            await world.until_ended(running, moved, last)
+            assert world.ended[killed].status is Status.ERROR
+            assert left not in world.ended
+
+    run(main())
+
+
 def test_a_model_that_is_deployed_by_two_names_is_one_deployment(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {REAL: 40}) as world:

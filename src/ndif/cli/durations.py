@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ndif.config.units import parse_duration
+from ndif.config.units import format_duration, read_duration
 
 
 class DurationParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
@@ -24,14 +24,11 @@ class DurationParam(click.ParamType):  # type: ignore[type-arg]  # generic since
     ) -> float:
         """See `click.ParamType`."""
         try:
-            seconds = float(value)
-        except ValueError:
-            try:
-                seconds = parse_duration(value)
-            except ValueError as error:
-                self.fail(f"{value!r} {error}", param, ctx)
+            seconds = read_duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
         is_short = seconds <= self._at_least if self._is_open else seconds < self._at_least
-        if is_short or not seconds < float("inf"):
+        if is_short:
             bound = "more than" if self._is_open else "at least"
-            self.fail(f"{value!r} must be {bound} {self._at_least:g} seconds", param, ctx)
+            self.fail(f"{value!r} must be {bound} {format_duration(self._at_least)}", param, ctx)
         return seconds

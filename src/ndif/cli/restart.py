@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -27,11 +29,12 @@ from ndif.cli.server_client import (
 )
 from ndif.config.short_ids import unique_length
 from ndif.config.units import format_duration
-from ndif.launch.run_folder import LOG_NAMES, RunFolder, RunRecord, within
+from ndif.launch.run_folder import LOG_NAMES, RunFolder, RunRecord, log_end
 from ndif.launch.services import COMPONENTS, STANDALONE
 from ndif.launch.waiting import waiting_for
 
 _RESTART_S = 90.0
+_LOOK_S = 0.1
 
 
 @click.command("restart")
@@ -71,6 +74,7 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
     """Stop the processes of a service one after the other; whoever supervises them starts each again."""
     from ndif.launch.services.plan import service_status
     from ndif.launch.services.processes import processes_of
+    from ndif.server.process_config import came_up
 
     if url is not None:
         raise RefusedError("A service can be restarted on its own machine only.")
@@ -79,38 +83,78 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
     running = alone or folders.running()
     if running is None:
         raise no_server()
-    supervisor = running[1].pid
-    processes = processes_of(supervisor, name)
-    if not processes and name not in STANDALONE:
+    run_folder, record = running
+    if name in STANDALONE:
+        is_here = record.services.get(name, {}).get("ours", False)
+    elif "broker" not in record.services:
         # A server without a broker is one process.
         _restart_server(connect(None, token), as_json)
         return
-    if not processes:
+    else:
+        is_here = record.node_type == "head"
+    if not is_here:
         raise CommandError(
-            f"{running[0].id} started no {name}: restart it where it runs, as it was started."
+            f"{run_folder.id} started no {name}: restart it where it runs, as it was started."
         )
-    for process in processes:
-        os.kill(process, signal.SIGTERM)
-        with waiting_for(f"process {process} of the {name} to end, and another to start"):
-            again = within(
-                _RESTART_S,
-                lambda gone=process: (  # type: ignore[misc]
-                    gone not in (there := processes_of(supervisor, name))
-                    and len(there) == len(processes)
-                ),
-            )
-        if not again:
-            raise CommandError(
-                f"The {name} did not start again within {format_duration(_RESTART_S)}; "
-                f"`ndif logs {name}` says why."
-            )
-    if name in STANDALONE:
-        with waiting_for(f"the {name} to answer"):
-            within(_RESTART_S, lambda: service_status(folders)[name]["answers"] is not False)
+
+    def processes() -> list[int]:
+        return processes_of(record.pid, name)
+
+    def is_up(process: int, since: float) -> bool:
+        if name in STANDALONE:
+            return service_status(folders)[name]["answers"] is not False
+        return came_up(run_folder.service_data("processes"), process, since)
+
+    log = run_folder.log(name)
+    # Without one, the last has just ended, and its supervisor is about to start another.
+    found: list[int | None] = [*processes()]
+    for process in found or [None]:
+        _restart_process(name, process, processes, is_up, log)
     if as_json:
-        show_json({"restarted": name, "processes": processes_of(supervisor, name)})
+        show_json({"restarted": name, "processes": processes()})
     else:
         click.echo(f"The {name} has restarted.")
+
+
+def _restart_process(
+    name: str,
+    process: int | None,
+    processes: Callable[[], list[int]],
+    is_up: Callable[[int, float], bool],
+    log: Path,
+) -> None:
+    """Stop one of `processes`, and return once another is up in its place; raise if that one ends."""
+    began = time.time()
+    before = {*processes(), process}
+    try:
+        if process is not None:
+            os.kill(process, signal.SIGTERM)
+    except PermissionError as error:
+        raise CommandError(f"Process {process} belongs to another user.") from error
+    except ProcessLookupError:
+        pass
+    started: set[int] = set()
+    ends = f"process {process} of the {name} to end, and another" if process else f"the {name}"
+    with waiting_for(f"{ends} to be up"):
+        while time.time() < began + _RESTART_S:
+            there = {*processes()}
+            if process not in there and any(is_up(each, began) for each in there - before):
+                return
+            if started - there:
+                raise CommandError(
+                    "\n".join(
+                        [
+                            f"The {name} started again and ended before it was up. It is started again and "
+                            f"again until it is. Its log is {log}, which ends with:",
+                            *log_end(log),
+                        ]
+                    )
+                )
+            started |= there - before
+            time.sleep(_LOOK_S)
+    raise CommandError(
+        f"The {name} is not up after {format_duration(_RESTART_S)}; its log, {log}, may say why."
+    )
 
 
 def _restart_server(server: ServerClient, as_json: bool) -> None:

@@ -142,8 +142,8 @@ def _terminate(record: RunRecord) -> None:
         has_ended = within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive)
     if not has_ended:
         raise CommandError(
-            f"Process {record.pid} has not ended {_SIGNAL_TIMEOUT_S} s after SIGTERM. Its log says what it "
-            f"is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."
+            f"Process {record.pid} has not ended {format_duration(_SIGNAL_TIMEOUT_S)} after SIGTERM. Its "
+            f"log says what it is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."
         )
 
 

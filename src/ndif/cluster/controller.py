@@ -30,6 +30,7 @@ from ndif.cluster.controller_types import (
 )
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import DeploymentError, EvictedError, Lease, Replica
+from ndif.config.units import format_duration
 from ndif.host.device_errors import MOST, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
 from ndif.host.port import ActorError, DeviceError
 from ndif.placement.cluster import Cluster, Decision
@@ -427,7 +428,7 @@ class Controller:
         return [
             f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
             f"{datetime.fromtimestamp(out.until).astimezone():%H:%M}: replicas on it ended with "
-            f"{MOST} CUDA errors within {WITHIN_S / 60:g} minutes, the last with {out.error!r}."
+            f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with {out.error!r}."
             for node in self.cluster.nodes.values()
             for index in sorted(node.resources.withdrawn)
             if (out := self._withdrawn.get(node.gpu_name(index))) is not None

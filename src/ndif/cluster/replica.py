@@ -112,11 +112,6 @@ class Replica:
         """Return True while it is loading or returning to its device."""
         return not self._up.done()
 
-    @property
-    def provides_files(self) -> bool:
-        """See `Model.provides_files`."""
-        return self.model.provides_files
-
     async def up(self) -> None:
         """Return once it can run a request; raise a `DeploymentError` if it never can."""
         await asyncio.shield(self._up)

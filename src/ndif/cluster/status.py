@@ -175,16 +175,3 @@ def read(described: Sequence[Mapping[str, Any]]) -> Models:
             )
         )
     return models
-
-
-def files(replica: Iterable[Replica]) -> dict[str, dict[str, Any]]:
-    """Return the files that clients build models from (`ModelActor.model`), JSON-serialisable."""
-    return {
-        each.model.config.repo_id: {
-            "files": each.actor.model["files"],
-            "revision": each.model.config.revision,
-            "task": each.model.config.task,
-        }
-        for each in replica
-        if each.is_up and each.provides_files and "files" in each.actor.model
-    }

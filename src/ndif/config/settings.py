@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ndif.config.units import Unit, parse_duration, parse_gpus, read_size
+from ndif.config.units import Unit, parse_gpus, read_duration, read_size
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 
@@ -23,16 +23,8 @@ OLDEST_REDIS = "6.2"
 """Oldest version of Redis that has XAUTOCLAIM, by which a new leader takes over claimed requests."""
 
 
-def _read_duration(value: Any) -> float:
-    """Return a number of seconds; in the environment a bare number is text, too."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return parse_duration(value)
-
-
 Size = Annotated[int, BeforeValidator(read_size), Unit.BYTES]
-Duration = Annotated[float, BeforeValidator(_read_duration), Unit.SECONDS]
+Duration = Annotated[float, BeforeValidator(read_duration), Unit.SECONDS]
 
 
 class Settings(BaseSettings):

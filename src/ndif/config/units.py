@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from enum import Enum
 
@@ -19,14 +21,18 @@ _BYTES = {
     "mb": 1000**2,
     "gb": 1000**3,
     "tb": 1000**4,
+    "pb": 1000**5,
+    "eb": 1000**6,
     "kib": 1024,
     "mib": 1024**2,
     "gib": 1024**3,
     "tib": 1024**4,
+    "pib": 1024**5,
+    "eib": 1024**6,
 }
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-SIZE_PATTERN = r"^\s*\d{1,15}(\.\d{1,15})?\s*([kKmMgGtT][iI]?)?[bB]\s*$"
+SIZE_PATTERN = r"^\s*\d{1,15}(\.\d{1,15})?\s*([kKmMgGtTpPeE][iI]?)?[bB]\s*$"
 """Text that `parse_size` accepts, as a pattern for JSON Schema."""
 
 DURATION_PATTERN = r"^\s*(\d{1,15}(\.\d{1,20})?\s*(ms|s|m|h|d)\s*)+$"
@@ -56,11 +62,20 @@ def read_size(value: int | str) -> int:
 
 def parse_duration(value: float | str) -> float:
     """Return a number of seconds, given as such or as text like "90s", "15m" or "1h 30m"."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and _DURATION.match(value):
+    if isinstance(value, int | float):
+        if math.isfinite(value) and not isinstance(value, bool):
+            return float(value)
+    elif isinstance(value, str) and _DURATION.match(value):
         return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(value))
     raise ValueError('must be a duration, like "90s", "15m", "1h 30m" or a number of seconds')
+
+
+def read_duration(value: float | str) -> float:
+    """Return a number of seconds like `parse_duration`; outside of a file a bare number is text, too."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    return parse_duration(value)
 
 
 _GPUS = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)

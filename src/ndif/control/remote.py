@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.status import client_status, describe, files
+from ndif.cluster.model_files import ModelFilesStorage, files_of
+from ndif.cluster.status import client_status, describe
 from ndif.config.units import format_duration
 from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import OPERATIONS, STOPPING, Answer, Operation, Stop
@@ -49,6 +50,7 @@ class Publisher:
     """
 
     controller: Controller
+    model_files: ModelFilesStorage
     cache: SharedCache
     life_s: float
     """Seconds until a value expires whose writer is gone."""
@@ -63,7 +65,7 @@ class Publisher:
             try:
                 await self._write(MODELS, describe(models))
                 await self._write(STATUS, client_status(self.controller, self.coming()))
-                await self._write(FILES, files(replicas))
+                await self._write(FILES, {**self.model_files.stored, **files_of(replicas)})
             except BrokerError as error:
                 logger.warning("the models could not be published: %s", error)
             await asyncio.sleep(_INTERVAL_S)

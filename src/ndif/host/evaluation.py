@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ndif.config.units import format_duration
 from ndif.host.fork_server import ForkServers, Process
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
@@ -133,7 +134,7 @@ class _Process:
             # The process may be stuck in a model's own code. Its other questions are asked again.
             await self._kill()
             raise EvaluationError(
-                f"the size of {spec.checkpoint!r} was not known after {_PATIENCE_S:g} s"
+                f"the size of {spec.checkpoint!r} was not known after {format_duration(_PATIENCE_S)}"
             ) from error
         if "failed" in answer:
             raise EvaluationError(answer["failed"])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ndif.config.units import format_duration
 from ndif.tasks import within
 
 _EXIT_TIMEOUT_S = 2.0
@@ -254,7 +255,7 @@ class Driver:
             except asyncio.TimeoutError as error:
                 self._abandon()
                 raise DriverError(
-                    f"the NVIDIA driver did not answer within {self.timeout_s:g} s"
+                    f"the NVIDIA driver did not answer within {format_duration(self.timeout_s)}"
                 ) from error
             except BaseException:
                 self._abandon()

@@ -388,7 +388,9 @@ class LocalModelActor:
             await runner.exit_code(GONE_S)
             if runner.alive:
                 self.process.kill()
-                raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
+                raise ModelProcessError(
+                    f"a runner could not be ended within {format_duration(GONE_S)}"
+                )
         await self._restore()
 
     async def _verify_after(self, runner: RunnerHandle | None) -> None:

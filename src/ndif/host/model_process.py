@@ -250,11 +250,11 @@ class ModelProcess:
         await asyncio.gather(*(runner.exit_code(GONE_S) for runner in runners))
         if any(runner.alive for runner in runners):
             self.kill()
-            raise ModelProcessError(f"a runner could not be ended within {GONE_S:g} s")
+            raise ModelProcessError(f"a runner could not be ended within {format_duration(GONE_S)}")
 
     async def verify(self) -> int:
         """Restore the weights as they were loaded; return the number of tensors that differed."""
-        late = f"the weights could not be verified within {_VERIFY_S:g} s"
+        late = f"the weights could not be verified within {format_duration(_VERIFY_S)}"
         answer = await self._ask({"kind": "verify"}, _VERIFY_S, late)
         return int(answer["restored"])
 
@@ -379,7 +379,8 @@ class ModelProcess:
 
     def _why_it_ended(self) -> str:
         if self._is_frozen:
-            return f"the model process showed no sign of life for {self.frozen_s:g} s and was ended"
+            limit = format_duration(self.frozen_s)
+            return f"the model process showed no sign of life for {limit} and was ended"
         code = self._process.returncode if self._process else None
         said = next((line for line in reversed(self._stderr) if line.strip()), "it said nothing")
         return f"the model process ended ({describe_exit(code)}); its last words: {said}"

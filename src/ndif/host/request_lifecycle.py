@@ -293,7 +293,9 @@ class RequestLifecycle:
             self.broker.note_attempts(request, life.losses)
             self._watch(life)
             await self._report_return(request, error)
-            return True
+            if life.cancelled is None:
+                return True
+            reason = life.cancelled  # while a slow store was told
         await self.fail(request, reason)
         return False
 

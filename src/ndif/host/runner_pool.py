@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ndif.config.settings import Settings
+from ndif.config.units import format_duration
 from ndif.host.channel import ProtocolError
 from ndif.host.runner_handle import RunnerError, RunnerHandle
 from ndif.tasks import within
@@ -187,7 +188,9 @@ class FreshRunners:
             await within(runner.ready(), _READY_TIMEOUT_S)
         except asyncio.TimeoutError as error:
             _discard(runner)
-            raise RunnerError(f"a runner was not ready within {_READY_TIMEOUT_S:g} s") from error
+            raise RunnerError(
+                f"a runner was not ready within {format_duration(_READY_TIMEOUT_S)}"
+            ) from error
         except BaseException:
             _discard(runner)
             raise
@@ -289,7 +292,7 @@ class PerUserRunners:
             await self._leaving.exit_code(_EXIT_TIMEOUT_S)
             if self._leaving.alive:
                 raise RunnerError(
-                    f"a runner had not ended {_EXIT_TIMEOUT_S:g} s after it was killed"
+                    f"a runner had not ended {format_duration(_EXIT_TIMEOUT_S)} after it was killed"
                 )
             self._leaving = None
 

@@ -295,13 +295,18 @@ def open_private(path: Path) -> IO[str]:
 
 def no_start(subject: str, log: Path) -> str:
     """Return the sentence that `subject` did not come up, with the end of its log."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-    except OSError:
-        lines = []
+    lines = log_end(log)
     if not lines:
         return f"{subject} did not come up, and logged nothing."
     return "\n".join([f"{subject} did not come up. The end of its log:", *lines])
+
+
+def log_end(log: Path) -> list[str]:
+    """Return the last lines of a log; none if it cannot be read."""
+    try:
+        return log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        return []
 
 
 def within(seconds: float, is_done: Callable[[], bool]) -> bool:

@@ -376,8 +376,10 @@ class Processor:
         finally:
             self._is_provisioning = False
         if self.model.same_as is not None:
-            for entry in self.queue.remove_all(lambda _: True):
-                await self._enqueue(entry.item)
+            for entry in list(self.queue):
+                # One by one: a request in neither queue would be cancelled, or left by its client, in vain.
+                if self.queue.remove(entry.id) is not None:
+                    await self._enqueue(entry.item)
             return
         if request.withdrawn:
             self._short.set()  # requests that wait now have come since

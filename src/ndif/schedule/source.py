@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from ndif.config.units import format_duration
 from ndif.schedule import expansion
 from ndif.schedule.expansion import CalendarError, Expansion
 from ndif.schedule.schedule import Schedule, make_schedule
@@ -66,14 +67,16 @@ async def expand_in_process(
     try:
         output, _ = await within(process.communicate(content), _EXPANSION_S)
     except asyncio.TimeoutError:
-        raise CalendarError(f"it takes longer than {_EXPANSION_S:g} s to read") from None
+        raise CalendarError(
+            f"it takes longer than {format_duration(_EXPANSION_S)} to read"
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
         raise CalendarError(
-            f"reading it takes more than {expansion.CPU_S} s of CPU time or "
+            f"reading it takes more than {format_duration(expansion.CPU_S)} of CPU time or "
             f"{expansion.MEMORY_BYTES // 1024**2} MiB of memory"
         )
     return await asyncio.to_thread(Expansion.from_json, output)
@@ -133,7 +136,7 @@ class ScheduleSource:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 failure = f"{type(error).__name__} {error}".strip()
             except asyncio.TimeoutError:
-                failure = f"there was no whole answer within {self._timeout_s:g} s"
+                failure = f"there was no whole answer within {format_duration(self._timeout_s)}"
             if failure is not None and self._good is not None:
                 await self._expand(self._good, now)
             deployments = self.deployments

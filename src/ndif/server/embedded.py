@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ndif.cluster.fleet import ThisMachine
+from ndif.cluster.model_files import find
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.config.settings import Settings
@@ -19,8 +20,7 @@ from ndif.gateway.app import create_gateway, uvicorn_config
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
-from ndif.host.snapshot import find_files
-from ndif.schema.deployment import DeploymentConfig, read_task
+from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import OpenAccounts, open_accounts
@@ -143,17 +143,13 @@ class Server:
     def _find(self, repo_id: str) -> MirroredModel | None:
         """Return an accepted model of that name whose files are on this machine."""
         for model in list(self._coordinator.controller.models):
-            config = model.deployment
-            if not model.called(repo_id) or not model.provides_files:
-                continue
-            if (folder := find_files(config.checkpoint, config.revision)) is not None:
-                task = config.task or read_task(folder / "config.json")
-                return MirroredModel(config.repo_id, folder, config.revision, task)
+            if model.called(repo_id) and (found := find(model)) is not None:
+                return MirroredModel(*found)
         return None
 
     def _share(self, replica: Replica) -> None:
         """Serve the files of a loaded model on the hub's routes."""
         config, loaded = replica.model.config, replica.actor.model
-        if "folder" in loaded and replica.provides_files:
+        if "folder" in loaded and replica.model.provides_files:
             folder = Path(loaded["folder"])
             self._hub.serve(MirroredModel(config.repo_id, folder, config.revision, config.task))

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +23,12 @@ from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
 from ndif.host.runtimes import Runtimes
 from ndif.net import Http
-from ndif.server.process_config import ProcessConfig, configure_logging, on_parent_exit
+from ndif.server.process_config import (
+    ProcessConfig,
+    announce_up,
+    configure_logging,
+    on_parent_exit,
+)
 from ndif.stores.accounts import open_accounts
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.leader import LeaderRpc, SharedCache
@@ -85,16 +91,18 @@ def _stop() -> None:
 
 def main() -> None:
     """Serve until told to stop."""
-    config = ProcessConfig.read(Path(sys.argv[1]))
     configure_logging()
-    uvloop.run(_serve(Settings(), config, parent_pipe=int(sys.argv[2])))
+    uvloop.run(_serve(Settings(), Path(sys.argv[1]), parent_pipe=int(sys.argv[2])))
 
 
-async def _serve(settings: Settings, config: ProcessConfig, parent_pipe: int) -> None:
+async def _serve(settings: Settings, file: Path, parent_pipe: int) -> None:
+    config = ProcessConfig.read(file)
     listening = socket.socket(fileno=config.listening)
     gateway = create(settings, config)
     server = Http(
-        uvicorn_config(gateway.app, settings, listening), farewell=gateway.announce_shutdown
+        uvicorn_config(gateway.app, settings, listening),
+        partial(announce_up, file),
+        gateway.announce_shutdown,
     )
     on_parent_exit(parent_pipe, server.stop)
     await server.serve(sockets=[listening])

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any
 import uvloop
 
 from ndif.cluster.fleet import Fleet, ThisMachine
+from ndif.cluster.model_files import ModelFilesStorage
 from ndif.config.settings import Settings
+from ndif.config.units import format_duration
 from ndif.control.remote import Publisher, perform_event
 from ndif.host.remote_actor import RemoteActor
 from ndif.host.runtimes import Runtimes
@@ -27,7 +29,12 @@ from ndif.net import STOP_SIGNALS
 from ndif.queue.dispatcher import HoldingQueue
 from ndif.schema.request import Request
 from ndif.server.coordinator import Coordinator
-from ndif.server.process_config import ProcessConfig, configure_logging, on_parent_exit
+from ndif.server.process_config import (
+    ProcessConfig,
+    announce_up,
+    configure_logging,
+    on_parent_exit,
+)
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.spool import SPOOL, Spool
@@ -52,8 +59,12 @@ class Leader:
     cluster cannot be reached wait in a `HoldingQueue`.
     """
 
-    def __init__(self, settings: Settings, config: ProcessConfig) -> None:
+    def __init__(
+        self, settings: Settings, config: ProcessConfig, up: Callable[[], None] = lambda: None
+    ) -> None:
+        """Prepare a candidate, which calls `up` whenever it leads or knows for whom it waits."""
         self.settings = settings
+        self._up = up
         self._config = config
         self._objects = open_store(settings, config.results, config.secret)
         self._broker = RedisBroker(
@@ -84,7 +95,12 @@ class Leader:
         fleet = self.fleet()
         replaced = asyncio.create_task(self._lock.lost.wait())
         holding = HoldingQueue(self._broker, self._responder, _CLUSTER_LOST)
-        connecting = asyncio.create_task(fleet.connect(holding.open))
+
+        def wait() -> None:
+            holding.open()
+            self._up()
+
+        connecting = asyncio.create_task(fleet.connect(wait))
         lost = asyncio.create_task(fleet.lost.wait())
         try:
             await asyncio.wait(
@@ -93,6 +109,7 @@ class Leader:
             if connecting.done():
                 connecting.result()
                 async with self._leading(fleet, await holding.close()) as coordinator:
+                    self._up()
                     await asyncio.wait(
                         {stopping, replaced, lost}, return_when=asyncio.FIRST_COMPLETED
                     )
@@ -132,10 +149,11 @@ class Leader:
                 await self._broker.start()
                 break
             except BrokerError as error:
-                logger.warning("Cannot stand by: %s; retrying in %g s", error, _RETRY_S)
+                again = format_duration(_RETRY_S)
+                logger.warning("Cannot stand by: %s; retrying in %s", error, again)
                 await asyncio.sleep(_RETRY_S)
         logger.info("Standing by")
-        await self._lock.taken()
+        await self._lock.taken(waiting=self._up)
         logger.info("Leading")
 
     async def take_spooled(self) -> None:
@@ -170,14 +188,17 @@ class Leader:
         await self.take_spooled()  # before the ends expire that tell what does not run again
         await self._objects.start()
         await coordinator.start(held)
+        model_files = ModelFilesStorage(coordinator.controller.models, self._objects)
         publisher = Publisher(
             coordinator.controller,
+            model_files,
             SharedCache(client),
             settings.status_cache_freq_s,
             coordinator.reconciler.coming,
         )
         operations = LeaderRpc(client).serve(partial(perform_event, coordinator.control_plane))
         tasks = [
+            asyncio.create_task(model_files.run(), name="files of models"),
             asyncio.create_task(publisher.run(), name="publishing"),
             asyncio.create_task(operations, name="events"),
         ]
@@ -199,9 +220,11 @@ async def _run(leader: Leader, parent_pipe: int) -> None:
 
 def main(kind: type[Leader] = Leader) -> None:
     """Stand by or lead until told to stop."""
-    config = ProcessConfig.read(Path(sys.argv[1]))
+    file = Path(sys.argv[1])
+    config = ProcessConfig.read(file)
     configure_logging()
-    uvloop.run(_run(kind(Settings(), config), parent_pipe=int(sys.argv[2])))
+    leader = kind(Settings(), config, partial(announce_up, file))
+    uvloop.run(_run(leader, parent_pipe=int(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from ndif.server.supervised import ProcessSpec
 
 GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_UP = "up-"
 _VERBOSE_LIBRARIES = ("httpx", "httpcore")
 
 
@@ -75,6 +76,19 @@ class ProcessConfig:
             process("dispatcher", leader_module, leader_log, must_start=False),
             *(process(name, GATEWAY_MODULE, log, must_start=True) for name in names),
         ]
+
+
+def announce_up(file: Path) -> None:
+    """Note beside the configuration in `file` that this process serves; `came_up` reads it."""
+    (file.parent / f"{_UP}{os.getpid()}").touch()
+
+
+def came_up(folder: Path, pid: int, since: float) -> bool:
+    """Return True if a process has served since that Unix time, given the folder of its configuration."""
+    try:
+        return (folder / f"{_UP}{pid}").stat().st_mtime >= since
+    except FileNotFoundError:
+        return False
 
 
 def on_parent_exit(parent_pipe: int, stop: Callable[[], None]) -> None:

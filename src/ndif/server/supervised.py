@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndif.config.units import format_duration
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,10 @@ class _SupervisedProcess:
             self.was_ready = True
             backoff_s = _MIN_BACKOFF_S if is_stable else min(2 * backoff_s, _MAX_BACKOFF_S)
             logger.warning(
-                "%s ended with status %s; it starts again in %.1f s", spec.name, code, backoff_s
+                "%s ended with status %s; it starts again in %s",
+                spec.name,
+                code,
+                format_duration(backoff_s),
             )
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._stopping.wait(), backoff_s)
@@ -164,6 +168,7 @@ class _SupervisedProcess:
         stopping.cancel()
         await asyncio.wait({ended}, timeout=spec.stop_timeout_s)
         if not ended.done():
-            logger.error("%s did not stop in %g s: killed", spec.name, spec.stop_timeout_s)
+            limit = format_duration(spec.stop_timeout_s)
+            logger.error("%s did not stop within %s: killed", spec.name, limit)
             process.kill()
         return await ended

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from ndif.config.units import format_duration
 from ndif.tasks import end
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class _Clock(selectors.BaseSelector):
         """Advance the clock; nothing is ever ready to be read or written."""
         if timeout is None:
             raise DeadlockError(
-                f"At {self.now:g} s of virtual time nothing is ready and no timer is set, "
+                f"At {format_duration(self.now)} of virtual time nothing is ready and no timer is set, "
                 f"so this would never go on. {self._waiting()}"
             )
         self.now += timeout

@@ -74,9 +74,11 @@ class LeaderLock:
         self._leave = client.register_script(_LEAVE)
         self._beating: asyncio.Task[None] | None = None
 
-    async def taken(self) -> None:
-        """Wait until this process holds the lock."""
-        while not await self._holds():  # noqa: ASYNC110 - another process's state
+    async def taken(self, waiting: Callable[[], None] = lambda: None) -> None:
+        """Wait until this process holds the lock; call `waiting` each time that another one does."""
+        while not (holds := await self._holds()):
+            if holds is False:
+                waiting()
             await asyncio.sleep(_BEAT_S)
         self._beating = asyncio.create_task(self._beat_forever(), name="heartbeat")
 

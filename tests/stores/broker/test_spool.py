@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from ndif.schema.status import Status
 from ndif.server.leader import Leader
 from ndif.server.process_config import ProcessConfig
 from ndif.stores.broker import BrokerError, MemoryBroker
+from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.spool import SPOOL, Spool, SpoolError
 from ndif.stores.objects import DiskError, FileStore
 from ndif.stores.responder import Responder, last_response
@@ -100,6 +103,39 @@ async def test_many_at_once_are_few_writes(tmp_path: Path, objects: FileStore) -
         await asyncio.gather(*(spool.add(a_request()) for _ in range(100)))
     assert sum(groups) == 100
     assert len(groups) <= 3
+
+
+@pytest.mark.parametrize("payload", [SMALL, LARGE])
+@pytest.mark.parametrize("is_written", [True, False])
+@on_loop
+async def test_what_was_given_up_while_it_was_written_does_not_run(
+    tmp_path: Path, objects: FileStore, payload: bytes, is_written: bool
+) -> None:
+    """A server that stops cancels what it is busy with, and says so to the client."""
+    spool = Spool(tmp_path / "spool", objects)
+    broker = MemoryBroker(max_bytes=len(LARGE), spool=spool)
+    commit, writing, may_end = spool._commit, threading.Event(), threading.Event()
+
+    def slowly(group: list[Any]) -> None:
+        if is_written:
+            commit(group)
+        writing.set()
+        may_end.wait(10)
+        if not is_written:
+            commit(group)
+
+    spool._commit = slowly  # type: ignore[method-assign]
+    submitting = asyncio.create_task(broker.submit(a_request(payload)))
+    await asyncio.to_thread(writing.wait, 10)
+    submitting.cancel()
+    await asyncio.wait([submitting])
+    assert submitting.cancelled()
+    may_end.set()
+    kept = a_request(LARGE)
+    await broker.submit(kept)  # the place of the other is free
+    await broker.stop()
+    assert await ids(tmp_path / "spool", objects) == [kept.id]
+    assert len([*(tmp_path / "spool").iterdir()]) == 2
 
 
 @on_loop
@@ -193,6 +229,7 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
     async with opened(results / SPOOL, objects) as spool:
         for request in sent:
             await spool.add(request)
+        spool.note_attempts(sent[1].id, 1)
     config = ProcessConfig(0, results, "secret", "token", True, ())
     leader = Leader(Settings(broker_url=redis.url), config)
     await leader._broker.client.flushall()
@@ -201,6 +238,10 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
         await leader.take_spooled()
     claimed = [await leader._broker.claim() for _ in sent]
     assert [replace(c, payload=await leader._broker.payload(c)) for c in claimed] == sent
+    assert [each.attempts for each in claimed] == [0, 1]
+    inherited = RedisBroker(redis.url, objects, inline_bytes=1, counts_attempts=True)
+    assert [(await inherited.claim()).attempts for _ in sent] == [0, 1]
+    await inherited.stop()
     assert await leader._broker.client.xlen("queue") == 2
     assert await ids(results / SPOOL, objects) == []
     await leader._broker.stop()

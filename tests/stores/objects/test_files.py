@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -161,6 +162,22 @@ def test_a_sweep_takes_what_is_old_and_unfinished_uploads_too(tmp_path: Path) ->
     assert new_result in left
     running.discard()
     abandoned.discard()
+
+
+@on_loop
+async def test_a_sweep_of_many_results_holds_up_nobody(tmp_path: Path) -> None:
+    class Noting(FileStore):
+        def sweep(self) -> None:
+            super().sweep()
+            swept_by.append(threading.get_ident())
+
+    swept_by: list[int] = []
+    store = Noting(tmp_path, 0.01)
+    await store.start()
+    while len(swept_by) < 2:  # noqa: ASYNC110 - a thread's
+        await asyncio.sleep(0.01)
+    await store.stop()
+    assert threading.get_ident() not in swept_by
 
 
 def test_a_sweep_leaves_what_may_still_wait_for_its_turn(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class Cuda:
                     event.record()
                 while not event.query():
                     if time.monotonic() > until:
-                        raise RuntimeError(f"CUDA error: it did nothing for {deadline_s:g} s")
+                        raise RuntimeError(f"CUDA error: it did nothing for {deadline_s:g}s")
                     time.sleep(_POLL_S)
 
     def synchronize(self) -> None:

@@ -33,6 +33,8 @@ def encode_request(request: Request) -> bytes:
     """Encode a request without its payload."""
     record = {name: getattr(request, name) for name in _PLAIN}
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
+    if request.attempts:
+        record["attempts"] = request.attempts
     if request.key:
         record["user"] = f"{request.user}{_KEY}{request.key}"
     return _text(record).encode()

@@ -119,16 +119,22 @@ class Spool:
         return unfinished
 
     async def add(self, request: Request) -> None:
-        """Return once the disk has a request and its payload, or raise a `SpoolError`."""
+        """Return once the disk has a request and its payload, or raise a `SpoolError`.
+
+        If the caller is cancelled, the disk does not keep the request: nobody was told that it is accepted.
+        """
         payload: bytes | bytearray | None = request.payload
-        if len(request.payload) > _INLINE_BYTES:
-            await asyncio.to_thread(self._write_payload, request)
-            payload = None
-        values = (request.id, encode_request(request), len(request.payload), payload)
         try:
+            if len(request.payload) > _INLINE_BYTES:
+                await asyncio.to_thread(self._write_payload, request)
+                payload = None
+            values = (request.id, encode_request(request), len(request.payload), payload)
             await self._write(_ADD, values)
         except SpoolError:
             self._path(request.id).unlink(missing_ok=True)
+            raise
+        except asyncio.CancelledError:
+            self.remove(request.id)  # which comes after the write that is under way
             raise
 
     async def payload(self, request_id: str) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import time
@@ -16,6 +17,8 @@ from tempfile import mkstemp
 from ndif.stores.disk import disk_problem, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
 from ndif.tasks import end
+
+logger = logging.getLogger(__name__)
 
 _SWEEPS_PER_LIFETIME = 10
 _PART = ".ndif-part-"
@@ -160,7 +163,12 @@ class FileStore:
 
     async def _sweep_forever(self) -> None:
         while True:
-            self.sweep()
+            try:
+                await asyncio.to_thread(
+                    self.sweep
+                )  # a folder of many results, on a disk that is slow
+            except OSError as error:
+                logger.warning("expired results cannot be deleted: %s", disk_problem(error))
             await asyncio.sleep(min(60.0, self.ttl_s / _SWEEPS_PER_LIFETIME))
 
     def sweep(self) -> None:

@@ -252,7 +252,7 @@ class RedisBroker:
         if not self._counts_attempts:
             return request
         noted = await self.client.hget(record_of(request.id), "attempts")
-        return replace(request, attempts=int(noted or 0))
+        return request if noted is None else replace(request, attempts=int(noted))
 
     async def _others_hold_claims(self) -> bool:
         """Return True if a leader before this one has claimed requests since they were taken over.

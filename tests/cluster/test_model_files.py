@@ -1,0 +1,114 @@
+"""The files of accepted models on the machine that leads, as gateways have them on others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from ndif.cluster import model_files
+from ndif.cluster.controller import Controller
+from ndif.cluster.model_files import ModelFilesStorage
+from ndif.cluster.models import Models
+from ndif.control.remote import Publisher
+from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
+from ndif.schema.deployment import DeploymentConfig
+from ndif.stores.leader import SharedCache
+from ndif.stores.objects import FileStore, ObjectStoreError
+from ndif.stores.redis import connect
+from ndif.tasks import end
+from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
+from tests.serving import serving
+
+NAME = "org/name"
+
+
+class AwayAtFirst(FileStore):
+    """An object store that cannot be reached at first."""
+
+    is_away = True
+
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
+        if self.is_away:
+            self.is_away = False
+            raise ObjectStoreError("it is away")
+        await super().put(key, content, soon=soon)
+
+
+def unasked(*_: object) -> Any:
+    raise NotImplementedError
+
+
+@contextlib.asynccontextmanager
+async def published(
+    redis: RedisServer, models: Models, objects: FileStore, folder: Path
+) -> AsyncIterator[str]:
+    """A leader that publishes, and the address of a gateway's hub on another machine."""
+    redis.command("flushall")
+    client, mirror = connect(redis.url), HfMirror(share_weights=False)
+    storing = ModelFilesStorage(models, objects)
+    controller = Controller(models, unasked, unasked, unasked)  # nothing is deployed
+    publisher = Publisher(controller, storing, SharedCache(client), life_s=60.0)
+    gateway = PublishedHfMirror(mirror, SharedCache(client), objects, folder / "gateway")
+    tasks = [asyncio.create_task(each.run()) for each in (storing, publisher, gateway)]
+    try:
+        with serving(Starlette(routes=[Mount("/hub", routes=mirror.routes())])) as url:
+            yield f"{url}/hub"
+    finally:
+        await end(tasks)
+        await client.aclose()
+
+
+async def until_served(url: str) -> httpx.Response:
+    async with httpx.AsyncClient() as http:
+        while (answer := await http.get(url)).status_code != httpx.codes.OK:  # noqa: ASYNC110 - another's
+            await asyncio.sleep(0.05)
+    return answer
+
+
+@on_loop
+async def test_a_model_is_served_to_clients_before_any_replica_is_up(
+    redis: RedisServer, tmp_path: Path, tiny_gpt2: Path
+) -> None:
+    config = DeploymentConfig(NAME, str(tiny_gpt2), dedicated=True)
+    elsewhere = DeploymentConfig("org/elsewhere", "org/elsewhere", dedicated=True)
+    private = replace(config, repo_id="org/own", revision="a-users-own", dedicated=False)
+    models = Models([elsewhere, config])
+    models.put(private).on_demand = True
+    objects = FileStore(tmp_path / "objects", 3600)
+    async with published(redis, models, objects, tmp_path) as url:
+        info = (await until_served(f"{url}/api/models/{NAME}")).json()
+        assert (info["id"], info["pipeline_tag"]) == (NAME, "text-generation")
+        answer = await until_served(f"{url}/{NAME}/resolve/main/config.json")
+        assert answer.content == (tiny_gpt2 / "config.json").read_bytes()
+        async with httpx.AsyncClient() as http:
+            for absent in (
+                f"{url}/api/models/org/elsewhere",
+                f"{url}/api/models/org/own",
+                f"{url}/{NAME}/resolve/main/model.safetensors",
+            ):
+                assert (await http.get(absent)).status_code == httpx.codes.NOT_FOUND
+        # One that is deployed while the server runs, too.
+        models.put(replace(config, repo_id="org/later"))
+        assert (await until_served(f"{url}/api/models/org/later")).json()["id"] == "org/later"
+
+
+@on_loop
+async def test_a_store_that_is_away_is_asked_again(
+    redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_files, "_LOOK_AGAIN_S", 0.1)
+    models = Models([DeploymentConfig(NAME, str(tiny_gpt2), dedicated=True)])
+    objects = AwayAtFirst(tmp_path / "objects", 3600)
+    async with published(redis, models, objects, tmp_path) as url:
+        await until_served(f"{url}/api/models/{NAME}")
+    assert not objects.is_away
