@@ -45,6 +45,10 @@ for line in sys.stdin:
     elif what == "file":
         area = mmap.mmap(os.open(sys.executable, os.O_RDONLY), 0, prot=mmap.PROT_READ)
         kept.append((area, sum(area[::4096])))
+    elif what == "tables":
+        area = mmap.mmap(-1, int(number) << 9, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        area.madvise(mmap.MADV_NOHUGEPAGE)
+        kept.append((area, sum(area[:: 1 << 21])))
     elif what == "threads":
         for _ in range(int(number)):
             threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
@@ -110,6 +114,12 @@ def test_private_and_shared_memory_count(process: Process) -> None:
         before = process.taken().memory_bytes
         process.take(what, 32 * MIB)
         assert 32 * MIB <= process.taken().memory_bytes - before < 36 * MIB
+
+
+def test_page_tables_count(process: Process) -> None:
+    before = process.taken().memory_bytes
+    process.take("tables", 32 * MIB)
+    assert 32 * MIB <= process.taken().memory_bytes - before < 36 * MIB
 
 
 def test_pages_of_files_do_not_count(process: Process) -> None:

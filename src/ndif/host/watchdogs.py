@@ -18,6 +18,8 @@ from ndif.sizes import format_size
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.05
+_MEMORY_FIELDS = ("RssAnon", "RssShmem", "VmSwap", "HugetlbPages", "VmPTE")
+"""Fields of /proc/PID/status; the pages of files are not among them."""
 _SAMPLE_LIFETIME_S = 0.25
 _MAX_MISSES = 20
 """Samples without a live runner, after which the driver counts as unable to name its processes."""
@@ -30,7 +32,7 @@ class ResourceUsage:
     """The memory and threads of a process."""
 
     memory_bytes: int
-    """Anonymous and shared memory; the kernel can reclaim the pages of files."""
+    """Memory that the kernel cannot take back: anonymous, shared, swapped out, huge pages, page tables."""
     threads: int
 
     @classmethod
@@ -43,8 +45,9 @@ class ResourceUsage:
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         if "RssAnon" not in fields:
             return None  # the process is ending
-        pages = int(fields["RssAnon"].split()[0]) + int(fields["RssShmem"].split()[0])
-        return cls(pages << 10, int(fields["Threads"]))
+        # A kernel without swap or huge pages has no field for them.
+        kibibytes = sum(int(fields[each].split()[0]) for each in _MEMORY_FIELDS if each in fields)
+        return cls(kibibytes << 10, int(fields["Threads"]))
 
 
 @dataclass(frozen=True, slots=True)

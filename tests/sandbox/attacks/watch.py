@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import secrets
 import selectors
@@ -99,6 +100,26 @@ class TensorStays(SecretStays):
         self.targets |= {
             "secret_tensors": str(self._folder / "secret.pt"),
             "secret_array": str(self._folder / "secret.npy"),
+        }
+
+
+class LoadableSecretStays(SecretStays):
+    """A secret in a folder of code that a library runs, and in a tokenizer that one loads."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        code = self._folder / "custom_generate"
+        code.mkdir()
+        (code / "generate.py").write_text(
+            f"def generate(model, **options):\n    raise ValueError({self.secret!r})\n"
+        )
+        tokenizer = json.loads((site.models / "served" / "tokenizer.json").read_text())
+        vocabulary = tokenizer["model"]["vocab"]
+        vocabulary[self.secret] = len(vocabulary)
+        (self._folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        self.targets |= {
+            "code_folder": str(self._folder),
+            "secret_tokenizer": str(self._folder / "tokenizer.json"),
         }
 
 

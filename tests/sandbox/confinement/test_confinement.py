@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -431,6 +432,26 @@ def utime(given: Given) -> None:
     os.utime(given.inside / "file", (1, 1))
 
 
+# Memory that no limit counts.
+
+
+@attempt("calls")
+def share_memory(_: Given) -> None:
+    mmap.mmap(-1, mmap.PAGESIZE)
+
+
+@attempt("calls")
+def share_memory_by_number(_: Given) -> None:
+    validated = 3  # MAP_SHARED_VALIDATE, as later kernels have it
+    call("mmap", NULL, mmap.PAGESIZE, mmap.PROT_READ, validated | mmap.MAP_ANONYMOUS, -1, 0)
+
+
+@still
+def map_a_file(given: Given) -> None:
+    with (given.inside / "file").open("rb") as file:
+        mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)[:1]
+
+
 # Processes.
 
 
@@ -752,7 +773,7 @@ def pipes_and_waiting(_: Given) -> None:
 
 @still
 def memory(_: Given) -> None:
-    with mmap.mmap(-1, 1 << 20) as area:
+    with mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
         area.madvise(mmap.MADV_DONTNEED)
     assert len(bytearray(MEMORY // 2)) == MEMORY // 2
 
@@ -870,8 +891,16 @@ def a_call_of_x32(_: Given) -> None:
     libc.syscall(ctypes.c_long(0x40000000 | 39))
 
 
+def a_call_of_x32_in_a_thread(given: Given) -> None:
+    thread = threading.Thread(target=a_call_of_x32, args=(given,))
+    thread.start()
+    time.sleep(2)
+
+
 def a_call_of_32_bits(_: Given) -> None:
-    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    prot = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags, prot)
     page.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")  # mov eax, 20 (getpid); int 0x80; ret
     ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
 
@@ -904,6 +933,7 @@ LOOKS: dict[str, Try] = {
         start_many_threads,
         kill_in_earnest,
         a_call_of_x32,
+        a_call_of_x32_in_a_thread,
         a_call_of_32_bits,
         clone3,
         import_more,
@@ -1291,7 +1321,9 @@ def test_it_kills_no_other_process(lab: Lab) -> None:
     assert answer["victim"]
 
 
-@pytest.mark.parametrize("name", ["a_call_of_x32", "a_call_of_32_bits"])
+@pytest.mark.parametrize(
+    "name", ["a_call_of_x32", "a_call_of_x32_in_a_thread", "a_call_of_32_bits"]
+)
 def test_the_table_of_another_architecture_is_the_end(own: Lab, name: str) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("an architecture with one table")
@@ -1415,7 +1447,11 @@ OF_ANOTHER_DESCRIPTOR = {"type_into_a_terminal", "be_signalled_for_a_descriptor"
 """Ioctls whose outcome depends on the kind of the descriptor or on its owner."""
 
 
-@pytest.mark.parametrize("name", [name for name in ATTEMPTS if name not in OF_ANOTHER_DESCRIPTOR])
+ALLOWED_ON_A_GPU = {"share_memory", "share_memory_by_number"}
+"""Attempts that a driver may need: docs/security.md says so."""
+
+
+@pytest.mark.parametrize("name", sorted(ATTEMPTS.keys() - OF_ANOTHER_DESCRIPTOR - ALLOWED_ON_A_GPU))
 def test_a_process_on_a_gpu_cannot(own: Lab, name: str) -> None:
     assert own.attempted(name, "gpu") in REFUSED
 
@@ -1423,6 +1459,11 @@ def test_a_process_on_a_gpu_cannot(own: Lab, name: str) -> None:
 def test_driver_ioctls_are_allowed_only_on_a_gpu(own: Lab) -> None:
     assert own.outcome("speak_to_a_driver", "gpu") == "ENOTTY"
     assert own.outcome("speak_to_a_driver") == "EPERM"
+
+
+@pytest.mark.parametrize("name", sorted(ALLOWED_ON_A_GPU))
+def test_a_driver_may_share_memory(own: Lab, name: str) -> None:
+    assert own.attempted(name, "gpu") != "EPERM"
 
 
 if __name__ == "__main__":

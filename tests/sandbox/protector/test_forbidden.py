@@ -187,6 +187,18 @@ REFUSED = [
     ("AttributeError: 'function' object has no attribute", "import numpy, torch\ntorch.vmap(numpy.ndarray).tofile"),
     ("AttributeError: X.format is no parameter", "from sklearn.decomposition import PCA\nclass X(PCA, str):\n def __init__(self, format=1): pass\nX('{0.__class__}').get_params()"),
     ("AttributeError: X.to_csv is not available", "import os, pandas\nclass X(type(os), pandas.DataFrame):\n def __init__(self): pass\n __getattribute__ = pandas.DataFrame.__getattribute__\nX().to_csv"),
+    # texts that libraries take for names and for code; what such a library gives
+    ("AttributeError: torch.cuda.nvtx is not available on this server: it looks up", "import torch\ntorch.cuda.nvtx"),
+    ("AttributeError: the printmethod '__getattribute__' of a printer", "from sympy.printing.str import StrPrinter\nclass P(StrPrinter):\n printmethod = '__getattribute__'\nP().doprint(1)"),
+    ("AttributeError: the printmethod '_build' of a printer", "from sympy.printing.str import StrPrinter\nfrom sympy.polys.monomials import MonomialOps\nclass P(StrPrinter):\n printmethod = '_build'\nP().doprint(MonomialOps(1))"),
+    ("TypeError: the printmethod of a printer must be", "from sympy.printing.str import StrPrinter\nclass P(StrPrinter):\n def __getattribute__(self, name):\n  return 'format' if name == 'printmethod' else super().__getattribute__(name)\nP().doprint('')"),
+    ("SyntaxError: on this server, the names in an expression", "import sympy\nx = sympy.Symbol('x')\nsympy.nsolve(sympy.Function('print(chr(1), \"\") or abs')(x), x, 1)"),
+    ("SyntaxError: on this server, the names in an expression", "from sympy.polys.monomials import MonomialOps\nclass M(MonomialOps): pass\nM(1)._build('import os', 'os')"),
+    ("NameError: name 'open' is not defined", "from sympy.polys.monomials import MonomialOps\nclass M(MonomialOps): pass\nM(1)._build('x = open(1)', 'x')"),
+    ("AttributeError: a redirection replaces stdout or stderr", "import contextlib\nclass R(contextlib.redirect_stdout): _stream = 'modules'\nR({}).__enter__()"),
+    ("AttributeError: a redirection replaces stdout or stderr", "import contextlib\nclass R(contextlib.redirect_stdout): _stream = 'modules'\nR({}).__exit__(None, None, None)"),
+    ("TypeError: a dataclass cannot have a field '__globals__'", "import dataclasses\n@dataclasses.dataclass\nclass A: __globals__: object = None"),
+    ("TypeError: a dataclass cannot have a field '__class__'", "import dataclasses\n@dataclasses.dataclass\nclass A: __class__: object = None"),
     ("TypeError: cached_property belongs to a class", "import functools, torch\nclass C(functools.cached_property): pass\nc = C(print)\nc.__set_name__(None, 'x')\nc.__get__(torch)"),
 ]  # fmt: skip
 
@@ -293,6 +305,39 @@ def test_a_module_found_in_a_container_is_wrapped_or_refused() -> None:
     assert text.startswith("AttributeError: the module 'os' is not available on this server")
     text, _ = refusal("found['m'].save", found={"m": torch})
     assert text.startswith("AttributeError: torch.save is not available")
+
+
+FOUND = {
+    "a loader": "found[0].get_data('x')",
+    "its class": "found[1].get_data(None, 'x')",
+    "a finder": "found[2].find_spec('os')",
+    "a file": "found[3].read()",
+    "a call": "found[0:1] and x.__globals__",
+    "by match": "import operator\noperator.attrgetter('get_data')(found[0])",
+}
+
+
+@pytest.mark.parametrize("way", FOUND)
+def test_nothing_of_the_servers_own_modules_is_used_even_if_it_is_found(way: str) -> None:
+    import importlib.machinery
+
+    loader = importlib.machinery.SourceFileLoader("x", __file__)
+    with open(__file__) as file:  # noqa: PTH123
+        found = [loader, type(loader), importlib.machinery.PathFinder, file]
+        text, _ = refusal(FOUND[way], found=found, x=print)
+    assert text.startswith("AttributeError: ")
+    assert "not available on this server" in text
+
+
+@pytest.mark.parametrize("name", ["open", "eval", "exec", "compile", "__import__", "getattr"])
+def test_a_builtin_found_in_a_container_is_the_guarded_one_or_none(name: str) -> None:
+    import builtins
+
+    found = {"it": vars(builtins)[name]}
+    text, _ = refusal("found['it']('1')", found=found)
+    assert text == f"AttributeError: {name}() is not available on this server"
+    text, _ = refusal("import operator\noperator.itemgetter('it')(found)", found=found)
+    assert text == f"AttributeError: {name}() is not available on this server"
 
 
 def test_other_code_is_not_guarded() -> None:

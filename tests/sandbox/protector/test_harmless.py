@@ -434,11 +434,49 @@ SNIPPETS = {
         result = [a.tolist(), float(norm(a)), np.mean(a), a.T.shape, rng.normal(size=2).tolist(),
                   np.fft.fft([1, 2]).tolist(), a.astype(np.float32).dtype.name]
     """,
+    "redirection": """
+        import contextlib
+        class Text:
+            def __init__(self):
+                self.lines = []
+            def write(self, text):
+                self.lines.append(text)
+        text = Text()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stdout(text):
+            print("a line")
+        result = text.lines
+    """,
+    "functions in containers": """
+        import collections, math, torch
+        by_name = {"sum": torch.sum, "sin": math.sin, "own": lambda x: x, "len": len, "print": print}
+        by_name |= {"append": [1].append, "relu": torch.nn.functional.relu, "module": math}
+        result = [by_name[each](torch.ones(2)).tolist() for each in ("sum", "relu", "own")]
+        result += [by_name["sin"](0), by_name["len"]([1]), by_name["module"].pi, by_name["append"](2)]
+        result += [collections.ChainMap(by_name)["sin"](0.5)]
+    """,
+    "private fields": """
+        from dataclasses import dataclass, field, asdict
+        @dataclass
+        class Probe:
+            layer: int
+            _cache: dict = field(default_factory=dict)
+        result = [repr(Probe(1)), Probe(1) == Probe(1), asdict(Probe(2, {"a": 1})), Probe(3)._cache]
+    """,
     "sympy": """
         import sympy
         x = sympy.Symbol("x")
         result = [str(sympy.expand((x + 1) ** 2)), str(sympy.sympify("x**2 + 2*x").diff(x)),
                   str(sympy.simplify("sin(y)**2 + cos(y)**2"))]
+        y, S = sympy.symbols("y S")
+        result += [str(sympy.nsolve(sympy.cos(x) - x, x, 1)), str(sympy.latex(x / y, mul_symbol="dot")),
+                   str(sympy.nsolve([x + S - 3, x - S], [x, S], [1, 1]).T), sympy.ccode(sympy.sqrt(x)),
+                   str(sympy.groebner([x**2 - y, y**3 - x], x, y)), sympy.pretty(x + 1), sympy.srepr(x),
+                   [str(each.evalf(5)) for each in sympy.Poly(x**5 - x + 1).all_roots()],
+                   str(sympy.Sum(1 / x**2, (x, 1, sympy.oo)).evalf(8)), sympy.pycode(sympy.Max(x, y))]
+        class Mine(sympy.Function):
+            def _latex(self, printer):
+                return "mine " + printer.doprint(self.args[0])
+        result += [sympy.latex(Mine(x))]
     """,
     "annotations": """
         import torch
@@ -509,3 +547,19 @@ def test_a_tree_is_left_as_it_is() -> None:
     before = ast.dump(tree, include_attributes=True)
     protector().compile(tree, FILE)
     assert ast.dump(tree, include_attributes=True) == before
+
+
+PRINTER = """
+    import sympy
+    from sympy.printing.str import StrPrinter
+    class Mine(sympy.Function):
+        def _own(self, printer):
+            return "own of " + printer.doprint(self.args[0])
+    class Printer(StrPrinter):
+        printmethod = "_own"
+    result = Printer().doprint(Mine(sympy.Symbol("x")))
+"""
+
+
+def test_a_users_printer_asks_the_users_objects() -> None:
+    assert guarded(textwrap.dedent(PRINTER))["result"] == "own of x"

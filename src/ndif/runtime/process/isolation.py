@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ndif.runtime.process.namespaces import Namespaces
     from ndif.runtime.process.warmup_request import WarmupRequest
     from ndif.sandbox.protector import Protector
+    from ndif.sandbox.protector.audit import PermittedPaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Isolation:
     untrusted: UntrustedSettings
     confinement: Confinement
     policy: Protector | None
+    permitted: PermittedPaths | None
+    """Files that the policy lets Python open; None without a policy."""
     namespaces: Namespaces | None = None
     """The namespaces of a process that has run no user's code; None where each runner runs one request."""
 
@@ -42,7 +45,7 @@ class Isolation:
             from ndif.sandbox.protector import Protector
 
             policy = Protector(Path(untrusted.whitelist) if untrusted.whitelist else None)
-        return cls(untrusted, confinement, policy)
+        return cls(untrusted, confinement, policy, _permitted(untrusted, confinement))
 
     def warm_up(self, warmup_request: WarmupRequest) -> None:
         """Run a request under the policy, so that later ones find its modules and files loaded."""
@@ -59,14 +62,26 @@ class Isolation:
         """Return the same around a model whose weights have moved to other devices."""
         if self.confinement.rules is not None:
             os.close(self.confinement.rules)
-        return replace(self, confinement=_confinement(self.untrusted, folder, driver))
+        confinement = _confinement(self.untrusted, folder, driver)
+        permitted = _permitted(self.untrusted, confinement)
+        return replace(self, confinement=confinement, permitted=permitted)
 
     def enter(self, start_driver: Callable[[], None] | None) -> None:
-        """Confine this process; see `Confinement.apply`."""
+        """Confine this process; see `Confinement.apply` and `Protector.enter`."""
         # A confined process reaches no hub: an adapter is in this cache, or is not available.
         constants.HF_HUB_OFFLINE = True
         constants.HF_HUB_CACHE = self.untrusted.adapters
         self.confinement.apply(start_driver)
+        if self.policy is not None and self.permitted is not None:
+            self.policy.enter(self.permitted)
+
+
+def _permitted(untrusted: UntrustedSettings, confinement: Confinement) -> PermittedPaths | None:
+    if not untrusted.protector:
+        return None
+    from ndif.sandbox.protector.audit import PermittedPaths
+
+    return PermittedPaths.of(*confinement.paths())
 
 
 def _confinement(

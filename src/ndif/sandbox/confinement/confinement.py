@@ -199,6 +199,10 @@ class Confinement:
         if self.mode != "off":
             limits.allow_result_file()
 
+    def paths(self) -> tuple[list[Path], list[Path]]:
+        """Return the paths that untrusted code may read, and those that it may also write to."""
+        return _paths(self.readable, self.driver)
+
 
 def driver_variables() -> dict[str, str]:
     """Return this process's environment variables that select GPUs and configure how they compute."""

@@ -1,7 +1,7 @@
 """seccomp: the system calls that a confined process may make (seccomp(2), by libseccomp).
 
 The filter is an allow-list, so calls of later kernels are refused until they are reviewed. Other calls fail
-with EPERM. Calls of another architecture's table (32-bit, x32) end the process.
+with EPERM. Calls of another architecture's table (32-bit, x32) end the process, with all its threads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pyseccomp as seccomp
 
 from ndif.sandbox.confinement.limits import PR_SET_NO_NEW_PRIVS, check, libc, prctl
 
-_MEMORY = """brk madvise mmap mprotect mremap msync munmap membarrier get_mempolicy"""
+_MEMORY = """brk madvise mprotect mremap msync munmap membarrier get_mempolicy"""
 _THREADS = """futex futex_requeue futex_wait futex_waitv futex_wake futex_time64 get_robust_list getcpu
     gettid restart_syscall rseq sched_get_priority_max sched_get_priority_min sched_getaffinity sched_yield
     set_robust_list set_tid_address exit exit_group"""
@@ -32,6 +33,8 @@ _SELF = """arch_prctl getegid geteuid getgid getgroups getpgid getpgrp getpid ge
     getresgid getresuid getsid getuid sysinfo uname umask"""
 
 _ALLOWED = " ".join((_MEMORY, _THREADS, _SIGNALS, _TIME, _FILES, _SELF)).split()
+
+_SHARED, _ANONYMOUS = mmap.MAP_SHARED, mmap.MAP_ANONYMOUS
 
 _CLONE_VM, _CLONE_THREAD = 0x100, 0x10000
 _THREAD = _CLONE_VM | _CLONE_THREAD
@@ -108,8 +111,14 @@ class _Program(ctypes.Structure):
 
 def _rules(*, devices: bool) -> seccomp.SyscallFilter:
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
+    rules.set_attr(seccomp.Attr.ACT_BADARCH, seccomp.KILL_PROCESS)
     for name in _ALLOWED:
         _allow(rules, name)
+    # A page of shared anonymous memory that is written and dropped is held, and counted nowhere.
+    _allow(rules, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, _SHARED, 0))
+    # A GPU's driver may map such memory of its own.
+    of_file = _SHARED if devices else _SHARED | _ANONYMOUS
+    _allow(rules, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, of_file, _SHARED))
     # Threads, not processes. A filter cannot read the arguments of clone3, so glibc falls back to clone.
     _allow(rules, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _THREAD, _THREAD))
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")

@@ -29,6 +29,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ndif.sandbox.protector import unpickling
+from ndif.sandbox.protector.audit import PermittedPaths, refuse_effects
 from ndif.sandbox.protector.builtins import Builtins
 from ndif.sandbox.protector.definitions import Definitions
 from ndif.sandbox.protector.guards import AccessGuards
@@ -86,6 +87,10 @@ class Protector:
         self._prefix_cache: list[CachedPrefix] = []
         for name in _EAGER:
             self._modules.get(name)
+
+    def enter(self, permitted: PermittedPaths) -> None:
+        """Let Python open only the permitted files in this process from here on; its model is loaded."""
+        refuse_effects(permitted)
 
     def compile(
         self, source: str | ast.AST, filename: str, mode: str = "exec", *_: Any, **__: Any

@@ -291,6 +291,10 @@ def as_dataclass(cls: Any, options: Mapping[str, Any]) -> Any:
 
     Annotations that are text would be looked up in the class's module, which is on the user's machine.
     """
+    for name in inheritance.content(cls).get("__annotations__", {}):
+        # The generated methods read the fields of any object that they are called with, without guards.
+        if str(name).startswith("__"):
+            raise TypeError(f"a dataclass cannot have a field {name!r} on this server")
     module, cls.__module__ = cls.__module__, "builtins"
     made: Any = dataclasses.dataclass(**options)(cls)
     cls.__module__ = made.__module__ = module

@@ -12,7 +12,7 @@ import functools
 import sys
 import typing
 from collections.abc import Callable, Container, Mapping
-from types import FunctionType, GenericAlias, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GenericAlias, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from ndif.sandbox.protector.libraries import (
     GuardedLookups,
     guard_copying,
     guard_pandas,
+    guard_redirection,
+    guard_templates,
+    guard_transformers,
     guard_wrapping,
 )
 from ndif.sandbox.protector.modules import Modules, ProtectedModule, SyntheticModule, UserModule
@@ -39,6 +42,9 @@ _GUARDED_MODULES = (ProtectedModule, SyntheticModule, Placeholder, UserModule)
 _ALIASES = (GenericAlias, typing._BaseGenericAlias)  # type: ignore[attr-defined]
 _FORWARDING = (MethodType, *_ALIASES)
 """Classes whose instances give the attributes of another object as their own: `list[int]`, `x.method`."""
+
+_CHECKED_ITEMS = frozenset((ModuleType, BuiltinFunctionType, FunctionType))
+"""Classes of values that a container of the server's may hold and a block may not use."""
 
 _NO_NAMES: frozenset[str] = frozenset()
 _WRAPPED = ("__getattribute__", "_module", "_envoy")
@@ -74,12 +80,16 @@ class AccessGuards:
         self._restricted: PerClassCache[Container[str]] = PerClassCache(self._restricted_names)
         """Attributes of a class's instances that need more than the fast path."""
         self._is_of_nnsight = PerClassCache(_is_of_nnsight)
+        self._is_foreign = PerClassCache(self._has_foreign_home)
         self._is_of_library = PerClassCache(_is_of_library)
         self.builtins: dict[str, Any] = {}
         self.attribute = self._fast()
         self.texts = GuardedLookups(self.read, self.item)
         guard_copying(self.owns)
         guard_wrapping()
+        guard_redirection()
+        guard_templates(self.check)
+        guard_transformers()
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Return the guards by the names that the transformer uses."""
@@ -143,6 +153,7 @@ class AccessGuards:
             issubclass(cls, (ModuleType, type, super, torch.nn.Module, *_FORWARDING))
             or self._is_of_nnsight[cls]
             or is_of_model_libraries(cls)
+            or self._is_foreign[cls]
         ):
             return _ALL_NAMES
         if any(home(each).partition(".")[0] == "pandas" for each in bases(cls)):
@@ -229,6 +240,7 @@ class AccessGuards:
 
     def _check_object(self, value: Any, name: str) -> None:
         kind = type(value)
+        self._check_home(kind, name)
         _check_denied(self._denied[kind], kind, name)
         if self._is_of_nnsight[kind]:
             _check_denied(self._whitelist.nnsight, kind, name)
@@ -252,6 +264,23 @@ class AccessGuards:
                 raise AttributeError(self._refusal(value, each))
             if wrapped is not None:
                 self._check(wrapped, name)
+
+    def _check_home(self, cls: type, name: str) -> None:
+        """Check that a block may use the objects of a class, by the module that defines it.
+
+        Whichever way it came by one: by a library that looks up what a text names, for example.
+        """
+        if self._is_foreign[cls] and name not in names.DESCRIBING:
+            raise AttributeError(
+                f"{inheritance.full_name(cls)}.{name} is not available on this server: a block uses no "
+                f"object of the module {home(cls)!r}"
+            )
+
+    def _has_foreign_home(self, cls: type) -> bool:
+        return not issubclass(cls, BaseException) and any(
+            home(each).partition(".")[0] in names.FOREIGN and not self._is_user_class(each)
+            for each in bases(cls)
+        )
 
     def check(self, value: Any, name: str) -> None:
         """Check a public attribute that nnsight is about to read for the user."""
@@ -279,6 +308,7 @@ class AccessGuards:
         """
         if name in names.INHERITED:
             raise AttributeError(self._refusal(cls, name))
+        self._check_home(cls, name)
         _check_denied(self._denied[cls], cls, name)
         origin = inheritance.definer(classes, name)
         if self._is_user_class(cls if origin is None else origin):
@@ -297,12 +327,13 @@ class AccessGuards:
         return value
 
     def _item(self) -> Callable[[Any, Any], Any]:
-        restricted, item = self._restricted, self.item
+        restricted, item, found = self._restricted, self.item, self._found
 
         def guarded(value: Any, key: Any) -> Any:
             if restricted[type(value)] is _ALL_NAMES:
                 return item(value, key)
-            return value[key]
+            result = value[key]
+            return found(result) if type(result) in _CHECKED_ITEMS else result
 
         return guarded
 
@@ -314,7 +345,24 @@ class AccessGuards:
                 return value[key] if key.isdigit() else self.read(value, key)
             if not isinstance(key, slice):
                 key = key.__index__()
-        return value[key]
+        result = value[key]
+        return self._found(result) if type(result) in _CHECKED_ITEMS else result
+
+    def _found(self, value: Any) -> Any:
+        """Return a module or function that a container holds: the server's own may hold any.
+
+        Raises:
+            AttributeError: If a block may not use it.
+        """
+        if isinstance(value, ModuleType):
+            return self._modules.wrap(value)
+        if self.own_function(value):
+            return value
+        origin = str(getattr(value, "__module__", None)).partition(".")[0]
+        of_python = origin == "builtins" and type(value) is BuiltinFunctionType
+        if origin in names.FOREIGN or (of_python and value not in self.builtins.values()):
+            raise AttributeError(f"{value.__name__}() is not available on this server")
+        return value
 
     def own(self, cls: type) -> None:
         """Record that `cls` is one of the user's own classes."""

@@ -9,15 +9,21 @@ do.
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import copy
 import functools
 import importlib
+import os
+import re
 import string
+import sys
 from _string import formatter_field_name_split  # type: ignore[import-not-found]
 from collections.abc import Callable, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
+from ndif.sandbox.protector import inheritance
 from ndif.sandbox.protector.names import FORMAT_METHODS, words
 from ndif.sandbox.protector.transformer import private
 from ndif.sandbox.protector.whitelist import Whitelist
@@ -177,6 +183,96 @@ def _owned(value: Any) -> bool:
     return any(owns(value) for owns in _owners)
 
 
+def guard_redirection() -> None:
+    """Make `contextlib.redirect_stdout` and its kind replace the two streams, and nothing else of `sys`."""
+    contextlib._RedirectStream.__enter__ = _redirect  # type: ignore[method-assign]
+    contextlib._RedirectStream.__exit__ = _restore  # type: ignore[method-assign]
+
+
+def _redirect(self: Any) -> Any:
+    stream = _stream_of(self)
+    self._old_targets.append(getattr(sys, stream))
+    setattr(sys, stream, self._new_target)
+    return self._new_target
+
+
+def _restore(self: Any, *_: object) -> None:
+    setattr(sys, _stream_of(self), self._old_targets.pop())
+
+
+def _stream_of(redirection: Any) -> str:
+    named: str = redirection._stream
+    if type(named) is not str or named not in ("stdout", "stderr"):
+        raise AttributeError("a redirection replaces stdout or stderr on this server")
+    return named
+
+
+def guard_transformers() -> None:
+    """Make transformers report the code and the tokenizers that it loads, so that a block loads none.
+
+    See `audit`. transformers itself opens only the files of Python; its tokenizers are opened by others.
+    """
+    generation: Any = importlib.import_module("transformers.generation.utils")
+    load = generation.GenerationMixin.load_custom_generate
+    if getattr(load, "guarded", False):
+        return
+
+    def load_custom_generate(self: Any, *arguments: Any, **options: Any) -> Any:
+        sys.audit(LOADS_CODE)
+        return load(self, *arguments, **options)
+
+    load_custom_generate.guarded = True  # type: ignore[attr-defined]
+    generation.GenerationMixin.load_custom_generate = load_custom_generate
+    dynamic: Any = importlib.import_module("transformers.dynamic_module_utils")
+    take = dynamic.get_class_in_module
+
+    def get_class_in_module(*arguments: Any, **options: Any) -> Any:
+        sys.audit(LOADS_CODE)
+        return take(*arguments, **options)
+
+    dynamic.get_class_in_module = generation.get_class_in_module = get_class_in_module
+    for name in ("tokenization_utils_tokenizers", "tokenization_utils_fast"):
+        with contextlib.suppress(ImportError):
+            backend: Any = importlib.import_module(f"transformers.{name}")
+            cls = backend.PreTrainedTokenizerFast
+            if not getattr(cls.__init__, "guarded", False):
+                cls.__init__ = _reporting(cls.__init__)
+
+
+LOADS_CODE = "ndif.loads_code"
+"""The audit event of a library that is about to run the code of a repository."""
+
+
+def _reporting(start: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(start)
+    def reported(self: Any, *arguments: Any, **options: Any) -> None:
+        for name in ("tokenizer_file", "vocab_file", "merges_file", "gguf_file"):
+            if isinstance(options.get(name), str | os.PathLike):
+                sys.audit("open", os.fspath(options[name]), "r", os.O_RDONLY)
+        start(self, *arguments, **options)
+
+    reported.guarded = True  # type: ignore[attr-defined]
+    return reported
+
+
+def guard_templates(check: Callable[[Any, str], None]) -> None:
+    """Make the templates of chats read no attribute that a block may not."""
+    sandbox: Any = importlib.import_module("jinja2.sandbox")
+    permits = sandbox.SandboxedEnvironment.is_safe_attribute
+    if getattr(permits, "guarded", False):
+        return
+
+    def is_safe_attribute(self: Any, obj: Any, attr: str, value: Any) -> bool:
+        try:
+            check(obj, str(attr))
+        except AttributeError:
+            return False
+        return bool(permits(self, obj, attr, value))
+
+    is_safe_attribute.guarded = True  # type: ignore[attr-defined]
+    sandbox.SandboxedEnvironment.is_safe_attribute = is_safe_attribute
+
+
 def guard_wrapping() -> None:
     """Make `functools.wraps` copy attributes of functions alone.
 
@@ -215,10 +311,113 @@ _ALLOWED_NODES = (
 _DENIED_NAMES = words("lambdify sympify parse_expr preview plot S source test")
 
 
+_GENERATED_NODES = (
+    *_ALLOWED_NODES, ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Assign, ast.Store,
+    ast.Expr, ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.If, ast.AugAssign,
+)  # fmt: skip
+"""Syntax of the functions that sympy generates to compute numbers."""
+
+_ARITHMETIC = words("abs bool complex float int len max min pow range round sum")
+"""Builtins of generated functions."""
+
+_COMPUTING = words("cmath math mpmath numpy scipy sympy")
+"""Modules that generated functions import."""
+
+
 def guard_sympy() -> None:
-    """Make sympy check every string that it evaluates as an expression."""
+    """Make sympy check every text that it evaluates, and every name by which an object prints itself."""
     parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
     parser.eval_expr = _evaluate
+    for name in ("sympy.utilities.lambdify", "sympy.polys.monomials"):
+        module: Any = importlib.import_module(name)
+        module.compile, module.exec = _compile_generated, _execute_generated
+    printer: Any = importlib.import_module("sympy.printing.printer")
+    if not getattr(printer.Printer._print, "guarded", False):
+        printer.Printer._print = _printing(printer.Printer._print)
+
+
+def _printing(printed: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(self: Any, expr: Any, **options: Any) -> Any:
+        name = _print_method(self)
+        own = name and re.match("_[a-z]", name) and _owned(expr)
+        if name not in (None, *_PRINT_METHODS) and not own and hasattr(expr, str(name)):
+            raise AttributeError(
+                f"the printmethod {name!r} of a printer is not available on this server for objects of "
+                "classes that your own code does not define"
+            )
+        return printed(self, expr, **options)
+
+    checked.guarded = True  # type: ignore[attr-defined]
+    return checked
+
+
+def _print_method(printer: Any) -> str | None:
+    """Return the name of the method by which objects print themselves; a user's class may give it."""
+    classes = inheritance.bases(type(printer))
+    found = inheritance.definer(classes, "printmethod")
+    own = object.__getattribute__(printer, "__dict__")
+    name = own.get(
+        "printmethod", None if found is None else inheritance.content(found)["printmethod"]
+    )
+    computed = inheritance.definer(classes, "__getattribute__") is not object
+    if computed or not (name is None or type(name) is str):
+        raise TypeError("the printmethod of a printer must be a string")
+    return name
+
+
+_PRINT_METHODS = words("""
+    _aesara _ccode _cmathcode _cupycode _cxxcode _fcode _glsl _javascript _jaxcode _julia _lambdacode _latex
+    _maple _mathml_content _mathml_presentation _mcode _mpmathcode _numexprcode _numpycode _octave _pretty
+    _pythoncode _rcode _rust_code _scipycode _smtlib _sympyrepr _sympystr _tensorflowcode _theano _torchcode
+""")
+"""Methods by which objects of sympy print themselves."""
+
+
+def _check_generated(text: str) -> ast.Module:
+    """Parse the text of a function that computes numbers; symbols and functions give it their names."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        allowed = isinstance(node, _GENERATED_NODES)
+        if isinstance(node, ast.Constant):
+            allowed = isinstance(node.value, int | float | complex | None)
+        elif isinstance(node, ast.Attribute):
+            of_builtins = isinstance(node.value, ast.Name) and node.value.id == "builtins"
+            allowed = node.attr in _ARITHMETIC if of_builtins else not node.attr.startswith("_")
+        elif isinstance(node, ast.Name):
+            allowed = not node.id.startswith("__")
+        elif isinstance(node, ast.Call):
+            allowed = not isinstance(node.func, ast.Name) or node.func.id not in _DENIED_NAMES
+        if not allowed:
+            raise SyntaxError(
+                "on this server, the names in an expression of sympy must be identifiers, and what it "
+                "computes must be numbers"
+            )
+    return tree
+
+
+def _compile_generated(text: str, filename: str, mode: str) -> CodeType:
+    """Replace `compile` where sympy generates functions."""
+    code: CodeType = compile(_check_generated(text), filename, "exec")
+    return code
+
+
+def _execute_generated(code: str | CodeType, names: dict[str, Any], own: Any = None) -> None:
+    """Replace `exec` where sympy generates functions, and imports what these need."""
+    if isinstance(code, str):
+        tree = ast.parse(code)
+        lines = tree.body
+        imported = [
+            *(each.module for each in lines if isinstance(each, ast.ImportFrom)),
+            *(name.name for each in lines if isinstance(each, ast.Import) for name in each.names),
+        ]
+        roots = {str(name).partition(".")[0] for name in imported}
+        is_import = all(isinstance(each, ast.Import | ast.ImportFrom) for each in lines)
+        if is_import and roots <= _COMPUTING:
+            exec(code, names, own)  # noqa: S102 - nothing but imports of libraries that compute
+            return
+        code = _compile_generated(code, "<sympy>", "exec")
+    builtin = {name: vars(builtins)[name] for name in _ARITHMETIC}
+    exec(code, {**names, "__builtins__": builtin}, names if own is None else own)  # noqa: S102
 
 
 def _evaluate(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:

@@ -215,7 +215,7 @@ class Modules:
         if isinstance(module, ProtectedModule | Placeholder | UserModule):
             return module
         name = module.__name__
-        if name in stand_ins.NAMES:
+        if name in stand_ins.NAMES or (name == "builtins" and self.builtins is not None):
             return self.get(name)
         if self._whitelist.find(name) is None:
             raise AttributeError(f"the {self.refusal(name)}")

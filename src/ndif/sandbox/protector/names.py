@@ -68,3 +68,15 @@ UNBOUND = words("""
 
 FORMAT_METHODS = words("format format_map")
 """Methods of `str` that look up attributes named in the string."""
+
+FOREIGN = words("""
+    _cffi_backend _ctypes _frozen_importlib _frozen_importlib_external _imp _io _pickle _posixsubprocess
+    _signal _sitebuiltins _socket _ssl asyncio cffi code codeop ctypes fcntl ftplib gc http importlib
+    inspect io linecache marshal mmap multiprocessing nt os pathlib pickle pkgutil posix pty resource
+    runpy select shelve shutil signal site smtplib socket socketserver sqlite3 ssl subprocess sys
+    tempfile tokenize urllib zipfile zipimport
+""")
+"""Modules, by the first part of their names, of whose functions, classes and objects a block uses none."""
+
+DESCRIBING = words("__name__ __qualname__ __module__ __doc__")
+"""Attributes that say what an object is, and lead nowhere."""
