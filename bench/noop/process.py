@@ -1,8 +1,8 @@
 """A stand-in for a model process that a host starts: it answers every frame at once, and imports no torch.
 
 Usage: process.py BYTES -m MODULE ARGUMENTS..., as an interpreter is called, for the modules that a host
-starts: ndif.runtime, ndif.runtime.weights.fetch and ndif.runtime.measure. A runner is a channel: it has no
-process to be killed, and ends when its host closes that.
+starts: ndif.runtime, ndif.runtime.measure, ndif.runtime.weights.fetch and ndif.runtime.weights.outline. A
+runner is a channel: it has no process to be killed, and ends when its host closes that.
 """
 
 from __future__ import annotations
@@ -135,18 +135,19 @@ def fetch() -> None:
 
 def evaluate(fd: int, size: int) -> None:
     """Every model is as large."""
-    connection = socket.socket(fileno=fd)
-    answers = connection.makefile("w")
-    for line in connection.makefile("r"):
-        question = json.loads(line)
-        task = question["spec"]["task"] or "text-generation"
-        answer = {
-            "number": question["number"],
-            "bytes": size,
-            "parameters": size // 2,
-            "task": task,
-        }
-        print(json.dumps({**answer, "repo_id": None, "config": None}), file=answers, flush=True)
+    answer(fd, {"bytes": size, "parameters": size // 2, "architectures": ["NothingForCausalLM"]})
+
+
+def outline(fd: int) -> None:
+    """No hub knows any model."""
+    answer(fd, {"folder": "/nowhere", "task": None, "repo_id": None, "commit": None})
+
+
+def answer(fd: int, said: Mapping[str, Any]) -> None:
+    """Answer a question, whatever it is."""
+    with socket.socket(fileno=fd) as connection:
+        if connection.makefile("r").readline():
+            connection.sendall(json.dumps(said).encode() + b"\n")
 
 
 def main() -> None:
@@ -156,6 +157,7 @@ def main() -> None:
     programs: Programs = {
         "ndif.runtime": lambda fd: Model(fd, int(size)).be(),
         "ndif.runtime.measure": lambda fd: evaluate(fd, int(size)),
+        "ndif.runtime.weights.outline": outline,
     }
     if OPTION in arguments:
         ForkServer(Channel(socket.socket(fileno=int(arguments[0]))), programs).serve()

@@ -420,20 +420,32 @@ async def load(process: ModelProcess) -> int:
     return process._process.pid
 
 
+def command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return text_of(pid, "cmdline")
+    return ""
+
+
+def grandchildren() -> list[int]:
+    return [pid for child in children(os.getpid()) for pid in children(child)]
+
+
 @on_loop
 async def test_models_are_measured_and_loaded_by_children(tiny_gpt2: Path) -> None:
     async with some_servers() as servers:
         servers.prepare(HERE, untrusted=False)
-        evaluate = Evaluator(fork_servers=servers)
+        evaluate = Evaluator(fork_servers=servers, untrusted=False)
         config = DeploymentConfig("a/b", str(tiny_gpt2))
-        assert (await evaluate(config, HERE)).size_bytes > 0
+        measuring = asyncio.create_task(evaluate(config, HERE))
+        await until(lambda: "ndif.runtime.measure" in "".join(map(command, grandchildren())))
+        assert (await measuring).size_bytes > 0
         processes = [a_model(tiny_gpt2, servers) for _ in range(2)]
         first, second = [await load(process) for process in processes]
         assert parent(first) == parent(second)
-        assert len(children(parent(first))) == 3  # one has measured
-        command = text_of(first, "cmdline").strip("\0").split("\0")
-        assert command[1:3] == ["-m", "ndif.runtime"]
-        assert re.fullmatch(r"\d+", command[3])
+        assert len(children(parent(first))) == 2  # the one that measured has ended
+        arguments = command(first).strip("\0").split("\0")
+        assert arguments[1:3] == ["-m", "ndif.runtime"]
+        assert re.fullmatch(r"\d+", arguments[3])
         await evaluate.stop()
         for process in processes:
             await process.stop()

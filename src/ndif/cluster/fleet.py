@@ -107,10 +107,9 @@ class ThisMachine:
         await self._driver.close()
 
     def prepare(self, runtime: Runtime) -> None:
-        """Start the fork servers of the runtime; see `Fleet.prepare`."""
-        self.fork_servers.prepare(runtime, untrusted=not self.trusted)
-        if self.places:  # and so measures
-            self.fork_servers.prepare(runtime, untrusted=False)
+        """Start the fork server of the runtime; see `Fleet.prepare`."""
+        # Where the controller places models, it has them measured by processes without secrets.
+        self.fork_servers.prepare(runtime, untrusted=self.places or not self.trusted)
 
     async def orphans(self) -> list[OrphanReplica]:
         """Return nothing: no replica outlives this machine's server."""
@@ -207,7 +206,12 @@ class LocalCards:
         self._driver = driver
         self._gpus = gpus
         self._context = context_bytes(settings, untrusted=not trusted, trusted=trusted)
-        self._evaluator = Evaluator(fork_servers=fork_servers, look_for_cuda=True)
+        self._evaluator = Evaluator(
+            fork_servers=fork_servers,
+            look_for_cuda=True,
+            sandbox="best-effort" if trusted else settings.sandbox,
+            untrusted=not trusted,
+        )
         self._loading: Counter[int] = Counter()
         """Bytes of each GPU that loading replicas will take."""
 

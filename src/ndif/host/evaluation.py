@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import math
 import socket
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ndif.config.units import format_duration
-from ndif.host.fork_server import ForkServers, Process
+from ndif.host.fork_server import ForkServers
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
+from ndif.host.turns import Turns
 from ndif.runtime.spec import ModelSpec
-from ndif.schema.deployment import DeploymentConfig, read_task
+from ndif.sandbox.confinement.confinement import Mode
+from ndif.schema.deployment import DeploymentConfig, task_of
 from ndif.tasks import end, within
 
-_MODULE = "ndif.runtime.measure"
-_PATIENCE_S = 300.0
+_OUTLINE, _MEASURE = "ndif.runtime.weights.outline", "ndif.runtime.measure"
+_OUTLINES_AT_ONCE, _MEASURED_AT_ONCE = 8, 4
+_FIRST_TURN_S = 5.0
+_REFUSED_S = 600.0
+"""Seconds for which the same commit of a repository is refused without another look."""
+_MOST_REFUSALS = 1000
+_LONGEST_ANSWER = 1 << 16
 
 
 class EvaluationError(ActorError):
@@ -48,19 +55,28 @@ class Measured:
 class Evaluator:
     """Evaluates each model once, and remembers the answers.
 
-    Owns one measuring process per runtime, which fork servers start and which ends after some time without
-    work. Where a model goes is the controller's decision.
+    Each model has two processes, one after the other, which fork servers start. The first reaches the hub
+    with the operator's account, downloads a repository's configs and the headers of its weights, and reads
+    none of them. The second reads them, confined to their folder. Both have limits of memory and time, and
+    of either few run at once. Where a model goes is the controller's decision.
     """
 
-    idle_s: float = 60.0
-    """Seconds without work after which a process ends."""
     measuring: Callable[[Runtime], None] = lambda _: None
     """Called with the runtime of each model that is not known yet."""
     fork_servers: ForkServers = field(default_factory=ForkServers)
     look_for_cuda: bool = False
     """True to have processes say if their torch finds a GPU."""
-    _processes: dict[Runtime, _Process] = field(default_factory=dict)
+    sandbox: Mode = "best-effort"
+    """The confinement of the process that reads, unless the operator trusts the repository's code."""
+    untrusted: bool = True
+    """False to have that process forked with the operator's environment, where no other server is."""
+    patience_s: float = 60.0
+    """Seconds that a process may take for one model."""
+    _outlining: Turns = field(default_factory=lambda: Turns(_OUTLINES_AT_ONCE, _FIRST_TURN_S))
+    _reading: Turns = field(default_factory=lambda: Turns(_MEASURED_AT_ONCE, _FIRST_TURN_S))
     _known: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
+    _refused: dict[tuple[ModelSpec, str], tuple[float, str]] = field(default_factory=dict)
+    """When the commit of a repository was refused, and why, the oldest first."""
 
     async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
@@ -75,12 +91,7 @@ class Evaluator:
         task = self._known.get(spec)
         if task is None:
             self.measuring(runtime)
-            process = self._processes.get(runtime)
-            if process is None:
-                process = self._processes[runtime] = _Process(
-                    runtime, self.fork_servers, self.idle_s
-                )
-            asking = process.ask(spec, look_for_cuda=self.look_for_cuda)
+            asking = self._evaluate(spec, runtime)
             task = self._known[spec] = asyncio.create_task(asking, name="evaluation")
             task.add_done_callback(lambda done: self._forget_failed(spec, done))
         # A caller that is cancelled leaves the task to the others that wait for it.
@@ -100,70 +111,91 @@ class Evaluator:
     async def stop(self) -> None:
         """End every process. Callers that still wait learn that the server is stopping."""
         await end([task for task in self._known.values() if not task.done()])
-        await asyncio.gather(*(process.end() for process in self._processes.values()))
 
+    async def _evaluate(self, spec: ModelSpec, runtime: Runtime) -> Measured:
+        """Return what a model takes, without padding, or raise an `EvaluationError`."""
+        # A folder is the operator's own, and may be mended at any time.
+        outline: Mapping[str, Any] = {
+            "folder": spec.checkpoint,
+            "task": spec.task,
+            "repo_id": None,
+            "commit": None,
+        }
+        owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
+        with tempfile.TemporaryDirectory(prefix="ndif-outline-") as empty:
+            if not spec.is_folder:
+                asked = {"spec": spec.header(), "folder": empty}
+                outline = await self._outlining.run(
+                    owner,
+                    lambda: self._ask(runtime, _OUTLINE, spec, asked, untrusted=False),
+                )
+            commit, task = outline["commit"], outline["task"]
+            if commit is not None:
+                self._raise_if_refused(spec, commit)
+            question = {
+                "spec": replace(spec, task=task).header(),
+                "folder": outline["folder"],
+                "cuda": self.look_for_cuda,
+                "sandbox": "off" if spec.trust_remote_code else self.sandbox,
+            }
+            try:
+                answer = await self._reading.run(
+                    owner,
+                    lambda: self._ask(runtime, _MEASURE, spec, question, untrusted=self.untrusted),
+                )
+            except _RefusedError as error:
+                if commit is not None:
+                    self._remember_refusal(spec, commit, str(error))
+                raise
+        return _measured(answer, spec, task, outline["repo_id"])
 
-class _EndedError(Exception):
-    """The process ended before it answered."""
+    def _raise_if_refused(self, spec: ModelSpec, commit: str) -> None:
+        at, why = self._refused.get((spec, commit), (-math.inf, ""))
+        if time.monotonic() - at < _REFUSED_S:
+            raise EvaluationError(why)
 
+    def _remember_refusal(self, spec: ModelSpec, commit: str, why: str) -> None:
+        self._refused.pop((spec, commit), None)
+        self._refused[spec, commit] = time.monotonic(), why
+        if len(self._refused) > _MOST_REFUSALS:
+            del self._refused[next(iter(self._refused))]
 
-@dataclass(eq=False)
-class _Process:
-    """The measuring process of one runtime, started on demand and ended after some time without work."""
-
-    runtime: Runtime
-    fork_servers: ForkServers
-    idle_s: float
-    _conversation: _Conversation | None = None
-    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _retiring: asyncio.Task[None] | None = None
-
-    async def ask(self, spec: ModelSpec, *, look_for_cuda: bool) -> Measured:
-        """Return the process's answer about a model, without padding, or raise an `EvaluationError`."""
-        question = {"spec": spec.header(), "cuda": look_for_cuda}
+    async def _ask(
+        self,
+        runtime: Runtime,
+        module: str,
+        spec: ModelSpec,
+        question: Mapping[str, Any],
+        *,
+        untrusted: bool,
+    ) -> dict[str, Any]:
+        """Return the answer of a process of its own, or raise an `EvaluationError`."""
         try:
             try:
-                answer = await self._ask_once(question)
-            except _EndedError:  # for which another model may be the reason
-                answer = await self._ask_once(question)
+                answer = await self._ask_once(runtime, module, question, untrusted=untrusted)
+            except _EndedError:  # its fork server may have ended
+                answer = await self._ask_once(runtime, module, question, untrusted=untrusted)
         except _EndedError as error:
-            raise EvaluationError(
+            raise _RefusedError(
                 f"the process that was to work out the size of {spec.checkpoint!r} ended"
             ) from error
         except asyncio.TimeoutError as error:
-            # The process may be stuck in a model's own code. Its other questions are asked again.
-            await self._kill()
-            raise EvaluationError(
-                f"the size of {spec.checkpoint!r} was not known after {format_duration(_PATIENCE_S)}"
+            raise _RefusedError(
+                f"the size of {spec.checkpoint!r} was not known after {format_duration(self.patience_s)}"
             ) from error
         if "failed" in answer:
-            raise EvaluationError(answer["failed"])
-        task = answer["task"]
-        if task is None and answer["config"] is not None:
-            task = read_task(Path(answer["config"]))
-        return Measured(
-            answer["bytes"], task, answer["repo_id"], answer["parameters"], answer.get("cuda")
-        )
+            raise _RefusedError(str(answer["failed"]))
+        return answer
 
-    async def _ask_once(self, question: dict[str, Any]) -> dict[str, Any]:
-        if self._retiring is not None:
-            self._retiring.cancel()
-        async with self._starting:
-            conversation = self._conversation
-            if conversation is None or conversation.ended:
-                conversation = self._conversation = await self._start()
-        try:
-            return await within(conversation.ask(question), _PATIENCE_S)
-        finally:
-            if not conversation.pending:
-                self._retiring = asyncio.create_task(self._retire(), name="evaluation retires")
-
-    async def _start(self) -> _Conversation:
+    async def _ask_once(
+        self, runtime: Runtime, module: str, question: Mapping[str, Any], *, untrusted: bool
+    ) -> dict[str, Any]:
+        """Start a process, ask it and end it."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 process = await self.fork_servers.start(
-                    self.runtime, _MODULE, theirs, untrusted=False, keep_output=False
+                    runtime, module, theirs, untrusted=untrusted, keep_output=False
                 )
         except BaseException as error:
             ours.close()
@@ -172,71 +204,50 @@ class _Process:
             raise EvaluationError(
                 f"the process that measures models could not be started: {error}"
             ) from error
-        return _Conversation(process, *await asyncio.open_connection(sock=ours))
-
-    async def _retire(self) -> None:
-        await asyncio.sleep(self.idle_s)
-        await self._kill()
-
-    async def end(self) -> None:
-        """End the process."""
-        if self._retiring is not None:
-            self._retiring.cancel()
-        await self._kill()
-
-    async def _kill(self) -> None:
-        conversation, self._conversation = self._conversation, None
-        if conversation is not None:
-            await conversation.kill()
-
-
-class _Conversation:
-    """A process that runs, and the questions that it has not answered."""
-
-    def __init__(
-        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._numbers = itertools.count()
-        self._process = process
-        self._reader, self._writer = reader, writer
-        self._reading = asyncio.create_task(self._read(), name="evaluations")
-
-    @property
-    def ended(self) -> bool:
-        """Return True if the process does not answer any more."""
-        return self._reading.done()
-
-    async def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the process's answer, or raise `_EndedError`."""
-        number = next(self._numbers)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.pending[number] = answer
         try:
-            if self.ended:
-                raise _EndedError
-            with contextlib.suppress(ConnectionError):  # the process ended: `_read` says so
-                self._writer.write(json.dumps({"number": number, **question}).encode() + b"\n")
-                await self._writer.drain()
-            return await answer
+            reader, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
+            with contextlib.closing(writer):
+                return await within(_converse(reader, writer, question), self.patience_s)
         finally:
-            del self.pending[number]
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
-    async def _read(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            async for line in self._reader:
-                answer = json.loads(line)
-                asked = self.pending.get(answer.pop("number"))
-                if asked is not None and not asked.done():
-                    asked.set_result(answer)
-        self._writer.close()
-        for asked in self.pending.values():
-            if not asked.done():
-                asked.set_exception(_EndedError())
 
-    async def kill(self) -> None:
-        """End the process, and fail its open questions."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-        await self._reading
+def _measured(
+    answer: Mapping[str, Any], spec: ModelSpec, task: str | None, repo_id: str | None
+) -> Measured:
+    match answer:
+        case {"bytes": int(size), "parameters": int(parameters), "architectures": list(named)}:
+            cuda = answer.get("cuda")
+            return Measured(
+                size,
+                task or task_of(named),
+                repo_id,
+                parameters,
+                None if cuda is None else bool(cuda),
+            )
+    raise EvaluationError(f"the size of {spec.checkpoint!r} is not known")
+
+
+class _RefusedError(EvaluationError):
+    """A process looked at the model and did not find its size."""
+
+
+class _EndedError(Exception):
+    """The process ended before it answered."""
+
+
+async def _converse(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a process's answer to a question, or raise `_EndedError`."""
+    try:
+        writer.write(json.dumps(question).encode() + b"\n")
+        await writer.drain()
+        answer = json.loads(await reader.readline())
+    except (ConnectionError, ValueError) as error:  # it ended, or says what it never would
+        raise _EndedError from error
+    if not isinstance(answer, dict):
+        raise _EndedError
+    return answer

@@ -1,43 +1,69 @@
-"""`python -m ndif.runtime.measure FD`: work out what models take, without loading them.
+"""`python -m ndif.runtime.measure FD`: work out what one model takes, without loading it.
 
-Over the socket FD, a line of JSON asks of one model under a number, and a line answers. Questions come
-many at a time, so that a hub that is slow over one holds up no other. Models are built one after the other,
-because a model's own code may change the process while it is built. An architecture is built from its
-config on the meta device, so no weights are fetched or read. The process stays for the next question.
+A line of JSON over the socket FD asks for the model in one folder, and a line answers. The process confines
+itself to that folder before it reads any of it, with a limit of memory; its host limits its time. The
+architecture is built from the config on the meta device, so no weights are read. What the config describes
+must be what the headers of the weights hold.
+
+The size is that of the model as it is loaded: its parameters and buffers in their dtypes. Files that hold
+more than twice as much count, too: what a model leaves out stays mapped beside what it uses.
 """
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import json
+import math
+import signal
 import socket
 import sys
-import threading
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import HfApi, parse_local_safetensors_file_metadata
+from huggingface_hub import parse_local_safetensors_file_metadata
+from huggingface_hub.errors import SafetensorsParsingError
 from transformers.core_model_loading import build_glob_alternation
 from transformers.pipelines import check_task
-from transformers.utils import cached_file
 
 from ndif.runtime.process import cuda
 from ndif.runtime.process.children import end_with_parent
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
-from ndif.runtime.weights.fetch import HUB_TIMEOUT_S, explain_unavailable, require_readable
+from ndif.runtime.weights.fetch import explain_unavailable, require_readable
+from ndif.runtime.weights.repository import Weights, is_pickled, require_harmless, weights
+from ndif.sandbox.confinement.confinement import Confinement, Mode, checkpoint_paths
+from ndif.sandbox.confinement.limits import limit_memory
+from ndif.sizes import format_size
 
-_AT_ONCE = 8
-_BUILDING = threading.Lock()
-_WRITING = threading.Lock()
+MEMORY_BYTES = 1 << 30
+"""Memory that a process may take for one model, beyond what it was forked with."""
+_MAX_THREADS = 64
+_LAST_S = 120
+"""Seconds after which the process ends itself, should the host that limits its time be gone."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Floating types that a model may be loaded in, by their names in safetensors."""
+_ITEM_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+}
+_LENGTH = 8
+"""Bytes before a header, which say how long it is."""
+_LEAST_BYTES = 0.5
+"""Bytes of an element of any other dtype, at least."""
+_PACKED = ("U8", "I8", "I16", "I32", "I64")
+_PER_BYTE = 4
+"""Parameters in a byte of a packed tensor, at most."""
+_HEADS = 1 << 20
+"""Parameters of a new head that a small model may have beyond twice those of its files."""
 _LONGEST = 4096
+_MOST_NAMES = 8
 
 
 class UnknownError(UserFacingError):
@@ -45,60 +71,190 @@ class UnknownError(UserFacingError):
 
 
 def main(fd: int) -> None:
-    """Answer over the socket `fd` until nobody asks."""
+    """Answer the one question that comes over the socket `fd`."""
     end_with_parent()
-    with socket.socket(fileno=fd) as connection, ThreadPoolExecutor(_AT_ONCE) as threads:
-        answers = connection.makefile("w")
-        for line in connection.makefile("r"):
-            threads.submit(_answer, json.loads(line), answers)
-
-
-def _answer(question: dict[str, Any], answers: IO[str]) -> None:
-    """Write the facts about a model, or the reason why there are none."""
+    signal.alarm(_LAST_S)
+    connection = socket.socket(fileno=fd)
+    asked = connection.makefile("r").readline()
+    if not asked:  # nobody waits any more
+        return
+    question = json.loads(asked)
+    spec, folder = ModelSpec.of(question["spec"]), Path(question["folder"])
     try:
         # Asking starts the driver, for which a model on a CPU need not wait.
         works = cuda.is_available() if question["cuda"] else None
-        facts = {**evaluate(ModelSpec.of(question["spec"])), "cuda": works}
+        connection = _confine(connection, folder, question["sandbox"])
+        answer = {**evaluate(spec, folder), "cuda": works}
+    except MemoryError:
+        answer = {}
     except Exception as error:
         traceback.print_exc()
-        facts = {"failed": sentence(error)[:_LONGEST]}
-    with _WRITING:
-        print(json.dumps({"number": question["number"], **facts}), file=answers, flush=True)
+        # A folder of the cache, or an outline, is the repository to its user.
+        answer = {"failed": sentence(error).replace(str(folder), spec.checkpoint)[:_LONGEST]}
+    if not answer:
+        gc.collect()
+        answer = {
+            "failed": f"Working out the size of {spec.checkpoint!r} takes more than "
+            f"{format_size(MEMORY_BYTES)} of memory: its config or its weights have too many parts."
+        }
+    connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def evaluate(spec: ModelSpec) -> dict[str, Any]:
-    """Return the bytes of a model's parameters and buffers, and what a hub knows of it."""
+def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.socket:
+    """Give up what this process does not need; return the connection under its new number."""
+    if mode == "off":
+        limit_memory(MEMORY_BYTES)
+        return connection
+    confinement = Confinement.prepare(
+        mode,
+        readable=checkpoint_paths(folder),
+        memory_bytes=MEMORY_BYTES,
+        result_bytes=0,
+        max_threads=_MAX_THREADS,
+    )
+    kept = socket.socket(fileno=confinement.detach(connection.detach()))
+    confinement.apply()
+    return kept
+
+
+def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
+    """Return the bytes of a model's parameters and buffers, and the names of its architectures."""
     require_readable(spec)
-    known = None
-    if not spec.is_folder:
-        with contextlib.suppress(Exception):  # no hub answers; the files may be in the cache
-            known = HfApi().model_info(
-                spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S
-            )
-    task = spec.task or getattr(known, "pipeline_tag", None)
+    require_harmless(folder, remote_code=spec.trust_remote_code, pickled=True)
     try:
         config = transformers.AutoConfig.from_pretrained(
-            spec.checkpoint, revision=spec.revision, trust_remote_code=spec.trust_remote_code
+            str(folder), trust_remote_code=spec.trust_remote_code
         )
+    except MemoryError:
+        raise
     except Exception as error:
         raise UnknownError(explain_unavailable(spec, error)) from error
-    dtype = _dtype(spec, config)
-    with _BUILDING:
-        model = _build(spec, config, task, dtype)
-        tensors = list(_tensors(model))
-    return {
-        "bytes": sum(count * dtype.itemsize for count, dtype in tensors),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "task": task,
-        "repo_id": getattr(known, "id", None),
-        "config": _file(spec, "config.json"),
-    }
+    files = Files.read(weights(folder))
+    dtype = _dtype(spec, config, files)
+    model = _build(spec, config, dtype)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    size = sum(count * dtype.itemsize for count, dtype in _tensors(model))
+    if files.are_there:
+        # Packed weights have other sizes than the parameters that they become.
+        is_packed = _is_quantized(config.to_dict())
+        require_agreement(spec, parameters, {} if is_packed else _sizes(model), files)
+        if not is_packed:
+            size += max(0, files.elements - 2 * parameters - _HEADS) * dtype.itemsize
+    named = [name for name in config.architectures or () if isinstance(name, str)]
+    return {"bytes": size, "parameters": parameters, "architectures": named[:_MOST_NAMES]}
 
 
-def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -> Any:
+def _is_quantized(config: Mapping[str, Any]) -> bool:
+    """Return True if a config, or that of a part of the model, says how its weights are packed."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    return any(part.get("quantization_config") for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The weights of a checkpoint, as the headers of their files describe them."""
+
+    tensors: Mapping[str, tuple[str, int]]
+    """The dtype and the number of elements of each tensor, but of pickled ones."""
+    pickled_bytes: int
+    are_there: bool
+    """False if the checkpoint is here without its weights."""
+    named_dtype: str | None
+    """The dtype that the index of the files names, which a config without one leaves the choice to."""
+
+    @classmethod
+    def read(cls, found: Weights) -> Files:
+        """Read the headers of a checkpoint's files, or raise an UnknownError."""
+        there = [file for file in found.files if file.is_file()]
+        tensors: dict[str, tuple[str, int]] = {}
+        pickled = 0
+        for file in there:
+            if is_pickled(file):
+                pickled += file.stat().st_size
+            else:
+                tensors.update(_header(file))
+        return cls(tensors, pickled, bool(there), found.dtype)
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements of all tensors, but of pickled ones."""
+        return sum(count for _, count in self.tensors.values())
+
+    @property
+    def most_parameters(self) -> int:
+        """Return the number of parameters that the files hold if their weights are packed, or pickled."""
+        each = (
+            count * (_PER_BYTE * _ITEM_BYTES[dtype] if dtype in _PACKED else 1)
+            for dtype, count in self.tensors.values()
+        )
+        return int(sum(each)) + self.pickled_bytes
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Return the dtype in which a config without one has the weights loaded; None if unknown."""
+        if self.named_dtype is not None:
+            return _dtype_named(self.named_dtype)
+        found = (_DTYPES.get(dtype) for _, (dtype, _) in sorted(self.tensors.items()))
+        return next((dtype for dtype in found if dtype is not None), None)
+
+
+def _header(file: Path) -> dict[str, tuple[str, int]]:
+    """Return the dtype and the number of elements of each tensor in a file.
+
+    safetensors loads no file whose header contradicts itself.
+    """
+    try:
+        found = parse_local_safetensors_file_metadata(file)
+    except SafetensorsParsingError as error:
+        raise UnknownError(f"Its {file.name} is no file of safetensors.") from error
+    tensors: dict[str, tuple[str, int]] = {}
+    with file.open("rb") as opened:
+        left = file.stat().st_size - _LENGTH - int.from_bytes(opened.read(_LENGTH), "little")
+    for name, tensor in found.tensors.items():
+        start, stop = tensor.data_offsets
+        count = math.prod(tensor.shape)
+        left -= stop - start
+        if not 0 <= count * _ITEM_BYTES.get(tensor.dtype, _LEAST_BYTES) <= stop - start or left < 0:
+            raise UnknownError(
+                f"The header of its {file.name} tells of more than there is in the file."
+            )
+        tensors[name] = (tensor.dtype, count)
+    return tensors
+
+
+def require_agreement(
+    spec: ModelSpec, parameters: int, expected: Mapping[str, int], files: Files
+) -> None:
+    """Raise an UnknownError if a config describes another model than the one in its files.
+
+    A base without its head, tied weights, and parts that the model leaves out are no other model.
+    """
+    for name, (_, count) in files.tensors.items():
+        if expected.get(name, count) != count:
+            raise UnknownError(
+                f"The config of {spec.checkpoint!r} does not belong to its weights: {name} has "
+                f"{expected[name]:,} elements by the config, and {count:,} in the files."
+            )
+    most = files.most_parameters
+    if parameters > 2 * most + _HEADS:
+        raise UnknownError(
+            f"The config of {spec.checkpoint!r} does not belong to its weights: it describes "
+            f"{parameters:,} parameters, and the files hold {most:,}."
+        )
+
+
+def _sizes(model: Any) -> dict[str, int]:
+    """Return the elements of each tensor of a model, by the names it may have in a checkpoint."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    own = {name: tensor.numel() for name, tensor in model.state_dict().items()}
+    without = {name.removeprefix(prefix): count for name, count in own.items()}
+    return {**{f"{prefix}{name}": count for name, count in own.items()}, **without, **own}
+
+
+def _build(spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
     """Build the model as it would be loaded, on the meta device."""
     error: Exception | None = None
-    for kind in _classes(spec, config, task):
+    for kind in _classes(spec, config):
         try:
             with torch.device("meta"):
                 if hasattr(kind, "_model_mapping"):  # one of the Auto classes
@@ -106,6 +262,8 @@ def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -
                         config, dtype=dtype, trust_remote_code=spec.trust_remote_code
                     )
                 return kind._from_config(config, dtype=dtype)
+        except MemoryError:
+            raise
         except Exception as failed:
             error = error or failed
     if error is None:
@@ -113,8 +271,9 @@ def _build(spec: ModelSpec, config: Any, task: str | None, dtype: torch.dtype) -
     raise UnknownError(explain_unavailable(spec, error)) from error
 
 
-def _classes(spec: ModelSpec, config: Any, task: str | None) -> Iterator[Any]:
+def _classes(spec: ModelSpec, config: Any) -> Iterator[Any]:
     """Yield the classes that loading would try, in order."""
+    task = spec.task
     if spec.generation != "0.8":
         if task not in (None, "text-generation"):
             raise UnknownError(
@@ -133,11 +292,11 @@ def _classes(spec: ModelSpec, config: Any, task: str | None) -> Iterator[Any]:
         yield transformers.AutoModel
 
 
-def _dtype(spec: ModelSpec, config: Any) -> torch.dtype:
+def _dtype(spec: ModelSpec, config: Any, files: Files) -> torch.dtype:
     """Return the dtype in which the weights would be loaded."""
     name = spec.dtype if spec.dtype != "auto" else getattr(config, "dtype", None)
     if name is None:
-        return _dtype_of_files(spec) or torch.float32
+        return files.dtype or torch.float32
     found = _dtype_named(name)
     if found is None and spec.generation == "0.8":
         from nnsight.modeling.quantization import resolve_load_kwargs
@@ -152,40 +311,6 @@ def _dtype(spec: ModelSpec, config: Any) -> torch.dtype:
 def _dtype_named(name: Any) -> torch.dtype | None:
     found = name if isinstance(name, torch.dtype) else getattr(torch, str(name), None)
     return found if isinstance(found, torch.dtype) else None
-
-
-def _dtype_of_files(spec: ModelSpec) -> torch.dtype | None:
-    """Return the dtype of a checkpoint's first tensor, for a config without one; None if unknown."""
-    path = _file(spec, "model.safetensors")
-    if path is None and (index := _file(spec, "model.safetensors.index.json")):
-        shards = json.loads(Path(index).read_text())["weight_map"].values()
-        path = _file(spec, min(shards))
-    if path is not None:
-        found = parse_local_safetensors_file_metadata(path)
-    elif spec.is_folder:
-        return None
-    else:
-        try:
-            found = HfApi().parse_safetensors_file_metadata(
-                spec.checkpoint, "model.safetensors", revision=spec.revision
-            )
-        except Exception:  # another format, or no hub
-            return None
-    dtypes = (_DTYPES.get(tensor.dtype) for _, tensor in sorted(found.tensors.items()))
-    return next((dtype for dtype in dtypes if dtype is not None), None)
-
-
-def _file(spec: ModelSpec, name: str) -> str | None:
-    """Return the path of a file of the checkpoint; None if it is not on this machine."""
-    found: str | None = cached_file(
-        spec.checkpoint,
-        name,
-        revision=spec.revision,
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return found
 
 
 def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:

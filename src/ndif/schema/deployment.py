@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -27,6 +28,7 @@ _TASKS = {
 """The task of an architecture, by the end of its name in transformers."""
 
 _FALLBACK_TASK = "feature-extraction"
+_LARGEST_CONFIG = 16 << 20
 
 
 def _positive(seconds: float) -> float:
@@ -205,12 +207,20 @@ class DeploymentConfig:
 def read_task(config: Path) -> str | None:
     """Return the task of the architecture that a checkpoint's `config.json` names, or None."""
     try:
+        if config.stat().st_size > _LARGEST_CONFIG:
+            return None
         names = json.loads(config.read_text()).get("architectures") or []
-    except (OSError, ValueError, AttributeError):
+        return task_of(names) if isinstance(names, list) else None
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
+
+
+def task_of(architectures: Iterable[Any]) -> str | None:
+    """Return the task of a model whose config names these architectures; None if it names none."""
+    names = [str(name) for name in architectures]
     for name in names:
         for suffix, task in _TASKS.items():
-            if str(name).endswith(suffix):
+            if name.endswith(suffix):
                 return task
     return _FALLBACK_TASK if names else None
 

@@ -69,7 +69,7 @@ class Coordinator:
         self._places = places
         self._runtimes = runtimes
         self._fleet = fleet
-        self._evaluator = Evaluator(measuring=fleet.prepare, fork_servers=fleet.fork_servers)
+        self._evaluator = Evaluator(fleet.prepare, fleet.fork_servers, sandbox=settings.sandbox)
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
             Models(configs, fixed=not places),

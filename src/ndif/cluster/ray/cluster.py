@@ -187,7 +187,7 @@ class RayCluster:
 
     def prepare(self, runtime: Runtime) -> None:
         """Start the fork server that measures; no node starts one. See `Fleet.prepare`."""
-        self.fork_servers.prepare(runtime, untrusted=False)
+        self.fork_servers.prepare(runtime, untrusted=True)
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: PlacedReplica

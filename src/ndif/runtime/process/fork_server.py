@@ -43,11 +43,16 @@ _IMPORTED = (
     "transformers.pipelines",
     "safetensors.torch",
     "ndif.runtime.measure",
+    "ndif.runtime.weights.outline",
     "ndif.runtime.process.forking",
     "ndif.runtime.process.heap",
     "ndif.runtime.process.runner",
     "ndif.runtime.process.isolation",
     "ndif.runtime.process.weight_owner",
+)
+_CONFINEMENT = (
+    "ndif.sandbox.confinement.landlock",
+    "ndif.sandbox.confinement.seccomp",
 )
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ARGUMENTS = 45
@@ -66,6 +71,10 @@ def main(fd: int, generation: str) -> None:
     os.environ[_NVML_CHECK] = "1"
     for name in _IMPORTED:
         importlib.import_module(name)
+    # They look for libraries of the system, which a machine may lack; a confined child then says so.
+    for name in _CONFINEMENT:
+        with contextlib.suppress(ImportError, RuntimeError, OSError):
+            importlib.import_module(name)
     from ndif.runtime.generations import create_generation
     from ndif.runtime.process.cuda import Cuda
 
@@ -85,10 +94,20 @@ def _measure(fd: int) -> None:
     main(fd)
 
 
+def _outline(fd: int) -> None:
+    from ndif.runtime.weights.outline import main
+
+    main(fd)
+
+
 Programs = Mapping[str, Callable[[int], None]]
 """For each module that a host may start with `python -m MODULE FD`, the function that runs it."""
 
-_PROGRAMS: Programs = {"ndif.runtime": zygote.main, "ndif.runtime.measure": _measure}
+_PROGRAMS: Programs = {
+    "ndif.runtime": zygote.main,
+    "ndif.runtime.measure": _measure,
+    "ndif.runtime.weights.outline": _outline,
+}
 
 
 class ForkServer:

@@ -138,12 +138,12 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
         )
     except Exception:
-        if not _is_here(spec, "config.json", spec.revision):
+        if not is_here(spec, "config.json", spec.revision):
             raise
         return {"repo_id": None, "task": spec.task}
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
-    missing = sum(sizes[name] for name in names if not _is_here(spec, name, found.sha))
+    missing = sum(sizes[name] for name in names if not is_here(spec, name, found.sha))
     cache = Path(constants.HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
     # A disk that fills up during a download stops more than this model.
@@ -156,7 +156,7 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
         spec.checkpoint, revision=spec.revision, allow_patterns=names, tqdm_class=_ProgressBar
     )
     if spec.trust_remote_code:
-        for repository in _code_of_others(Path(folder)):
+        for repository in code_of_others(Path(folder)):
             snapshot_download(repository, allow_patterns="*.py")
     # nnsight 0.6 and 0.7 know no tasks.
     task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
@@ -165,9 +165,8 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
 
 def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
     """Return the files that loading reads; all files of a repository without the usual weight files."""
-    kinds = ([name for name in sizes if kind.fullmatch(name)] for kind in _WEIGHTS)
-    weights = next(filter(None, kinds), None)
-    if weights is None:
+    weights = _usual_weights(sizes)
+    if not weights:
         return list(sizes)
     small = [
         name
@@ -178,7 +177,19 @@ def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
     return weights + small
 
 
-def _is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
+def _usual_weights(names: Collection[str]) -> list[str]:
+    kinds = ([name for name in names if kind.fullmatch(name)] for kind in _WEIGHTS)
+    return next(filter(None, kinds), [])
+
+
+def weights_of(names: Collection[str]) -> list[str]:
+    """Return the files of a repository that transformers may load weights from."""
+    others = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    return _usual_weights(names) or others
+
+
+def is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
+    """Return True if the Hub's cache holds a file of a repository."""
     try:
         found = try_to_load_from_cache(spec.checkpoint, name, revision=revision)
     except errors.HFValidationError:  # the path of a missing folder is not the name of a repository
@@ -186,7 +197,7 @@ def _is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
     return isinstance(found, str)
 
 
-def _code_of_others(folder: Path) -> set[str]:
+def code_of_others(folder: Path) -> set[str]:
     """Return the other repositories whose classes this one names: "owner/name--module.Class"."""
     found = set()
     for file in (folder / name for name in _OWN_CODE):

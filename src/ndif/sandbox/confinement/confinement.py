@@ -121,7 +121,8 @@ class Confinement:
         os.environ.clear()
         _erase_initial_environment()
         os.environ.update(kept)
-        os.setsid()
+        if os.getsid(0) != os.getpid():
+            os.setsid()
         # If memory runs out, the kernel kills this process before others. Set while /proc can be opened.
         Path("/proc/self/oom_score_adj").write_text("1000")
         _close_other_descriptors(channel, self.rules)

@@ -46,8 +46,16 @@ def apply_limits(
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_MAX_DESCRIPTORS, _MAX_DESCRIPTORS))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, result_bytes))
     if memory_bytes is not None:
-        most = _writable_bytes() + memory_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        limit_memory(memory_bytes)
+
+
+def limit_memory(extra_bytes: int) -> None:
+    """Limit the memory of this process for good to what it has and `extra_bytes`."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = _writable_bytes() + extra_bytes
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def limit_tasks(max_threads: int) -> None:

@@ -1,0 +1,190 @@
+"""`python -m ndif.runtime.weights.outline FD`: download what the size of a repository's model is read from.
+
+A line of JSON over the socket FD asks for one repository, and a line answers with the folder that is to be
+measured: the repository in the Hub's cache if its weights are there, else an outline of it: its configs,
+and a file for each file of weights that has its size and its header, and no weights. This process reaches
+the hub with the operator's account, and reads nothing that it downloads. It imports neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, get_session, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils._headers import build_hf_headers
+from huggingface_hub.utils._http import hf_raise_for_status
+
+from ndif.runtime.process.children import end_with_parent
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.tracebacks import UserFacingError
+from ndif.runtime.weights.fetch import (
+    HUB_TIMEOUT_S,
+    code_of_others,
+    explain_unavailable,
+    is_here,
+    weights_of,
+)
+from ndif.runtime.weights.repository import CONFIG, is_pickled, largest
+from ndif.sandbox.confinement.limits import limit_memory
+from ndif.sizes import format_size
+
+MEMORY_BYTES = 1 << 30
+"""Memory that a process may take for one model, beyond what it was forked with."""
+_CONFIGS = (CONFIG, "config.*.json", "*.index.json")
+_AT_ONCE = 8
+_MOST_FILES = 2000
+"""Most files of weights whose headers are asked for; the largest models have some 200."""
+_LENGTH = 8
+"""Bytes before a header, which say how long it is."""
+_FIRST = 100_000
+"""Bytes that are asked for at first: most headers are shorter."""
+_LONGEST_HEADER = 25_000_000
+_LONGEST_ANSWER = 4096
+
+
+class OutlineError(UserFacingError):
+    """A repository has no model that can be measured; the message says why."""
+
+
+def main(fd: int) -> None:
+    """Answer the one question that comes over the socket `fd`."""
+    end_with_parent()
+    limit_memory(MEMORY_BYTES)
+    with socket.socket(fileno=fd) as connection:
+        asked = connection.makefile("r").readline()
+        if not asked:  # nobody waits any more
+            return
+        question = json.loads(asked)
+        spec = ModelSpec.of(question["spec"])
+        try:
+            answer = find(spec, Path(question["folder"]))
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"failed": explain_unavailable(spec, error)[:_LONGEST_ANSWER]}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
+    """Return the folder to measure, in `empty` if need be, and what a hub knows of the repository."""
+    known, answers = None, True
+    try:
+        known = HfApi().model_info(
+            spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
+        )
+    except HfHubHTTPError:  # the first file tells more
+        pass
+    except Exception:  # no hub answers; the files may be in the cache
+        answers = False
+    sizes = (
+        {} if known is None else {each.rfilename: each.size or 0 for each in known.siblings or ()}
+    )
+    _require_small(sizes)
+    # The first file that is missing tells best what else is: a repository, a revision, a right.
+    config = hf_hub_download(
+        spec.checkpoint, CONFIG, revision=spec.revision, local_files_only=not answers
+    )
+    snapshot = Path(config).parent
+    facts = {
+        "task": spec.task or getattr(known, "pipeline_tag", None),
+        "repo_id": getattr(known, "id", None),
+        "commit": snapshot.name,
+    }
+    if known is None:
+        return {**facts, "folder": str(snapshot)}
+    names = weights_of(sizes)
+    if not names and not spec.trust_remote_code:
+        raise OutlineError(
+            f"{spec.checkpoint!r} has no weights that transformers can load: neither safetensors nor "
+            "pytorch_model.bin."
+        )
+    small = [name for name in sizes if any(fnmatchcase(name, kind) for kind in _CONFIGS)]
+    if spec.trust_remote_code:
+        small += [name for name in sizes if name.endswith(".py")]
+    for name in small:
+        hf_hub_download(spec.checkpoint, name, revision=snapshot.name)
+    if spec.trust_remote_code:
+        for repository in code_of_others(snapshot):
+            snapshot_download(repository, allow_patterns="*.py")
+    if all(is_here(spec, name, snapshot.name) for name in names):
+        return {**facts, "folder": str(snapshot)}
+    if len(names) > _MOST_FILES:
+        raise OutlineError(f"{spec.checkpoint!r} has its weights in {len(names):,} files.")
+    folder = empty / snapshot.name
+    _write(folder, snapshot, small, {name: sizes[name] for name in names}, spec)
+    return {**facts, "folder": str(folder)}
+
+
+def _require_small(sizes: Mapping[str, int]) -> None:
+    """Raise an OutlineError before a config is downloaded that nothing would read."""
+    for name, size in sizes.items():
+        limit = largest(name) if any(fnmatchcase(name, kind) for kind in _CONFIGS) else None
+        if limit is not None and size > limit:
+            raise OutlineError(
+                f"Its {name} has {format_size(size)}; such a file may have {format_size(limit)}."
+            )
+
+
+def _write(
+    folder: Path, snapshot: Path, small: list[str], weights: Mapping[str, int], spec: ModelSpec
+) -> None:
+    """Write an outline to `folder`."""
+    for name in small:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(snapshot / name, folder / name)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        written = [
+            threads.submit(_write_header, folder / name, size, name, snapshot.name, spec)
+            for name, size in weights.items()
+        ]
+        for each in written:
+            each.result()
+
+
+def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec) -> None:
+    """Write a file of weights with its size and its header, and nothing else."""
+    header = b""
+    if not is_pickled(file):
+        header = _download(spec, name, commit, 0, _FIRST)
+        end = _LENGTH + int.from_bytes(header[:_LENGTH], "little")
+        if len(header) < end <= min(size, _LONGEST_HEADER):
+            header += _download(spec, name, commit, len(header), end)
+        header = header[:end]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as written:
+        written.write(header)
+        written.truncate(max(size, len(header)))
+
+
+def _download(spec: ModelSpec, name: str, commit: str, start: int, end: int) -> bytes:
+    """Return a part of a repository's file, which ends with the file."""
+    asked = {
+        **build_hf_headers(),
+        "Range": f"bytes={start}-{end - 1}",
+        "Accept-Encoding": "identity",
+    }
+    url = hf_hub_url(spec.checkpoint, name, revision=commit)
+    with get_session().stream("GET", url, headers=asked, timeout=HUB_TIMEOUT_S) as answer:
+        hf_raise_for_status(answer)
+        # A server that knows no ranges sends the file from its beginning.
+        skipped = 0 if answer.status_code == 206 else start
+        content = bytearray()
+        for part in answer.iter_bytes():
+            content += part
+            if len(content) >= skipped + end - start:
+                break
+    return bytes(content[skipped : skipped + end - start])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,106 @@
+"""Turns: how many run, who goes first, and who makes room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ndif.host.turns import Turns
+from ndif.tasks import end
+from tests.on_loop import on_loop
+
+LONG_S = 0.3
+"""Seconds of work that is interrupted where others wait."""
+FIRST_S = 0.05
+
+
+class Bench:
+    """Work that notes when it begins and how many run."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.running = 0
+        self.most = 0
+
+    def work(self, name: str, seconds: float) -> Callable[[], Coroutine[Any, Any, str]]:
+        async def take() -> str:
+            self.began.append(name)
+            self.running += 1
+            self.most = max(self.most, self.running)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.running -= 1
+            return name
+
+        return take
+
+
+@on_loop
+async def test_few_run_at_once_and_all_end() -> None:
+    bench, turns = Bench(), Turns(3, 10)
+    names = [str(number) for number in range(20)]
+    ended = await asyncio.gather(*(turns.run("a", bench.work(name, 0.001)) for name in names))
+    assert (ended, bench.began, bench.most) == (names, names, 3)
+
+
+@on_loop
+async def test_one_owner_does_not_keep_another_waiting() -> None:
+    bench, turns = Bench(), Turns(2, 10)
+    many = [
+        asyncio.create_task(turns.run("many", bench.work(f"many {number}", 0.01)))
+        for number in range(20)
+    ]
+    await asyncio.sleep(0)
+    assert await turns.run("one", bench.work("one", 0.001)) == "one"
+    assert bench.began.index("one") <= 4
+    await asyncio.gather(*many)
+
+
+@on_loop
+async def test_long_work_makes_room_and_ends_in_the_end() -> None:
+    bench, turns = Bench(), Turns(2, FIRST_S)
+    long = [
+        asyncio.create_task(turns.run(f"long {number}", bench.work("long", LONG_S)))
+        for number in range(4)
+    ]
+    await asyncio.sleep(0)
+    started = asyncio.get_running_loop().time()
+    await turns.run("short", bench.work("short", 0.001))
+    # Two before it, once each.
+    assert asyncio.get_running_loop().time() - started < LONG_S
+    assert await asyncio.gather(*long) == ["long"] * 4
+    assert bench.most == 2
+    assert turns._running.total() == 0
+
+
+@on_loop
+async def test_long_work_is_left_alone_while_nobody_waits() -> None:
+    bench, turns = Bench(), Turns(2, FIRST_S)
+    both = [turns.run("a", bench.work(name, LONG_S)) for name in ("one", "two")]
+    assert await asyncio.gather(*both) == ["one", "two"]
+    assert bench.began == ["one", "two"]
+
+
+@on_loop
+async def test_work_that_fails_and_callers_that_leave_give_their_places_back() -> None:
+    bench, turns = Bench(), Turns(1, 10)
+
+    async def fail() -> None:
+        raise ValueError("a reason")
+
+    with pytest.raises(ValueError, match="a reason"):
+        await turns.run("a", fail)
+    running = asyncio.create_task(turns.run("a", bench.work("first", 60)))
+    waiting = [asyncio.create_task(turns.run("b", bench.work("never", 60))) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    # The one that would be next leaves as it is let in.
+    running.cancel()
+    await end(waiting)
+    await end([running])
+    assert await turns.run("c", bench.work("last", 0)) == "last"
+    assert "never" not in bench.began[:1]
+    assert turns._running.total() == 0
