@@ -71,12 +71,14 @@ def link(folder: Path) -> None:
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a config of a billion labels": (
-        lambda folder: changed(folder, num_labels=10**9),
+    "a config of a billion layers, as many as a list": (
+        lambda folder: changed(
+            folder, model_type="granitemoehybrid", num_hidden_layers=10**9, layer_types=None
+        ),
         "takes more than 1GiB of memory",
     ),
-    "a header of 20 MB, all of it names": (
-        lambda folder: weights(folder, **{"n" * 30 + str(each): [1] for each in range(200_000)}),
+    "a header of 100,000 names": (
+        lambda folder: weights(folder, **{"n" * 30 + str(each): [1] for each in range(100_000)}),
         "tells of more than there is in the file",
     ),
     "a vocabulary that its weights do not have": (
@@ -184,7 +186,14 @@ def site(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 async def prepared(servers: ForkServers) -> None:
+    """Start the fork server, and wait until it can fork."""
     servers.prepare(HERE, untrusted=True)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        first = await servers.start(
+            HERE, "ndif.runtime.measure", theirs, untrusted=True, keep_output=False
+        )
+    await first.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +254,6 @@ async def test_each_attack_is_refused_in_a_sentence_and_honest_models_beside_the
         assert beside.size_bytes < size
         assert time.monotonic() - started < 15
         said = await asyncio.gather(*attacking)
-        print("\n".join(said))
         watching.cancel()
     for (name, (_, sentence)), found in zip(ATTACKS.items(), said, strict=True):
         assert re.search(sentence, found), (name, found)
@@ -359,6 +367,7 @@ def test_the_process_that_reads_reaches_nothing_but_its_folder(
             "connect": attempt(socket.socket),
             "run": attempt(lambda: os.execv("/bin/true", ["true"])),
             "fork": attempt(os.fork),
+            "memory": attempt(lambda: bytearray(3 << 29)),
             "environment": len(os.environ),
         }
         kept.sendall(json.dumps(said).encode())
@@ -372,5 +381,6 @@ def test_the_process_that_reads_reaches_nothing_but_its_folder(
     assert said == {
         "own": "done",
         **dict.fromkeys(("another", "the system's", "write", "connect", "run", "fork"), refused),
+        "memory": "MemoryError",
         "environment": 0,
     }
