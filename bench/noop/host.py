@@ -19,6 +19,7 @@ from ndif.server.supervised import Supervisor
 
 HOST = "127.0.0.1"
 GATEWAYS = 2
+TOKEN = "a token"
 
 
 async def serve(folder: Path) -> None:
@@ -29,9 +30,7 @@ async def serve(folder: Path) -> None:
     with socket.create_server((HOST, 0), backlog=128) as listening:
         port = listening.getsockname()[1]
         deployment = DeploymentConfig("bench/nothing", str(folder), dedicated=True, replicas=2)
-        config = ProcessConfig(
-            listening.fileno(), folder, "a secret", "a token", True, [deployment]
-        )
+        config = ProcessConfig(listening.fileno(), folder, "a secret", TOKEN, HOST, [deployment])
         file = folder / "config.json"
         config.write(file)
         processes = config.processes(

@@ -85,7 +85,7 @@ class Model:
             self._control.send({"kind": "exited", "runner": name, "code": 0})
 
 
-def be_busy(channel: Channel, header: Header, is_kept: bool, wanted: dict[str, str]) -> None:
+def be_busy(channel: Channel, header: Header, is_kept: bool, wanted: dict[str, Any]) -> None:
     """Take the time that a payload asks for."""
     wait(**wanted)
     with contextlib.suppress(OSError):
@@ -121,11 +121,13 @@ def ready(spec: Mapping[str, Any], size: int) -> Header:
     }
 
 
-def wait(tell: str) -> None:
-    """Obey a payload: be busy for as long as a file is there, which names this process."""
-    Path(tell).write_text(str(os.getpid()))
-    while Path(tell).exists():
-        time.sleep(_LOOK_S)
+def wait(tell: str | None = None, for_s: float = 0.0) -> None:
+    """Obey a payload: be busy for so long, and while a file is there, which names this process."""
+    time.sleep(for_s)
+    if tell is not None:
+        Path(tell).write_text(str(os.getpid()))
+        while Path(tell).exists():
+            time.sleep(_LOOK_S)
 
 
 def fetch() -> None:

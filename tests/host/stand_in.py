@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -150,3 +152,11 @@ class StandIn(RemoteActor):
 
     async def give_back(self, request: Request) -> None:
         await self.given_back.put(request)
+
+
+class Frozen(StandIn):
+    """A replica whose process is stopped before it answers for the first time."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        super().__init__(said)
+        os.kill(os.getpid(), signal.SIGSTOP)

@@ -1086,6 +1086,24 @@ async def test_a_job_that_is_cancelled_has_ended_though_its_replica_does_not_ans
         assert (await polling.polls())["description"] == "Killed."
 
 
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.ERROR])
+@on_loop
+async def test_a_job_that_ends_as_it_is_cancelled_is_not_said_to_be(
+    tmp_path: Path, status: Status
+) -> None:
+    async def act(replica: Replica, request: Request, respond: Respond) -> Response:
+        began.set()
+        await replica.cancelled.get()  # by then it has its end
+        return Response(request.id, status, "By itself.")
+
+    began = asyncio.Event()
+    async with a_line(tmp_path, act) as line:
+        client = await line.join()
+        await began.wait()
+        assert not await line.dispatcher.cancel(client.request.id, "Killed.")
+        assert (await client.hears(status)).description == "By itself."
+
+
 @on_loop
 async def test_a_job_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> None:
     may_start = asyncio.Event()

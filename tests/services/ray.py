@@ -87,12 +87,15 @@ class RayNode:
 
 
 class RayServer:
-    """A head, which takes no models, and the nodes that are added to it."""
+    """A head, which takes no models unless it is given memory, and the nodes that are added to it."""
 
     def __init__(
-        self, environment: Mapping[str, str], head: Mapping[str, str] | None = None
+        self,
+        environment: Mapping[str, str],
+        head: Mapping[str, str] | None = None,
+        resources: Mapping[str, int] | None = None,
     ) -> None:
-        """`environment`: of everything that runs on its nodes; `head`: and of its head besides."""
+        """`environment`: of everything that runs on its nodes; `head`, `resources`: of its head besides."""
         # Sockets' names are short, and pytest's folders are not.
         self._folder = Path(tempfile.mkdtemp(prefix="ndif-"))
         self.environment = {**_QUICK, **environment}
@@ -100,7 +103,7 @@ class RayServer:
         self.address = f"{HOST}:{self.port}"
         self.head = self._node(
             "head",
-            {"head": 1},
+            {"head": 1, **(resources or {})},
             *("--head", f"--port={self.port}", "--include-dashboard=false"),
             f"--temp-dir={self._folder / 'r'}",
             environment=head,

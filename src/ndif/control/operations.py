@@ -362,9 +362,11 @@ class Kill(Operation):
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        held = (request.id for request in control.dispatcher.lifecycle.held)
+        held = [request.id for request in control.dispatcher.lifecycle.held]
         request_id = _whole_id(self.request_id, held)
         if not await control.dispatcher.cancel(request_id, _KILLED):
+            if request_id in held:
+                raise OperationError(404, f"Request {request_id} has ended by itself before that.")
             raise OperationError(
                 404,
                 f"No request {self.request_id[:_MAX_QUOTED]!r} waits or runs here; `ndif queue` lists "

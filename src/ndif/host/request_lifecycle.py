@@ -157,6 +157,8 @@ class _Life:
     """The watch over its live client."""
     dispatched: float | None = None
     """Unix seconds of the last time that it was sent to a replica."""
+    end: Response | None = None
+    """Its terminal response, which may yet have to be delivered."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -353,15 +355,19 @@ class RequestLifecycle:
             life.actor.cancel(reason)
         return True
 
-    async def ensure_cancelled(self, request_id: str, within_s: float) -> None:
-        """Return once a cancelled request has ended; end it without its replica if that takes too long."""
+    async def ensure_cancelled(self, request_id: str, within_s: float) -> bool:
+        """Return once a cancelled request has ended; end it without its replica if that takes too long.
+
+        Return False if it ended by itself before it could be cancelled.
+        """
         if (life := self._lives.get(request_id)) is None:
-            return
+            return False
         with contextlib.suppress(asyncio.TimeoutError):
             await within(life.over.wait(), within_s)
         if not life.over.is_set() and life.cancelled is not None:
             logger.warning("request %s: its replica does not answer; it ends without", request_id)
             await self.fail(life.request, life.cancelled)
+        return life.end is not None and life.end.description == life.cancelled
 
     async def until_over(self, requests: Iterable[Request]) -> None:
         """Return once none of these requests is held."""
@@ -398,6 +404,7 @@ class RequestLifecycle:
         if life is None or life.state not in _HELD:
             return None
         self._move(life, _ENDS[response.status])
+        life.end = response
         return life
 
     def _follows(self, request_id: str, status: Status) -> bool:

@@ -101,7 +101,8 @@ class Dispatcher:
     async def cancel(self, request_id: str, reason: str) -> bool:
         """End a request as an ERROR, wherever it is; return False if none is held that has not ended.
 
-        When this returns, the request has its end, whether its replica answers or not.
+        When this returns, the request has its end, whether its replica answers or not. One that ends by
+        itself before its replica hears of it keeps that end, and False is returned.
         """
         for processor in self.processors.values():
             if (waiting := processor.queue.remove(request_id)) is not None:
@@ -109,8 +110,7 @@ class Dispatcher:
                 return True
         if not self.lifecycle.cancel(request_id, reason):
             return False
-        await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
-        return True
+        return await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
 
     def holds(self, request_id: str) -> bool:
         """Return True if a request is held, or ended not long ago."""

@@ -160,14 +160,17 @@ async def a_client(url: str, objects: ObjectStore) -> AsyncIterator[Client]:
 
 @contextlib.contextmanager
 def ray_cluster(
-    environment: Mapping[str, str], *nodes: str, head: Mapping[str, str] | None = None
+    environment: Mapping[str, str],
+    *nodes: str,
+    head: Mapping[str, str] | None = None,
+    resources: Mapping[str, int] | None = None,
 ) -> Iterator[RayServer]:
-    """A head, with an environment of its own beside the nodes', and these nodes."""
+    """A head, with an environment and resources of its own beside the nodes', and these nodes."""
     # What the tests import is there, too.
     path = os.pathsep.join(
         [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    with RayServer({"PYTHONPATH": path, **environment}, head) as server:
+    with RayServer({"PYTHONPATH": path, **environment}, head, resources) as server:
         for name in nodes:
             server.add(name, declaration(OFFERED))
         yield server

@@ -45,7 +45,7 @@ from tests.cluster.ray.rays import (
     place_on,
     ray_cluster,
 )
-from tests.host.stand_in import StandIn
+from tests.host.stand_in import Frozen, StandIn
 from tests.runtime.replica import PROMPT, Sent, expected, lasting, reading, sleeping
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
@@ -381,6 +381,21 @@ async def test_a_node_that_is_not_there(server: RayServer, tiny_gpt2: Path) -> N
             await actor.start(lambda done, total: None)
         assert actor.ended.is_set()
         await actor.stop()
+
+
+@as_a_leader
+async def test_one_that_freezes_before_its_first_answer_is_ended(
+    server: RayServer, tiny_gpt2: Path
+) -> None:
+    async with driving(server, Frozen) as cluster:
+        actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "frozen")
+        actor.made_s = 4.0
+        with pytest.raises(ActorError, match="its process does not answer"):
+            await actor.start(lambda done, total: None)
+        assert actor.ended.is_set()
+        _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("Frozen"), 10)
+        assert left == []
+        assert await cluster.orphans() == []
 
 
 @as_a_leader

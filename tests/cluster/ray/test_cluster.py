@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
+from ndif.cluster.ray import actors as actors_module
 from ndif.cluster.ray import cluster as cluster_module
 from ndif.cluster.ray.actors import RayModelActor
 from ndif.cluster.ray.cluster import HEAD, RayCluster, declaration, nodes_of, resources_of
-from ndif.host.port import ReplicaLostError
+from ndif.host.port import ReplicaEvictedError, ReplicaLostError
 from ndif.host.remote_actor import RemoteActor
 from ndif.placement.resources import Resources
 from ndif.stores.broker.redis.job_channels import JobSender
@@ -133,3 +134,24 @@ async def test_a_replica_ends_with_its_node_whatever_ray_says_of_it(
     assert not actor._cancelling
     with pytest.raises(ReplicaLostError, match="its node is gone"):
         await actor._run(a_request())
+
+
+@on_loop
+async def test_a_replica_that_is_ended_is_asked_no_more_whatever_ray_says_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(actors_module, "_STOP_S", 0.1)
+    monkeypatch.setattr(actors_module, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(actors_module.ray, "kill", lambda handle: None)
+    handle = Unavailable()
+    actor = RayModelActor("r1", lambda: handle, cast(JobSender, None), {}, handle)
+    running = asyncio.create_task(actor._run(a_request()))
+    await asyncio.sleep(0.05)
+    await actor.stop()
+    with pytest.raises(ReplicaEvictedError):
+        await running
+    await asyncio.sleep(0)
+    asked = len(handle.asked)
+    await asyncio.sleep(0.1)
+    assert {"run", "stop", "until_ended"} <= {*handle.asked}
+    assert len(handle.asked) == asked

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayError
 
+from ndif.config.units import format_duration
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.execution import announce, announcement
 from ndif.host.heartbeat import until_frozen
@@ -64,9 +65,12 @@ logger = logging.getLogger(__name__)
 
 _NODE_GONE = "its node is gone"
 _SILENT = "its process does not answer"
+_ENDED = "the replica was ended"
 _AGAIN_S = 0.5
 _SILENT_S = 60.0
 """Seconds without an answer after which a replica's process counts as frozen."""
+_MADE_S = 300.0
+"""Seconds that Ray has to start a replica's process, up to its first answer."""
 _PINGS = 6
 """Pings in that time to a process that answers."""
 _NOTHING = (-1, -1)
@@ -97,6 +101,8 @@ class RayModelActor:
     _making: asyncio.Future[Any] | None = None
     silent_s: float = _SILENT_S
     """Seconds without an answer after which the replica is ended."""
+    made_s: float = _MADE_S
+    """Seconds until its first answer after which the replica is ended."""
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
     _run_by: tuple[str, RayModelActor] | None = None
     _cancels: bool = False
@@ -193,9 +199,13 @@ class RayModelActor:
         if self._handle is not None:
             with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
                 await within(self._ask("stop"), _STOP_S)
-            with contextlib.suppress(RayError):
-                await aside(lambda: ray.kill(self._handle))
-        self._end()
+            await self._kill()
+        # Ray may not say of it that it has ended, and is asked no more.
+        self._give_up(_ENDED)
+
+    async def _kill(self) -> None:
+        with contextlib.suppress(RayError, RuntimeError, asyncio.TimeoutError):
+            await within(aside(lambda: ray.kill(self._handle)), _STOP_S)
 
     def leave(self) -> None:
         """Stop watching the replica, and leave it running."""
@@ -265,7 +275,7 @@ class RayModelActor:
             answer = await self._ask("run", encode_request(request))
         except ReplicaLostError as error:
             if self._evicted:
-                raise ReplicaEvictedError("the replica was ended") from error
+                raise ReplicaEvictedError(_ENDED) from error
             raise
         if "evicted" in answer:
             raise ReplicaEvictedError(answer["evicted"])
@@ -309,21 +319,19 @@ class RayModelActor:
 
         Of a node that cannot be reached Ray says so itself.
         """
+        silent_s = self.made_s
         with contextlib.suppress(ReplicaLostError):
-            await self._ask("progress", _NOTHING)  # Ray may take long to make it
-            while True:
-                await asyncio.sleep(self.silent_s / _PINGS)
-                if not await self._answers():
-                    break
-            logger.error("%s: no answer for %g s, it is ended", self.name, self.silent_s)
+            while await self._answers(silent_s):
+                silent_s = self.silent_s
+                await asyncio.sleep(silent_s / _PINGS)
+            logger.error("%s: no answer for %s, it is ended", self.name, format_duration(silent_s))
             self._give_up(_SILENT)
-            with contextlib.suppress(RayError):
-                await aside(lambda: ray.kill(self._handle))
+            await self._kill()
 
-    async def _answers(self) -> bool:
+    async def _answers(self, within_s: float) -> bool:
         """Return False if the replica's process does not answer in time."""
         asked = asyncio.ensure_future(self._ask("progress", _NOTHING))
-        silent = asyncio.ensure_future(until_frozen(lambda: self._unreached, self.silent_s))
+        silent = asyncio.ensure_future(until_frozen(lambda: self._unreached, within_s))
         try:
             await asyncio.wait({asked, silent}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():

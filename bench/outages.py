@@ -1,0 +1,320 @@
+"""Take away what a server of many machines stands on, under load, and count what becomes of its jobs.
+
+Usage: python -m bench.outages [KIND...]; not part of `make bench`, since it takes a quarter of an hour.
+
+Real Redis, S3 and Ray, whose head carries a replica beside the one on another node and keeps its state in a
+Redis (`RAY_REDIS_ADDRESS`); the models do nothing. In each round clients that poll and clients with a live
+channel send jobs of some seconds, an outage begins while these wait and run, and an operator ends two of
+them. A round ends when every job has reached a terminal status or its live client's channel is closed; a
+job that has not so long after the outage is over hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import uvloop
+from rich.console import Console
+from rich.table import Table
+from tests.cluster.ray.rays import OFFERED, ray_cluster
+from tests.services.process import HOST
+from tests.services.ray import RayServer
+from tests.services.redis import RedisServer
+from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
+
+from bench.noop.host import TOKEN
+from bench.services import NoopHost, noop_host
+from bench.user import KEY, User
+from ndif.cluster.ray.cluster import declaration
+
+_POLLED, _LIVE = 12, 6
+_JOB = json.dumps({"for_s": 2.0}).encode()
+_BOUND_S = 150.0
+_LOOK_S = 0.25
+_SETTLED_S = 5.0
+_REPEATED = "a replica does not answer"
+"""Logged each time that a call to a replica is repeated."""
+
+
+@dataclass
+class Stack:
+    """All that a server of many machines stands on, and the server."""
+
+    redis: RedisServer
+    ray: RayServer
+    host: NoopHost
+
+    def log(self) -> str:
+        """Return what the process that leads has said."""
+        return (self.host.folder / "dispatcher.log").read_text()
+
+
+async def head_dies(stack: Stack) -> None:
+    """Cut the power of the head's machine, which is back after some seconds."""
+    await asyncio.to_thread(stack.ray.head.kill)
+    await asyncio.sleep(5)
+    await asyncio.to_thread(stack.ray.head.start)
+
+
+async def head_is_away(stack: Stack) -> None:
+    """Cut the power of the head's machine for longer than the leader waits for it."""
+    await asyncio.to_thread(stack.ray.head.kill)
+    await asyncio.sleep(30)
+    await asyncio.to_thread(stack.ray.head.start)
+
+
+async def head_freezes(stack: Stack) -> None:
+    """Freeze everything on the head's machine for a while."""
+    frozen = stack.ray.head.processes()
+    for number in ("suspend", "resume"):
+        for process in frozen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                getattr(process, number)()
+        await asyncio.sleep(20 if number == "suspend" else 0)
+
+
+async def broker_stops(stack: Stack) -> None:
+    """Stop Redis for 70 s."""
+    await asyncio.to_thread(stack.redis.stop)
+    await asyncio.sleep(70)
+    await asyncio.to_thread(stack.redis.start)
+
+
+async def broker_freezes(stack: Stack) -> None:
+    """Let Redis take connections and answer nothing for 70 s."""
+    stack.redis.pause()
+    await asyncio.sleep(70)
+    stack.redis.resume()
+
+
+async def broker_is_emptied(stack: Stack) -> None:
+    """Delete all of Redis's data."""
+    await asyncio.to_thread(stack.redis.command, "flushall")
+
+
+KINDS: dict[str, Callable[[Stack], Awaitable[None]]] = {
+    "head dies": head_dies,
+    "head is away for 30 s": head_is_away,
+    "head freezes for 20 s": head_freezes,
+    "broker stops for 70 s": broker_stops,
+    "broker freezes for 70 s": broker_freezes,
+    "broker is emptied": broker_is_emptied,
+}
+
+
+@dataclass
+class Tally:
+    """The ends of one round's jobs."""
+
+    ends: collections.Counter[str] = field(default_factory=collections.Counter)
+    reasons: collections.Counter[str] = field(default_factory=collections.Counter)
+    kills: collections.Counter[str] = field(default_factory=collections.Counter)
+    repeated: int = 0
+    """Calls to replicas that were repeated."""
+    still_repeated: int = 0
+    """Calls that are repeated after the round."""
+    slowest_s: float = 0.0
+    """Seconds from the end of the outage to the last job's end."""
+
+
+class Polled:
+    """A job that is polled."""
+
+    def __init__(self, host: NoopHost) -> None:
+        self._http = httpx.AsyncClient(base_url=f"http://{HOST}:{host.port}", timeout=30)
+        self.id = ""
+        self.description = ""
+
+    async def send(self) -> None:
+        """Send the job; again until it is accepted."""
+        data = json.dumps({"model_key": KEY, "session_id": "", "compress": False, "env": {}})
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await self._http.post(
+                    "/request",
+                    data={"data": data},
+                    files={"blob": ("blob", _JOB)},
+                    headers={"nnsight-version": "0.8.1"},
+                )
+                if answer.status_code == httpx.codes.OK:
+                    self.id = answer.json()["id"]
+                    return
+            await asyncio.sleep(_LOOK_S)
+
+    async def end(self) -> str:
+        """Poll for the end, and return its status."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await self._http.get(f"/response/{self.id}")
+                if answer.status_code == httpx.codes.NOT_FOUND:
+                    return "lost"
+                if answer.status_code == httpx.codes.OK:
+                    response = answer.json()
+                    if response["status"] in ("COMPLETED", "ERROR"):
+                        self.description = response["description"]
+                        return str(response["status"])
+
+
+async def live(user: User, tally: Tally) -> str:
+    """Wait for the end of a job on a live channel; return it, or "closed"."""
+    try:
+        await user.result()
+    except RuntimeError as error:
+        tally.reasons[json.loads(str(error))["description"]] += 1
+        return "ERROR"
+    except (OSError, asyncio.IncompleteReadError):
+        return "closed"
+    return "COMPLETED"
+
+
+async def kill(host: NoopHost, job: Polled) -> str:
+    """End a job as an operator; return what the operator is told."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(
+            f"http://{HOST}:{host.port}/admin/kill",
+            json={"request_id": job.id},
+            headers={"Authorization": f"Bearer {TOKEN}"},
+        )
+    return "ended" if answer.status_code == httpx.codes.OK else f"refused ({answer.status_code})"
+
+
+async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) -> Tally:
+    """Send the jobs, begin the outage, end two jobs, count the ends."""
+    tally = Tally()
+    said_before = stack.log().count(_REPEATED)
+    polled = [Polled(stack.host) for _ in range(_POLLED)]
+    for job in polled:
+        await job.send()
+    users = [User(stack.host.port) for _ in range(_LIVE)]
+    for user in users:
+        await user.connect()
+        await user.send(_JOB)
+    ends = {
+        **{asyncio.ensure_future(job.end()): "polled" for job in polled},
+        **{asyncio.ensure_future(live(user, tally)): "live" for user in users},
+    }
+    waiting = asyncio.ensure_future(asyncio.wait(ends))
+    out = asyncio.ensure_future(outage(stack))
+    await asyncio.sleep(1)
+    # The first two jobs are among those that run, the last is among those that wait.
+    killed = [*polled[:2], polled[-1]]
+    told = await asyncio.gather(*(kill(stack.host, job) for job in killed), return_exceptions=True)
+    await out
+    over = time.monotonic()
+    await asyncio.wait([waiting], timeout=_BOUND_S)
+    tally.slowest_s = time.monotonic() - over
+    for task, how in ends.items():
+        tally.ends[f"{how} {task.result() if task.done() else 'hung'}"] += 1
+        task.cancel()
+    waiting.cancel()
+    for job in polled:
+        tally.reasons[job.description] += bool(job.description)
+    for job, answer in zip(killed, told, strict=True):
+        became = "ended" if "operator has ended" in job.description else "ran on"
+        tally.kills[f"{answer if isinstance(answer, str) else 'no answer'}, {became}"] += 1
+    after = stack.log().count(_REPEATED)
+    await asyncio.sleep(_SETTLED_S)
+    tally.repeated = after - said_before
+    tally.still_repeated = stack.log().count(_REPEATED) - after
+    return tally
+
+
+@contextlib.contextmanager
+def services() -> Iterator[tuple[dict[str, str], RedisServer, RayServer]]:
+    """Start the services; return the server's environment, the broker and the cluster."""
+    with contextlib.ExitStack() as stack:
+        folders = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outages-")))
+            for _ in range(4)
+        )
+        redis = stack.enter_context(RedisServer(next(folders)))
+        memory = stack.enter_context(RedisServer(next(folders)))
+        s3_folder = next(folders)
+        s3_folder.chmod(0o755)  # its processes are another user's
+        s3 = stack.enter_context(SwiftServer(s3_folder))
+        settings = {
+            **os.environ,
+            "NDIF_SESSION_ROOT": str(next(folders)),
+            "NDIF_BROKER_URL": redis.url,
+            "NDIF_OBJECT_STORE_URL": s3.url,
+            "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
+            "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
+            "NDIF_OBJECT_STORE_BUCKET": "outages",
+            "NDIF_API_WORKERS": "2",
+        }
+        kept = {"RAY_REDIS_ADDRESS": f"{HOST}:{memory.port}"}
+        offered = declaration(OFFERED)
+        ray = stack.enter_context(ray_cluster(settings, "one", head=kept, resources=offered))
+        yield {**settings, "NDIF_RAY_ADDRESS": ray.address}, redis, ray
+
+
+@contextlib.asynccontextmanager
+async def started() -> AsyncIterator[Stack]:
+    """Start everything."""
+    with services() as (settings, redis, ray):
+        async with noop_host(settings) as host:
+            yield Stack(redis, ray, host)
+
+
+async def until_ready(stack: Stack) -> None:
+    """Wait until both replicas serve."""
+    async with httpx.AsyncClient(timeout=30) as http:
+        while True:
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                answer = await http.get(f"http://{HOST}:{stack.host.port}/status")
+                (found, *_) = answer.json()["deployments"].values()
+                if found["replicas"] == {"0.8": 2} and len(found["nodes"]) == 2:
+                    return
+            await asyncio.sleep(_LOOK_S)
+
+
+async def measure(kinds: list[str]) -> dict[str, Tally]:
+    """Begin each kind of outage."""
+    found = {}
+    async with started() as stack:
+        for kind in kinds:
+            await asyncio.wait_for(until_ready(stack), _BOUND_S)
+            found[kind] = await one_round(stack, KINDS[kind])
+            print(kind, found[kind], flush=True)
+    return found
+
+
+def main() -> None:
+    """Take away, and print a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
+    found = uvloop.run(measure(parser.parse_args().kinds or list(KINDS)))
+    columns = [
+        f"{how} {end}"
+        for how in ("polled", "live")
+        for end in ("COMPLETED", "ERROR", "lost", "closed", "hung")
+    ]
+    columns = [
+        each
+        for each in columns
+        if "hung" in each or any(tally.ends[each] for tally in found.values())
+    ]
+    shown = Table("outage", *columns, "killed", "calls repeated", "last end after")
+    for kind, tally in found.items():
+        kills = "; ".join(f"{count} {what}" for what, count in tally.kills.items())
+        repeated = f"{tally.repeated}, then {tally.still_repeated}"
+        counts = (str(tally.ends[each]) for each in columns)
+        shown.add_row(kind, *counts, kills, repeated, f"{tally.slowest_s:.0f} s")
+    Console(width=180).print(shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Ray's head with replicas on it: its power is cut while their jobs run, and it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.cluster.ray.actors import RayModelActor
+from ndif.cluster.ray.cluster import declaration
+from ndif.host.port import ReplicaLostError
+from tests.cluster.ray.rays import (
+    OFFERED,
+    a_request,
+    an_actor,
+    as_a_leader,
+    config_of,
+    driving,
+    nothing,
+    ray_cluster,
+)
+from tests.host.stand_in import StandIn
+from tests.services.process import HOST
+from tests.services.redis import RedisServer
+
+
+@as_a_leader
+async def test_what_ran_on_a_head_that_died_is_lost_and_asked_for_no_more(
+    redis: RedisServer, tmp_path: Path, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, calls = config_of(tiny_gpt2), list[str]()
+    memory = RedisServer(tmp_path)
+    environment = {"NDIF_BROKER_URL": redis.url}
+    kept = {"RAY_REDIS_ADDRESS": f"{HOST}:{memory.port}"}
+    with (
+        memory,
+        ray_cluster(environment, "one", head=kept, resources=declaration(OFFERED)) as server,
+    ):
+        async with driving(server, StandIn) as cluster:
+            ask = RayModelActor._ask
+
+            async def noting(actor: RayModelActor, method: str, *arguments: Any) -> Any:
+                calls.append(method)
+                return await ask(actor, method, *arguments)
+
+            monkeypatch.setattr(RayModelActor, "_ask", noting)
+            actors = [await an_actor(cluster, config, node, node) for node in ("head", "one")]
+            for actor in actors:
+                await actor.start(lambda done, total: None)
+            on_head, on_one = [
+                asyncio.create_task(actor.run(a_request(subscription_id=None), nothing))
+                for actor in actors
+            ]
+            await asyncio.sleep(2)
+            await asyncio.to_thread(server.head.kill)
+            actors[0].cancel("Killed.")
+            await asyncio.to_thread(server.head.start)
+            with pytest.raises(ReplicaLostError):
+                await asyncio.wait_for(on_head, 60)
+            assert actors[0].ended.is_set()
+            unreached = actors[0]._unreached
+            await asyncio.sleep(2)
+            assert actors[0]._unreached == unreached
+            assert not on_one.done()
+            actors[1].cancel("Enough.")
+            assert (await on_one).description == "Enough."
