@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResponseRoute
 from ndif.schema.status import Status
+from ndif.stores.accounts import OpenAccounts
 from ndif.stores.objects import FileStore, ObjectStoreError
 from tests.on_loop import on_loop
 
@@ -28,7 +29,7 @@ async def nothing(request_id: str, stored: Status | None) -> None:
 
 async def get_response(store: FileStore, job: str) -> httpx.Response:
     app = Starlette(
-        routes=ResponseRoute(store, nothing).routes(),
+        routes=ResponseRoute(store, nothing, OpenAccounts(hotswapping=False)).routes(),
         exception_handlers=EXCEPTION_HANDLERS,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:

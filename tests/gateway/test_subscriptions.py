@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 
 import socketio
@@ -14,11 +15,13 @@ from starlette.routing import Mount
 from websockets.asyncio.client import connect
 
 from ndif.config.settings import Settings
+from ndif.gateway.caller import subscription_of
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.status import Status
+from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.tasks import end
 from tests import frames
@@ -34,7 +37,7 @@ def a_request(subscription_id: str, wire: Wire) -> Request:
 async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
     broker = MemoryBroker()
     websockets, socket_io = (
-        WebSocketSubscriptions(broker),
+        WebSocketSubscriptions(broker, OpenAccounts(hotswapping=False)),
         SocketIoSubscriptions(broker, Settings()),
     )
     app = Starlette(routes=[*websockets.routes(), Mount("/ws", app=socket_io.app)])
@@ -50,8 +53,9 @@ async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
             f"http://{address}", socketio_path="/ws/socket.io", transports=["websocket"]
         )
         session = json.loads(await newer.recv())["session_id"]
-        requests = [a_request(session, Wire.ENVELOPE) for _ in range(2)]
-        requests += [a_request(older.sid, Wire.HEADERS)]
+        me = f"uid {os.geteuid()}"
+        requests = [a_request(subscription_of(session, me), Wire.ENVELOPE) for _ in range(2)]
+        requests += [a_request(subscription_of(older.sid, me), Wire.HEADERS)]
         for request in requests:
             await broker.submit(request)
         await websockets.fail_all("It stops.")

@@ -510,11 +510,32 @@ def test_killed_it_leaves_no_process_behind(
             assert connection.execute("SELECT id, attempts FROM job").fetchall() == [(left, 0)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "warning"),
+    [
+        ((), "Every user of this machine runs code here as you: --no-token asks nobody"),
+        (("--sandbox",), "Every user of this machine may run code here, confined: --no-token"),
+        (
+            ("--host", "0.0.0.0"),
+            "Whoever reaches 0.0.0.0 runs code here as you: --no-token asks nobody",
+        ),
+    ],
+)
+def test_no_token_says_who_may_run_code(
+    place: Place, arguments: tuple[str, ...], warning: str
+) -> None:
+    code, said = start(place, ABSENT, "--no-token", *arguments)
+    assert code == 1
+    assert f"Warning: {warning}" in said, said
+
+
 def test_listening_to_others_is_warned_of(place: Place) -> None:
     server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.environment)
     try:
-        assert within(PATIENCE_S, lambda: says(server, "local mode trusts its user"))
-        assert says(server, "Warning: 0.0.0.0 is reachable from other machines.")
+        warning = (
+            "Warning: 0.0.0.0 is reachable from other machines. Whoever has the token runs code"
+        )
+        assert within(PATIENCE_S, lambda: says(server, warning))
     finally:
         server.stop()
     assert place.gone_within(1), place.processes()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ndif.stores.accounts import FileAccounts, KeysError, NoSuchKeyError, OpenAccounts
+from ndif.stores.accounts import Caller, FileAccounts, KeysError, NoSuchKeyError, OpenAccounts
 from tests.on_loop import on_loop
 
 KEY = "a-key-of-ada"
@@ -22,11 +22,14 @@ def written(folder: Path, text: str) -> Path:
 @on_loop
 async def test_everybody_is_let_in_and_told_apart() -> None:
     accounts = OpenAccounts(hotswapping=True)
-    first, second = await accounts.account("", "10.0.0.1"), await accounts.account("", "10.0.0.2")
+    first, second = (
+        await accounts.account(Caller("", "10.0.0.1")),
+        await accounts.account(Caller("", "10.0.0.2")),
+    )
     assert first.user != second.user
     assert first.hotswapping
     assert not first.trusted
-    assert not (await OpenAccounts(hotswapping=False).account("", "")).hotswapping
+    assert not (await OpenAccounts(hotswapping=False).account(Caller())).hotswapping
 
 
 @on_loop
@@ -39,17 +42,17 @@ async def test_a_file_says_who_may_do_what(tmp_path: Path) -> None:
             f"- {{sha256: {digest}, tags: [priority]}}\n",
         )
     )
-    ada = await accounts.account(KEY, "10.0.0.1")
+    ada = await accounts.account(Caller(KEY, "10.0.0.1"))
     assert (ada.user, ada.email, ada.weight) == ("ada@x.org", "ada@x.org", 3)
     assert (ada.hotswapping, ada.trusted, ada.priority) == (True, True, False)
     assert ada.tags == ["hotswapping"]
-    bob = await accounts.account("a-key-of-bob", "")
+    bob = await accounts.account(Caller("a-key-of-bob"))
     assert (bob.hotswapping, bob.trusted, bob.priority) == (False, False, True)
     # What tells a user apart is no key.
     assert "bob" not in bob.user
     for unknown in ("", "somebody-elses", KEY + " "):
         with pytest.raises(NoSuchKeyError, match="operator"):
-            await accounts.account(unknown, "10.0.0.1")
+            await accounts.account(Caller(unknown, "10.0.0.1"))
 
 
 @on_loop
@@ -57,7 +60,7 @@ async def test_two_keys_of_one_user_are_one_user(tmp_path: Path) -> None:
     accounts = FileAccounts(
         written(tmp_path, "keys:\n- {key: first-key, user: ada}\n- {key: second-key, user: ada}\n")
     )
-    first, second = [await accounts.account(key, "") for key in ("first-key", "second-key")]
+    first, second = [await accounts.account(Caller(key)) for key in ("first-key", "second-key")]
     assert first.user == second.user
 
 
@@ -68,14 +71,14 @@ async def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("keys:\n- key: another-key\n")
     other.replace(path)
-    await accounts.account("another-key", "")
+    await accounts.account(Caller("another-key"))
     with pytest.raises(NoSuchKeyError):
-        await accounts.account(KEY, "")
+        await accounts.account(Caller(KEY))
     # Half a file locks nobody out.
     path.write_text("keys: [")
-    await accounts.account("another-key", "")
+    await accounts.account(Caller("another-key"))
     path.unlink()
-    await accounts.account("another-key", "")
+    await accounts.account(Caller("another-key"))
 
 
 @pytest.mark.parametrize(

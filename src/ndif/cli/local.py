@@ -13,7 +13,7 @@ from ndif.cli.output import warn_of_unread_variables
 
 @click.group("local")
 def command() -> None:
-    """Serve one model to yourself. The server trusts all code that reaches it."""
+    """Serve one model to yourself. The server trusts the code of its user, and of who has its token."""
 
 
 @command.command("start")
@@ -60,6 +60,12 @@ def command() -> None:
     "--sandbox",
     is_flag=True,
     help="Trust nobody: run every request in a confined process of its own.",
+)
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="Ask nobody for the token: every user of this machine, and whoever reaches the address, runs code "
+    "here as you (with --sandbox: confined).",
 )
 @click.option(
     "--execution-timeout",

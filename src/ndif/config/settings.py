@@ -118,11 +118,9 @@ class Settings(BaseSettings):
     """Further names by which clients may ask for this server, separated by commas; *.example.org stands
     for every name below example.org, * for any. Loopback, the host of NDIF_PUBLIC_URL, this machine's names
     and all addresses are always answered."""
-    forwarded_allow_ips: str = Field(
-        default="127.0.0.1,::1", validation_alias="FORWARDED_ALLOW_IPS"
-    )
+    forwarded_allow_ips: str = Field(default="", validation_alias="FORWARDED_ALLOW_IPS")
     """Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto
-    are believed; * for any."""
+    are believed; * for any. Empty: this machine's, if NDIF_PUBLIC_URL or NDIF_ALLOWED_HOSTS is set."""
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
     log_max_bytes: Size = Field(default=64 * MiB, gt=0)
@@ -265,6 +263,12 @@ class Settings(BaseSettings):
     def allowed_host_names(self) -> tuple[str, ...]:
         """Names in `allowed_hosts`."""
         return _split(self.allowed_hosts)
+
+    @property
+    def proxies(self) -> str:
+        """Addresses whose forwarded headers are believed: without a proxy, anybody may write them."""
+        is_behind_one = self.public_url or self.allowed_hosts
+        return self.forwarded_allow_ips or ("127.0.0.1,::1" if is_behind_one else "")
 
     @property
     def adapters(self) -> Path:

@@ -74,11 +74,12 @@ def create_gateway(
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
     no `/admin` routes.
     """
-    websockets, socket_io = WebSocketSubscriptions(broker), SocketIoSubscriptions(broker, settings)
+    websockets = WebSocketSubscriptions(broker, accounts)
+    socket_io = SocketIoSubscriptions(broker, settings)
     routes = [
         *SubmitRoute(settings, broker, responder, runtimes, catalogue, accounts).routes(),
         *websockets.routes(),
-        *ResponseRoute(objects, update_of).routes(),
+        *ResponseRoute(objects, update_of, accounts).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
         *HealthRoutes(catalogue, accounts, runtimes).routes(),
@@ -121,7 +122,7 @@ def uvicorn_config(app: Starlette, settings: Settings, listening: socket.socket)
         log_config=None,
         log_level="warning",
         access_log=False,
-        forwarded_allow_ips=settings.forwarded_allow_ips,
+        forwarded_allow_ips=settings.proxies,
         # Results are compressed already where their client asked for it.
         ws_per_message_deflate=False,
         # A hybrid job's client uploads its results in one message.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import uuid
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -16,12 +17,15 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ndif.errors import problems
-from ndif.gateway.http_error import HttpError
+from ndif.gateway.caller import caller_of, subscription_of
+from ndif.gateway.http_error import HttpError, no_account, refuse
 from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_frame
+from ndif.stores.accounts import Accounts, NoSuchKeyError
 from ndif.stores.broker import Broker, Subscription
+from ndif.stores.guesses import TooManyGuessesError
 from ndif.tasks import end
 
 _MAX_PART_HEADERS = 16 * 1024
@@ -134,11 +138,13 @@ async def _read_parts(content_type: str, chunks: AsyncIterator[bytes]) -> dict[s
 class WebSocketSubscriptions:
     """The subscriptions of clients at `/subscribe`.
 
-    Opens one broker subscription per WebSocket, tells the client its id, and forwards its frames.
+    Opens one broker subscription per WebSocket, tells the client its id, and forwards its frames. Each
+    takes the jobs of the account that opened it.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, accounts: Accounts) -> None:
         self._broker = broker
+        self._accounts = accounts
         self._open: dict[Subscription, WebSocket] = {}
 
     def routes(self) -> list[BaseRoute]:
@@ -147,11 +153,17 @@ class WebSocketSubscriptions:
 
     async def subscribe(self, websocket: WebSocket) -> None:
         """Send the id of a new subscription, then its frames until the client leaves."""
+        try:
+            account = await self._accounts.account(caller_of(websocket))
+        except (NoSuchKeyError, TooManyGuessesError) as error:
+            await refuse(no_account(error), websocket.scope, websocket.receive, websocket.send)
+            return
         await websocket.accept()
-        subscription = await self._broker.subscribe()
+        session_id = uuid.uuid4().hex
+        subscription = await self._broker.subscribe(subscription_of(session_id, account.user))
         forwarding = None
         try:
-            await websocket.send_text(json.dumps({"session_id": subscription.id}))
+            await websocket.send_text(json.dumps({"session_id": session_id}))
             self._open[subscription] = websocket
             forwarding = asyncio.create_task(_forward(subscription, websocket))
             while (message := await websocket.receive())["type"] != "websocket.disconnect":

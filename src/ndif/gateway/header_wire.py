@@ -7,8 +7,10 @@ from typing import Any
 
 import socketio
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 from ndif.config.settings import Settings
+from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.results import is_job_id
 from ndif.schema.request import Submission
@@ -47,7 +49,8 @@ def read_headers(headers: Headers) -> Submission:
 class SocketIoSubscriptions:
     """The subscriptions of clients at `/ws/socket.io`.
 
-    Opens one broker subscription per connection, under the connection's id, and forwards its frames.
+    Opens one broker subscription per connection and forwards its frames. Clients send no key here, so each
+    takes the jobs of callers of the same name, whose key is looked at with every job.
     """
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
@@ -72,9 +75,10 @@ class SocketIoSubscriptions:
                 frame = header_frame(Response(request_id, Status.ERROR, description))
                 await self._server.emit(_UPDATE, frame, to=sid)
 
-    async def _connect(self, sid: str, _environ: Any, _auth: Any = None) -> None:
-        subscription = await self._broker.subscribe(sid)
-        self._open[sid] = subscription, asyncio.create_task(self._forward(subscription))
+    async def _connect(self, sid: str, environ: Any, _auth: Any = None) -> None:
+        caller = caller_of(HTTPConnection(environ["asgi.scope"]))
+        subscription = await self._broker.subscribe(subscription_of(sid, caller.name))
+        self._open[sid] = subscription, asyncio.create_task(self._forward(sid, subscription))
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
         if opened := self._open.pop(sid, None):
@@ -86,9 +90,10 @@ class SocketIoSubscriptions:
         """Store what a hybrid job's client computed: the bytes, and the job's id."""
         match arguments:
             case (bytes() as content, str() as request_id) if is_job_id(request_id):
-                await self._broker.upload(request_id, sid, content)
+                if opened := self._open.get(sid):
+                    await self._broker.upload(request_id, opened[0].id, content)
 
-    async def _forward(self, subscription: Subscription) -> None:
+    async def _forward(self, sid: str, subscription: Subscription) -> None:
         while True:
             frame = await subscription.next()
-            await self._server.emit(_UPDATE, frame, to=subscription.id)
+            await self._server.emit(_UPDATE, frame, to=sid)

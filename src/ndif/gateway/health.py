@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
@@ -66,9 +67,8 @@ class HealthRoutes:
 
     async def whoami(self, http: Request) -> Response:
         """Answer with the email and the rights of the API key's holder."""
-        key = http.headers.get("ndif-api-key", "")
         try:
-            account = await self.accounts.account(key, http.client.host if http.client else "")
+            account = await self.accounts.account(caller_of(http))
         except NoSuchKeyError:
             return JSONResponse({"email": None, "tags": []})
         return JSONResponse({"email": account.email, "tags": account.tags})

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from ndif.cluster.models import NotServedError
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import NoSuchKeyError
 from ndif.stores.broker import BrokerError
+from ndif.stores.guesses import TooManyGuessesError
 from ndif.stores.objects import DiskError, ObjectStoreError
 
 logger = logging.getLogger(__name__)
@@ -63,11 +66,31 @@ def _store_unavailable(_: Request, error: ObjectStoreError) -> HttpError:
     return HttpError(503, detail, RETRY_SOON)
 
 
+def no_account(error: NoSuchKeyError | TooManyGuessesError) -> HttpError:
+    """Return the answer to a caller that has no account."""
+    if isinstance(error, TooManyGuessesError):
+        return HttpError(429, str(error), {"Retry-After": str(math.ceil(error.wait_s))})
+    return HttpError(401, str(error))
+
+
+async def refuse(answer: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer to a request, or to a WebSocket that is not accepted."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
+        "extensions", {}
+    ):
+        # A WebSocket that is closed before it is accepted is refused with 403.
+        await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
+    else:
+        content = {"detail": answer.detail}
+        await JSONResponse(content, answer.status_code, answer.headers)(scope, receive, send)
+
+
 _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     HttpError: lambda _, error: error,
     ClientDisconnect: lambda _, __: HttpError(400, "The client left before its request was read."),
     HTTPException: _no_route,
-    NoSuchKeyError: lambda _, error: HttpError(401, str(error)),
+    NoSuchKeyError: lambda _, error: no_account(error),
+    TooManyGuessesError: lambda _, error: no_account(error),
     NotServedError: lambda _, error: HttpError(400, str(error)),
     OperationError: lambda _, error: HttpError(error.status, str(error)),
     BrokerError: _broker_unavailable,

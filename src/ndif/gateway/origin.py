@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from functools import cache, partial
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ndif.config.settings import Settings
+from ndif.gateway.http_error import HttpError, refuse
+from ndif.gateway.peer import unmapped
 from ndif.net import is_loopback, reachable_as
 
 _OPEN = frozenset({"/ping", "/status", "/env"})
 """Paths that web pages of any site may read on a public server."""
+_SUBMIT = "/request"
+"""Path at which a job's client says where it will fetch the results."""
+_HOST = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_QUOTED = 200
 """Characters of a client's header that an answer repeats."""
@@ -29,7 +35,8 @@ class SameOrigin:
     browser names the page's site in `Origin`; nnsight's clients name this server there, or nothing. A site
     whose name resolves to this machine (DNS rebinding) has an origin that equals its host, so the Host must
     be a name of this server: a loopback name, the one that it listens on, this machine's, the public URL's,
-    or one of NDIF_ALLOWED_HOSTS. An address is no name that anybody else could give to this machine.
+    or one of NDIF_ALLOWED_HOSTS. An address is no name that anybody else could give to this machine. But
+    the addresses of a job's results begin with the Host, so there it must be the address that was reached.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, host: str) -> None:
@@ -52,48 +59,74 @@ class SameOrigin:
         is_open = (
             self._is_public and scope.get("method") in ("GET", "HEAD") and scope["path"] in _OPEN
         )
-        problem = await self._problem(Headers(scope=scope), any_origin=is_open)
+        problem = await self._problem(Headers(scope=scope), scope, any_origin=is_open)
         if problem is not None:
-            await _refuse(problem, scope, receive, send)
+            await refuse(problem, scope, receive, send)
         else:
             await self._app(scope, receive, partial(_send_open, send) if is_open else send)
 
-    async def _problem(self, headers: Headers, *, any_origin: bool) -> str | None:
-        """Return a sentence that says why the request is refused; None if it is not."""
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not await self._is_ours(host):
-            return (
-                f"This server does not answer to the name {host[:_MAX_QUOTED]!r}. If that is how its users "
-                "reach it, its operator names it in NDIF_PUBLIC_URL (behind a proxy with TLS) or in "
-                "NDIF_ALLOWED_HOSTS."
+    async def _problem(
+        self, headers: Headers, scope: Scope, *, any_origin: bool
+    ) -> HttpError | None:
+        """Return the answer that refuses the request; None if it is not refused."""
+        hosts, origin = headers.getlist("host"), headers.get("origin")
+        host = hosts[0] if hosts else ""
+        name = _name_of(host)
+        if len(hosts) > 1 or name is None:
+            return HttpError(
+                HTTPStatus.BAD_REQUEST,
+                f"The request's Host, {', '.join(hosts)[:_MAX_QUOTED]!r}, is not that of one server.",
             )
+        if origin not in (None, "null") and _origin(origin) is None:
+            return HttpError(
+                HTTPStatus.BAD_REQUEST,
+                f"The request's Origin, {origin[:_MAX_QUOTED]!r}, is not that of a web page.",
+            )
+        if name and not await self._is_ours(name):
+            if not _is_address(name):
+                return HttpError(
+                    HTTPStatus.FORBIDDEN,
+                    f"This server does not answer to the name {host[:_MAX_QUOTED]!r}. If that is how its "
+                    "users reach it, its operator names it in NDIF_PUBLIC_URL (behind a proxy with TLS) or "
+                    "in NDIF_ALLOWED_HOSTS.",
+                )
+            if scope["path"] == _SUBMIT and not _is_reached(name, scope):
+                return HttpError(
+                    HTTPStatus.FORBIDDEN,
+                    f"This server does not know {host[:_MAX_QUOTED]!r} as its address, with which those of "
+                    "results would begin. If that is how its users reach it, its operator names it in "
+                    "NDIF_PUBLIC_URL or in NDIF_ALLOWED_HOSTS.",
+                )
         if origin is None or any_origin or self._is_same(origin, host):
             return None
-        return (
+        return HttpError(
+            HTTPStatus.FORBIDDEN,
             f"This came from a web page of another site, {origin[:_MAX_QUOTED]!r}. A server takes requests "
             "from programs, and from pages at its own address alone. If that is its address, its operator "
-            "names it in NDIF_PUBLIC_URL."
+            "names it in NDIF_PUBLIC_URL.",
         )
 
-    async def _is_ours(self, host: str) -> bool:
-        """Return True if `host`, a Host header, names this server. Every browser sends one."""
-        if not host or self._any:
-            return True
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:
-            return False
-        if name in self._names or name.endswith(self._suffixes) or is_loopback(name):
-            return True
-        if _is_address(name):
+    async def _is_ours(self, name: str) -> bool:
+        """Return True if `name` is one of this server's. Every browser sends one."""
+        if self._any or name in self._names or name.endswith(self._suffixes) or is_loopback(name):
             return True
         # The resolver may take its time.
-        return name in await asyncio.to_thread(_machine_names)
+        return not _is_address(name) and name in await asyncio.to_thread(_machine_names)
 
     def _is_same(self, origin: str, host: str) -> bool:
         """Return True if a page's origin is the address that was asked, or the public one."""
         found = _origin(origin)
         return found is not None and found in (_origin(f"{found[0]}://{host}"), self._public_origin)
+
+
+def _name_of(host: str) -> str | None:
+    """Return the name or address in a Host header, empty if that is; None if it cannot be one."""
+    try:
+        parts = urlsplit(f"//{host}")
+        is_whole = not host or (_HOST.fullmatch(host) and parts.port != 0)
+    except ValueError:
+        return None
+    return (parts.hostname or "").rstrip(".") if is_whole else None
 
 
 def _origin(url: str) -> tuple[str, str, int | None] | None:
@@ -122,14 +155,15 @@ def _machine_names() -> frozenset[str]:
     return frozenset({name, short, f"{short}.local", socket.getfqdn().lower()})
 
 
-async def _refuse(problem: str, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
-        "extensions", {}
-    ):
-        # A WebSocket that is closed before it is accepted is refused with 403.
-        await send({"type": "websocket.close", "code": 1008, "reason": "foreign origin"})
-    else:
-        await JSONResponse({"detail": problem}, 403)(scope, receive, send)
+def _is_reached(name: str, scope: Scope) -> bool:
+    """Return True if `name` is the address of this machine to which the request's connection was made."""
+    server = scope.get("server")
+    if not server:
+        return False
+    reached = unmapped(server[0]).partition("%")[0]
+    return _is_address(reached) and ipaddress.ip_address(
+        unmapped(name.partition("%")[0])
+    ) == ipaddress.ip_address(reached)
 
 
 async def _send_open(send: Send, message: Message) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +14,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ndif.config.units import format_duration
+from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.host.request_lifecycle import RUNS
 from ndif.schema.status import Status
+from ndif.stores.accounts import Accounts
 from ndif.stores.objects import FileStore, ObjectStore
-from ndif.stores.responder import last_response
+from ndif.stores.responder import Kept, last_response
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OK = 200
@@ -38,20 +39,17 @@ def _job_id(http: Request) -> str:
     return request_id
 
 
-def _status(content: bytes) -> Status:
-    return Status(json.loads(content)["status"])
-
-
 UpdateOf = Callable[[str, "Status | None"], Awaitable["Mapping[str, Any] | None"]]
 """Returns what follows a request's stored update (None for none), as JSON; None if nothing does."""
 
 
 @dataclass(frozen=True)
 class ResponseRoute:
-    """Answers with the last response of a job whose client polls."""
+    """Answers with the last response of a job whose client polls; with keys, to its user alone."""
 
     store: ObjectStore
     update_of: UpdateOf
+    accounts: Accounts
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -60,23 +58,28 @@ class ResponseRoute:
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response: what the responder stored, or what the queue knows now."""
         request_id = _job_id(http)
-        content = await last_response(self.store, request_id)
-        stored = None if content is None else _status(content)
+        account = await self.accounts.account(caller_of(http))
+        kept = await last_response(self.store, request_id)
+        stored = None if kept is None else kept.status
         if stored is None or not stored.terminal:
             update = await self.update_of(request_id, stored)
             if stored not in RUNS or update is not None:
                 # It may have left the queue, or ended, since the object was read.
-                content = await last_response(self.store, request_id) or content
-            if update is not None and (content is None or not _status(content).terminal):
-                kept = {} if content is None else json.loads(content)
-                return JSONResponse({**kept, **update})
-        if content is None:
+                kept = await last_response(self.store, request_id) or kept
+            if update is not None and (kept is None or not kept.status.terminal):
+                fields = {} if kept is None else kept.fields
+                kept = Kept({**fields, **update}, "" if kept is None else kept.user)
+        if kept is None:
             raise HttpError(
                 404,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
                 f"{format_duration(self.store.ttl_s)}.",
             )
-        return Response(content, media_type="application/json")
+        if account.key and kept.user != account.user:
+            raise HttpError(
+                403, f"The job {request_id} is another user's: use the key that sent it."
+            )
+        return JSONResponse(kept.fields)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.config.settings import Settings
+from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import read_envelope
 from ndif.gateway.header_wire import read_headers
@@ -31,6 +32,14 @@ from ndif.stores.responder import Responder
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
 _NEWEST = "0.8"
+_NO_CHANNEL = (
+    "The connection for updates that this request names is not open, or somebody else opened it. Run the "
+    "trace again; with blocking=False it needs no such connection."
+)
+_NO_CALLBACKS = (
+    "This server calls no addresses that its users name. Leave `callback` out, and poll for the job "
+    "instead (`backend()` again, or GET /response/ID)."
+)
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
@@ -60,8 +69,8 @@ class SubmitRoute:
 
     async def submit(self, http: HttpRequest) -> Response:
         """Accept a request and answer RECEIVED."""
-        host = http.client.host if http.client else ""
-        account = await self.accounts.account(http.headers.get("ndif-api-key", ""), host)
+        caller = caller_of(http)
+        account = await self.accounts.account(caller)
         version = http.headers.get("nnsight-version", "")
         self._refuse_older(version, http.headers.get("python-version", ""))
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
@@ -74,6 +83,8 @@ class SubmitRoute:
             wire = Wire.HEADERS
             generation = self._generation(version, wire)
             submission = read_headers(http.headers)
+            if submission.callback and not account.trusted:
+                raise HttpError(403, _NO_CALLBACKS)
             model = await self._model(submission.model_key, generation, account)
             submission.payload = bytearray()
             async for chunk in self._body(http):
@@ -84,7 +95,15 @@ class SubmitRoute:
                 "This is neither a request of nnsight 0.8 (multipart/form-data with `data` and "
                 "`blob`) nor of 0.6 or 0.7 (the header nnsight-model-key is missing).",
             )
+        if submission.subscription_id is not None:
+            # Clients of the older wire send no key when they open their channel.
+            owner = account.user if wire is Wire.ENVELOPE else caller.name
+            submission.subscription_id = subscription_of(submission.subscription_id, owner)
         await self._check(submission)
+        # The first key that is sent for a channel that was opened without says whose it is.
+        unclaimed = account.key and wire is Wire.HEADERS and submission.subscription_id
+        if unclaimed and not await self.broker.takes(unclaimed, account.user):
+            raise HttpError(409, _NO_CHANNEL)
         request = Request(
             id=str(uuid.uuid4()),
             model=model,
@@ -93,7 +112,7 @@ class SubmitRoute:
             payload=submission.payload,
             compress=submission.compress,
             base_url=self.settings.public_url or str(http.base_url).rstrip("/"),
-            nearby=is_loopback(host),
+            nearby=is_loopback(caller.address),
             subscription_id=submission.subscription_id,
             env=submission.env,
             callback=submission.callback,
@@ -201,11 +220,7 @@ class SubmitRoute:
             )
         waits_on = submission.subscription_id
         if waits_on is not None and await self.broker.disconnected([waits_on]):
-            raise HttpError(
-                409,
-                "The connection for updates that this request names is not open. Run the trace again; "
-                "with blocking=False it needs no such connection.",
-            )
+            raise HttpError(409, _NO_CHANNEL)
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -204,8 +204,9 @@ def _keys(options: Settings) -> Iterator[Check]:
         )
         return
     try:
-        FileAccounts(options.api_keys.expanduser())
+        accounts = FileAccounts(options.api_keys.expanduser())
     except KeysError as error:
         yield Check("API keys", "problem", str(error))
     else:
-        yield Check("API keys", "ok", str(options.api_keys))
+        state: State = "note" if accounts.warning else "ok"
+        yield Check("API keys", state, accounts.warning or str(options.api_keys))

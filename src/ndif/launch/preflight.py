@@ -51,6 +51,8 @@ class Prepared:
     """Socket of a server; None if only services are started."""
     port: int
     deployments: tuple[DeploymentConfig, ...]
+    warning: str | None = None
+    """Sentence on the API keys, which keeps no server from starting."""
 
 
 def preflight(options: Settings, server: ServerOptions) -> Prepared:
@@ -58,10 +60,12 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     services, lacking = plan_services(options, server.role)
     problems = list(_machine_problems(options, server))
     deployments: tuple[DeploymentConfig, ...] = ()
+    warning: str | None = None
     listening, port = None, 0
     if server.is_server:
         deployments, unusable = _deployments(options, server)
-        problems += [*_account_problems(options), *unusable]
+        warning, no_accounts = _accounts(options)
+        problems += [*no_accounts, *unusable]
         port = server.port or options.api_port
         try:
             advice = "Choose another with --port, or stop what uses it."
@@ -70,7 +74,7 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
             problems.insert(0, str(error))
     problems += lacking
     if not problems:
-        return Prepared(server, services, listening, port, deployments)
+        return Prepared(server, services, listening, port, deployments, warning)
     if listening is not None:
         listening.close()
     if len(problems) == 1:
@@ -96,12 +100,14 @@ def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]
         yield f"No nnsight is installed: run `{install_command('nnsight')}`."
 
 
-def _account_problems(options: Settings) -> Iterator[str]:
-    if options.api_keys is not None:
-        try:
-            FileAccounts(options.api_keys.expanduser())
-        except KeysError as error:
-            yield f"The API keys cannot be used: {error}"
+def _accounts(options: Settings) -> tuple[str | None, list[str]]:
+    """Return who else can use the API keys, and why they cannot be used at all."""
+    if options.api_keys is None:
+        return None, []
+    try:
+        return FileAccounts(options.api_keys.expanduser()).warning, []
+    except KeysError as error:
+        return None, [f"The API keys cannot be used: {error}"]
 
 
 def _deployments(

@@ -8,6 +8,7 @@ import logging
 
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 
 from ndif.config.reference import read
 from ndif.launch.detached import run_detached
@@ -29,6 +30,8 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
     if run_folders.running() is not None:
         raise StartError(run_folders.already_running())
     prepared = preflight(options, server)
+    if prepared.warning is not None:
+        console.print(f"[bold yellow]Warning:[/] {escape(prepared.warning)}", soft_wrap=True)
     logs = [] if server.is_server else [service.name for service in prepared.services]
     with prepared.listening or contextlib.nullcontext():
         run_folder = _create(run_folders, console, *logs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
-from ndif.stores.accounts import OpenAccounts, open_accounts
+from ndif.stores.accounts import Accounts, OpenAccounts, OwnerAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.objects import open_store
@@ -48,15 +49,16 @@ class Server:
         share_weights: bool = False,
         runtimes: Runtimes | None = None,
         token: str | None = None,
+        owner_token: str | None = None,
         stop: Callable[[], None] = lambda: None,
         secret: str | None = None,
     ) -> None:
         """Put the server together; its application's lifespan starts it.
 
         `host` is what the server listens on. `places`: True to serve many users, and measure models and
-        place them; False to serve one user, and load each model where its options say. `secret` signs the
-        URLs of results. `stop` ends the process. If another server has the jobs of `results`, that is a
-        `BrokerError`.
+        place them; False to serve one user, and load each model where its options say. `owner_token` is
+        what all but that user need, if anything. `secret` signs the URLs of results. `stop` ends the
+        process. If another server has the jobs of `results`, that is a `BrokerError`.
         """
         self._settings = settings
         self._results = results
@@ -91,6 +93,11 @@ class Server:
             lambda: client_status(controller, self._coordinator.reconciler.coming()),
             lambda: places or any(replica.serving for replica in controller.replicas()),
         )
+        accounts: Accounts = OpenAccounts(hotswapping=False, trusted=trusted)
+        if places:
+            accounts = open_accounts(settings)
+        elif owner_token is not None:
+            accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
         self.app = create_gateway(
             settings,
             self._broker,
@@ -98,7 +105,7 @@ class Server:
             responder,
             catalogue,
             runtimes,
-            open_accounts(settings) if places else OpenAccounts(hotswapping=False, trusted=trusted),
+            accounts,
             self._hub,
             self._lifespan,
             update_of=self._update_of,

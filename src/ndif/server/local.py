@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import logging
 import socket
 import time
@@ -15,6 +17,7 @@ from tempfile import TemporaryFile
 import uvloop
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ndif.config.reference import read
@@ -31,6 +34,8 @@ from ndif.stores.objects.files import signing_key
 _GENERATION = "0.8"
 """nnsight generation whose model process starts with the server; others start with their first client."""
 _PROGRESS_S = 0.1
+_TOKEN_DIGITS = 32
+_FOR_OTHERS = "   # only as another user of this machine, or from a container or another machine"
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Local:
     results: Path | None
     share_weights: bool
     sandbox: bool
+    no_token: bool
     execution_timeout_s: float | None
     verbose: bool
 
@@ -70,12 +76,10 @@ class Local:
                 raise StartError(str(error)) from error
         with listen(self.host, self.port) as listening:
             results = self._results_folder(options, listening)
-            reachable = reachable_as(self.host, options.public_url)
-            if reachable and not self.sandbox:
-                console.print(
-                    f"[bold yellow]Warning:[/] {reachable} is reachable from other machines. Whoever "
-                    "reaches it runs code here as you: local mode trusts its user."
-                )
+            if warning := self._warning(options):
+                console.print(f"[bold yellow]Warning:[/] {escape(warning)}", soft_wrap=True)
+            secret = signing_key(results)
+            token = None if self.no_token else _token(secret)
             try:
                 server = Server(
                     options,
@@ -85,17 +89,29 @@ class Local:
                     places=False,
                     trusted=not self.sandbox,
                     share_weights=self.share_weights,
-                    secret=signing_key(results),
+                    owner_token=token,
+                    secret=secret,
                 )
             except BrokerError as error:
                 raise StartError(
                     f"Jobs cannot be kept: {error}. Choose another --results-dir."
                 ) from error
             try:
-                uvloop.run(self._serve(server, listening, console))
+                uvloop.run(self._serve(server, listening, console, token))
             finally:
                 if self.results is None and not server.is_polled:
                     rmtree(results, ignore_errors=True)
+
+    def _warning(self, options: Settings) -> str | None:
+        """Return the sentence that says who but the owner can run code here; None if nobody can."""
+        reachable = reachable_as(self.host, options.public_url)
+        does = "may run code here, confined" if self.sandbox else "runs code here as you"
+        if self.no_token:
+            who = f"Whoever reaches {reachable}" if reachable else "Every user of this machine"
+            return f"{who} {does}: --no-token asks nobody for the token."
+        if reachable:
+            return f"{reachable} is reachable from other machines. Whoever has the token {does}."
+        return None
 
     def _results_folder(self, options: Settings, listening: socket.socket) -> Path:
         """Return the user's folder, or else the port's: whoever polls comes back to the same address."""
@@ -137,11 +153,13 @@ class Local:
             execution_timeout_s=self.execution_timeout_s,
         )
 
-    async def _serve(self, server: Server, listening: socket.socket, console: Console) -> None:
+    async def _serve(
+        self, server: Server, listening: socket.socket, console: Console, token: str | None
+    ) -> None:
         port = listening.getsockname()[1]
         http = Http(server.uvicorn_config(listening), farewell=server.farewell)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
-        loading = asyncio.create_task(self._load(server, listening, console))
+        loading = asyncio.create_task(self._load(server, listening, console, token))
         try:
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
@@ -155,7 +173,9 @@ class Local:
             left = server.unfinished
             console.print("Stopped." if not left else f"Stopped. {_will_run(left, port)}")
 
-    async def _load(self, server: Server, listening: socket.socket, console: Console) -> None:
+    async def _load(
+        self, server: Server, listening: socket.socket, console: Console, token: str | None
+    ) -> None:
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -190,7 +210,8 @@ class Local:
         console.print(f"\nServing at [bold]{url}[/]. In your client:\n")
         console.print(
             f"    export NDIF_HOST={url}\n"
-            f"    export HF_ENDPOINT={url}/hub   # only where huggingface.co cannot be reached\n\n"
+            + (f"    export NDIF_API_KEY={token}{_FOR_OTHERS}\n" if token else "")
+            + f"    export HF_ENDPOINT={url}/hub   # only where huggingface.co cannot be reached\n\n"
             f'    model = TransformersModel("{repo_id}")\n'
             '    with model.trace("The Eiffel Tower is in", remote=True):\n'
             "        logits = model.output.logits.save()\n",
@@ -199,6 +220,11 @@ class Local:
             soft_wrap=True,
         )
         console.print("Ctrl-C stops it.")
+
+
+def _token(secret: str) -> str:
+    """Return the token of a server, the same after a restart that finds its results and jobs."""
+    return hmac.new(secret.encode(), b"token", hashlib.sha256).hexdigest()[:_TOKEN_DIGITS]
 
 
 def _will_run(polled: int, port: int) -> str:

@@ -1,4 +1,4 @@
-"""Accounts: who may do what. All clients alike, or the users of a file of keys.
+"""Accounts: who may do what. All clients alike, a local server's owner, or the users of a file of keys.
 
 The file is read again after it changes:
 
@@ -13,6 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
+import ipaddress
+import secrets
+import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
@@ -22,8 +27,37 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ndif.config.settings import Settings
 from ndif.errors import NdifError, problems
+from ndif.stores.guesses import Guesses
 
 _DIGEST = 16
+_SITE_BITS = 64
+"""Bits of an IPv6 address that its holder did not choose."""
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever sends a request, as far as its connection and its headers tell."""
+
+    key: str = ""
+    """API key as it was sent; empty without one."""
+    address: str = ""
+    """IP address; the client's own where a configured proxy names it."""
+    uid: int | None = None
+    """User of the process of this machine that has the connection's other end; None if not known."""
+
+    @property
+    def name(self) -> str:
+        """Return the name under which the caller takes turns without an account; nobody can choose it."""
+        if self.uid is not None:
+            return f"uid {self.uid}"
+        try:
+            address = ipaddress.ip_address(self.address)
+        except ValueError:
+            return f"host {self.address}" if self.address else ""
+        if address.version == 4 or address.is_loopback:
+            return f"host {address}"
+        return f"host {ipaddress.ip_network((address, _SITE_BITS), strict=False)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +95,8 @@ class KeysError(NdifError):
 class Accounts(Protocol):
     """The users of a server."""
 
-    async def account(self, key: str, host: str) -> Account:
-        """Return the account of an API key, which may be empty, used from the machine `host`."""
+    async def account(self, caller: Caller) -> Account:
+        """Return the account of a caller; raise a `NoSuchKeyError` if there is none."""
 
 
 def open_accounts(settings: Settings) -> Accounts:
@@ -79,10 +113,34 @@ class OpenAccounts:
     hotswapping: bool
     trusted: bool = False
 
-    async def account(self, key: str, host: str) -> Account:
+    async def account(self, caller: Caller) -> Account:
+        """See `Accounts.account`. A key says nothing here: whoever invents keys is the same user."""
+        return Account(caller.name, hotswapping=self.hotswapping, trusted=self.trusted)
+
+
+@dataclass(frozen=True)
+class OwnerAccounts:
+    """The form of `Accounts` of a local server: its owner needs nothing, everybody else its token.
+
+    Root, in a process of the same machine, counts as the owner.
+    """
+
+    owner: int
+    """User who runs the server."""
+    token: str
+    trusted: bool
+
+    async def account(self, caller: Caller) -> Account:
         """See `Accounts.account`."""
-        name = _user_of(key) if key else f"host {host}" if host else ""
-        return Account(name, hotswapping=self.hotswapping, trusted=self.trusted)
+        if caller.uid not in (self.owner, _ROOT) and not secrets.compare_digest(
+            caller.key.encode(errors="replace"), self.token.encode()
+        ):
+            raise NoSuchKeyError(
+                "This server runs the code of the user who started it, on the same machine, and of those "
+                "who have its token. On your side run the line `export NDIF_API_KEY=…` that `ndif local "
+                "start` printed, or ask whoever started it for that line."
+            )
+        return Account(caller.name, trusted=self.trusted)
 
 
 class _Key(BaseModel):
@@ -126,24 +184,35 @@ class FileAccounts:
     def __init__(self, path: Path) -> None:
         """Read the file at `path`."""
         self._path = path
+        self._blind = secrets.token_bytes(_DIGEST)
+        self._guesses = Guesses()
+        self.warning: str | None = None
+        """Sentence that says who else can read or change the keys; None if nobody can."""
         self._mark: tuple[int, int, int] | None = None
         self._accounts: dict[str, Account] = {}
         self._refresh()
 
-    async def account(self, key: str, host: str) -> Account:
-        """See `Accounts.account`."""
+    async def account(self, caller: Caller) -> Account:
+        """See `Accounts.account`. An address that keeps on guessing gets a `TooManyGuessesError`."""
         # A file that is being written locks no user out: its last content holds.
         with contextlib.suppress(KeysError):
             self._refresh()
-        if not key:
+        if not caller.key:
             raise NoSuchKeyError(
                 "This server wants an API key: set one with nnsight.CONFIG.set_default_api_key(…), or ask "
                 "its operator for one."
             )
-        account = self._accounts.get(_sha256(key))
+        digest, now = self._blinded(_sha256(caller.key)), time.monotonic()
+        self._guesses.check(caller.name, digest, now)
+        account = self._accounts.get(digest)
+        self._guesses.note(caller.name, digest, now, is_right=account is not None)
         if account is None:
             raise NoSuchKeyError("This server does not know the API key. Ask its operator for one.")
         return account
+
+    def _blinded(self, digest: str) -> str:
+        """Return what the time of a comparison may tell of: nobody outside can choose or foresee it."""
+        return hmac.new(self._blind, digest.encode(), hashlib.sha256).hexdigest()
 
     def _refresh(self) -> None:
         """Read the file if it has changed; usually no more than its date is read."""
@@ -162,8 +231,18 @@ class FileAccounts:
             first = problems(error, show_values=False)[0]
             place = first.place or "the file"
             raise KeysError(f"{self._path}: {place}: {first.reason}.") from error
-        self._accounts = {entry.digest: entry.account() for entry in found.keys}
+        self._accounts = {self._blinded(entry.digest): entry.account() for entry in found.keys}
         self._mark = mark
+        self.warning = self._exposure(facts.st_mode, any(entry.key for entry in found.keys))
+
+    def _exposure(self, mode: int, has_secrets: bool) -> str | None:
+        if mode & stat.S_IWOTH:
+            can = "can change it, and let themselves in"
+        elif mode & stat.S_IROTH and has_secrets:
+            can = "can read the keys in it"
+        else:
+            return None
+        return f"All users of this machine {can}: run `chmod o= {self._path}`."
 
 
 def _sha256(text: str) -> str:

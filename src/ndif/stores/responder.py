@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ndif.schema import wires
@@ -20,6 +22,8 @@ from ndif.tasks import start
 logger = logging.getLogger(__name__)
 
 _CALLBACK_TIMEOUT_S = 10.0
+_USER = "user"
+"""Field of a stored response that no client is sent."""
 _WAITS = "The server has started again, and your job waits for its turn."
 _LOST = "The server ended before this job was done, and has nothing of it. Send it again."
 
@@ -63,7 +67,8 @@ class Responder:
                 await self._keep(request, response)
                 if response.status.terminal:
                     await self._broker.complete(request, response)
-        if request.callback and response.status.terminal:
+        # A server that was older may have taken one from anybody.
+        if request.callback and request.trusted and response.status.terminal:
             # Not awaited: a client's slow endpoint delays nobody else.
             start(_call_back(request, response), self._callbacks, "callback")
         return heard
@@ -72,7 +77,7 @@ class Responder:
         """Store `end` for a client that polls, unless a terminal response is stored already."""
         async with self._turns.setdefault(request.id, asyncio.Lock()):
             kept = await last_response(self._objects, request.id)
-            if kept is None or not Status(json.loads(kept)["status"]).terminal:
+            if kept is None or not kept.status.terminal:
                 await self._keep(request, end)
 
     async def resume(self, unfinished: Collection[Request]) -> None:
@@ -86,9 +91,11 @@ class Responder:
             lost = self._objects.ids("responses") - self._objects.ids("ends")
             for request_id in lost.difference(each.id for each in unfinished):
                 end = Response(request_id, Status.ERROR, _LOST)
-                content = json.dumps(wires.envelope_fields(end)).encode()  # as on the other wire
+                fields = wires.envelope_fields(end)  # as on the other wire
                 try:
-                    await self._objects.put(end_key(request_id), content)
+                    update = await last_response(self._objects, request_id)
+                    kept = Kept(fields, "" if update is None else update.user)
+                    await self._objects.put(end_key(request_id), kept.encode())
                 except ObjectStoreError as error:  # a full disk keeps no server from starting
                     logger.warning(
                         "request %s is lost, and is not said to be: %s", request_id, error
@@ -96,7 +103,10 @@ class Responder:
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
-        content = json.dumps(wires.fields(request, response)).encode()
+        # Without a key that was verified, nobody can be told from others when the job is asked for.
+        content = Kept(
+            wires.fields(request, response), request.user if request.key else ""
+        ).encode()
         key = (end_key if response.status.terminal else update_key)(request.id)
         try:
             await self._objects.put(key, content, soon=not response.status.terminal)
@@ -107,14 +117,40 @@ class Responder:
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
 
 
-async def last_response(objects: ObjectStore, request_id: str) -> bytes | None:
-    """Return the response that a client polls for, as JSON: the terminal one, or else the last update.
+@dataclass(frozen=True)
+class Kept:
+    """A stored response, and whom it is for."""
+
+    fields: dict[str, Any]
+    """The JSON object that clients are sent."""
+    user: str
+    """The user whose key sent the job; empty if none did."""
+
+    @property
+    def status(self) -> Status:
+        """Return the response's status."""
+        return Status(self.fields["status"])
+
+    def encode(self) -> bytes:
+        """Return it as an object of the store."""
+        return json.dumps({**self.fields, _USER: self.user} if self.user else self.fields).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Kept:
+        """Return what `encode` wrote."""
+        fields = json.loads(content)
+        return cls(fields, fields.pop(_USER, ""))
+
+
+async def last_response(objects: ObjectStore, request_id: str) -> Kept | None:
+    """Return the response that a client polls for: the terminal one, or else the last update.
 
     The two are separate objects, so that no update can hide an end: not one of a leader that does not know
     of it, nor one that a slow store writes late.
     """
     # A file that a loss of power left empty is no end.
-    return await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
+    content = await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
+    return Kept.decode(content) if content else None
 
 
 async def _call_back(request: Request, response: Response) -> None:

@@ -300,6 +300,16 @@ async def test_a_session_is_present_while_its_channel_is_open(opening: Opening) 
 
 
 @on_loop
+async def test_a_channel_takes_requests_of_the_first_user_alone(opening: Opening) -> None:
+    async with opening() as broker:
+        first, second = await broker.subscribe(), await broker.subscribe()
+        assert await broker.takes(first.id, "ada")
+        assert await broker.takes(second.id, "bob")
+        assert not await broker.takes(first.id, "bob")
+        assert await broker.takes(first.id, "ada")
+
+
+@on_loop
 async def test_an_older_channel_of_a_name_does_not_close_the_newer(opening: Opening) -> None:
     async with opening() as broker:
         older, newer = await broker.subscribe("name"), await broker.subscribe("name")

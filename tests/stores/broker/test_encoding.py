@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request, Wire
-from ndif.stores.accounts import FileAccounts, OpenAccounts
+from ndif.stores.accounts import Caller, FileAccounts, OpenAccounts
 from ndif.stores.broker.encoding import decode_request, decode_update, encode_request
 from tests.on_loop import on_loop
 
@@ -76,7 +76,7 @@ async def test_only_a_key_that_was_verified_is_an_identity(tmp_path: Path) -> No
     """On a server without keys any text may come as one, and two may come with the same."""
     open_ = OpenAccounts(hotswapping=False)
     for key, host in (("", "10.0.0.1"), ("any-text", "10.0.0.1")):
-        assert (await open_.account(key, host)).key == ""
+        assert (await open_.account(Caller(key, host))).key == ""
     file = tmp_path / "keys.yaml"
     digest = hashlib.sha256(b"the-second-key").hexdigest()
     file.write_text(
@@ -85,13 +85,13 @@ async def test_only_a_key_that_was_verified_is_an_identity(tmp_path: Path) -> No
     )
     accounts = FileAccounts(file)
     keys = [
-        (await accounts.account(f"the-{which}-key", "10.0.0.1")).key
+        (await accounts.account(Caller(f"the-{which}-key", "10.0.0.1"))).key
         for which in ("first", "second", "third")
     ]
     assert len(set(keys)) == 3
     assert all(len(key) == 32 for key in keys)
     assert digest not in keys
-    assert (await accounts.account("the-first-key", "10.0.0.2")).key == keys[0]
+    assert (await accounts.account(Caller("the-first-key", "10.0.0.2"))).key == keys[0]
 
 
 def test_an_update_of_a_version_that_names_no_request() -> None:

@@ -27,6 +27,7 @@ class MemorySubscription:
         self.frames: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.closed = asyncio.Event()
         self.unfinished: set[str] = set()
+        self.user: str | None = None
         self._broker = broker
 
     async def next(self) -> str | bytes:
@@ -151,6 +152,13 @@ class MemoryBroker:
     async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
         """See `Broker.disconnected`."""
         return {each for each in subscription_ids if each not in self._subscriptions}
+
+    async def takes(self, subscription_id: str, user: str) -> bool:
+        """See `Broker.takes`."""
+        subscription = self._subscriptions.get(subscription_id)
+        if subscription is not None and subscription.user is None:
+            subscription.user = user
+        return subscription is not None and subscription.user == user
 
     async def until_disconnected(self, subscription_id: str) -> None:
         """See `Broker.until_disconnected`."""

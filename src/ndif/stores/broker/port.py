@@ -61,7 +61,8 @@ class Broker(Protocol):
     A submitted request that is lost has a terminal update, too, if its client is subscribed: an ERROR. A
     submitted request stays stored until it is released or has its terminal response. The gateway submits
     and subscribes; the queue claims; whoever runs a request publishes. The broker never reads a payload.
-    `start`, `submit`, `payload`, `subscribe`, `publish` and `is_complete` raise `BrokerError` if they fail.
+    `start`, `submit`, `payload`, `subscribe`, `takes`, `publish` and `is_complete` raise `BrokerError` if
+    they fail.
     """
 
     async def start(self) -> None:
@@ -111,6 +112,9 @@ class Broker(Protocol):
 
     async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
         """Return those of the subscriptions that no client holds open."""
+
+    async def takes(self, subscription_id: str, user: str) -> bool:
+        """Return True if no other user was asked for before: a subscription takes requests of one alone."""
 
     async def until_disconnected(self, subscription_id: str) -> None:
         """Return once no client holds the subscription open."""

@@ -37,6 +37,7 @@ from ndif.stores.broker.redis.channels import (
     RedisSubscription,
     channel_of,
     unconfirmed_of,
+    user_of,
 )
 from ndif.stores.broker.redis.scripts import GROUP, HELD, QUEUE, end_arguments, keys_of, record_of
 from ndif.stores.objects import ObjectStore, ObjectStoreError
@@ -56,6 +57,8 @@ _GATHER_S = 0.005
 _LOOK_S = 1.0
 _PRESENCE_S = 0.4
 """Seconds between two checks that the clients of unfinished requests are present."""
+_CHANNEL_S = 86_400
+"""Seconds for which the user of a subscription is known."""
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
 
@@ -363,6 +366,13 @@ class RedisBroker:
             with contextlib.suppress(BrokerError):
                 counts = await self.client.pubsub_numsub(*map(channel_of, elsewhere))
         return {each for each, (_, count) in zip(elsewhere, counts, strict=False) if not count}
+
+    async def takes(self, subscription_id: str, user: str) -> bool:
+        """See `Broker.takes`."""
+        key, of_s = user_of(subscription_id), _CHANNEL_S
+        await retry(lambda: self.client.set(key, user, nx=True, ex=of_s), _UPDATE_S)
+        found = await retry(lambda: self.client.get(key), _UPDATE_S)
+        return found == user.encode()
 
     async def until_disconnected(self, subscription_id: str) -> None:
         """See `Broker.until_disconnected`."""

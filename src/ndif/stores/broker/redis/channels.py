@@ -42,6 +42,11 @@ def unconfirmed_of(subscription_id: str) -> str:
     return f"unconfirmed:{subscription_id}"
 
 
+def user_of(subscription_id: str) -> str:
+    """Return the key of the user whose requests a subscription takes."""
+    return f"user:{subscription_id}"
+
+
 class Channel:
     """A queue of the messages that are published under one name while this process listens."""
 

@@ -1,0 +1,63 @@
+"""The slowing of whoever guesses API keys."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeVar
+
+_AT_ONCE = 10
+"""Wrong keys that a caller may send at once."""
+_EACH_S = 10.0
+"""Seconds after which it may send another."""
+_MOST = 4096
+"""Callers, and proven keys, that are remembered: the last ones."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class TooManyGuessesError(Exception):
+    """The caller has sent too many wrong keys; the message says what to do."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(
+            "Too many wrong API keys came from your address. Try again in a moment, with the key that the "
+            "server's operator gave you."
+        )
+        self.wait_s = wait_s
+        """Seconds until another key is looked at."""
+
+
+class Guesses:
+    """The wrong keys of each caller, as far as they count, in bounded memory.
+
+    A caller that has sent too many is not told whether a further key is right, unless it has used that very
+    key before: people who share its address go on.
+    """
+
+    def __init__(self) -> None:
+        self._forgotten_at: OrderedDict[str, float] = OrderedDict()
+        """Time at which the last wrong key of each caller counts no more."""
+        self._proven: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def check(self, caller: str, digest: str, now: float) -> None:
+        """Raise a `TooManyGuessesError` if the caller's key, of this digest, is not to be looked at now."""
+        wait_s = self._forgotten_at.get(caller, now) - now - (_AT_ONCE - 1) * _EACH_S
+        if wait_s > 0 and (caller, digest) not in self._proven:
+            raise TooManyGuessesError(wait_s)
+
+    def note(self, caller: str, digest: str, now: float, *, is_right: bool) -> None:
+        """Note that a key was looked at."""
+        if is_right:
+            _put(self._proven, (caller, digest), None)
+        else:
+            start = max(self._forgotten_at.get(caller, now), now)
+            _put(self._forgotten_at, caller, start + _EACH_S)
+
+
+def _put(entries: OrderedDict[K, V], key: K, value: V) -> None:
+    """Put an entry last, and drop the first beyond the limit."""
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > _MOST:
+        entries.popitem(last=False)

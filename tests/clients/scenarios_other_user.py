@@ -1,0 +1,69 @@
+"""Work of a client of any generation whose process is another user's than the local server's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import nnsight
+import torch
+from comparing import assert_equal, raised
+from nnsight import CONFIG
+from nnsight.intervention.backends.remote import RemoteBackend
+
+PROMPT = "The Eiffel Tower is in the city of"
+USER = int(os.environ["TEST_USER"])
+PATIENCE_S = 60
+
+
+class Context:
+    """Where the model is: a name for a server, a folder here."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        CONFIG.APP.REMOTE_LOGGING = False
+        kind = getattr(nnsight, "TransformersModel", None) or nnsight.LanguageModel
+        options = {"task": "text-generation"} if hasattr(nnsight, "TransformersModel") else {}
+        self.remote = kind(name, **options)
+        self.local = kind(folder, dispatch=True, **options)
+
+
+@contextlib.contextmanager
+def another_user(key: str) -> Iterator[None]:
+    """Send as another user of this machine, who has set NDIF_API_KEY."""
+    CONFIG.API.APIKEY = key
+    os.seteuid(USER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def hidden(model: Any, remote: bool) -> torch.Tensor:
+    """A layer's output, after one of its inputs was changed."""
+    with model.trace(PROMPT, remote=remote):
+        model.transformer.h[0].output[:] *= 2
+        found = model.transformer.h[2].output.save()
+    return found
+
+
+def scenario_the_token_lets_in(context: Context) -> None:
+    here = hidden(context.local, False)
+    # The owner needs nothing.
+    assert_equal(hidden(context.remote, True), here)
+    for key in ("", "a-key-of-the-public-server"):
+        with another_user(key):
+            error = raised(lambda: hidden(context.remote, True), Exception)
+        assert "export NDIF_API_KEY" in str(error), error
+    with another_user(os.environ["TEST_TOKEN"]):
+        assert_equal(hidden(context.remote, True), here)
+        backend = RemoteBackend(context.remote.to_model_key(), blocking=False)
+        with context.remote.trace(PROMPT, backend=backend):
+            first = context.remote.transformer.h[0].output.save()
+        deadline = time.monotonic() + PATIENCE_S
+        while (result := backend()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert "first" in result

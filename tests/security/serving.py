@@ -1,0 +1,141 @@
+"""A whole gateway behind a real socket, in this process: it accepts jobs, and nothing runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+import websocket
+import zstandard
+
+from ndif.config.settings import Settings
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request
+from ndif.server.embedded import Server
+
+NAME = "test-org/model"
+MODEL_KEY = json.dumps({"repo_id": NAME, "revision": None, "task": "text-generation"})
+NEW = f"nnsight.modeling.transformers.TransformersModel:{MODEL_KEY}"
+OLD = f"nnsight.modeling.language.LanguageModel:{json.dumps({'repo_id': NAME, 'revision': None})}"
+PAYLOAD = zstandard.compress(b"opaque")
+SOMEBODY = 65533
+"""A user of this machine who does not run the server."""
+_PATIENCE_S = 10
+_LIBC = ctypes.CDLL(None)
+
+get, post = (
+    # No certificate is ever needed, and each client would read all of them.
+    partial(httpx.request, method, verify=False)
+    for method in ("GET", "POST")
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """One that serves at a port of this machine."""
+
+    server: Server
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The address on loopback."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def submit(self, url: str = "", *, session: str = "", **headers: str) -> httpx.Response:
+        """Send a job as nnsight 0.8 does."""
+        return post(
+            f"{url or self.url}/request",
+            data={"data": json.dumps({"model_key": NEW, "session_id": session})},
+            files={"blob": PAYLOAD},
+            headers={"nnsight-version": "0.8.1", **headers},
+        )
+
+    def submit_old(self, *, session: str = "", **headers: str) -> httpx.Response:
+        """Send a job as nnsight 0.7 does."""
+        known = {"nnsight-version": "0.7.0", "nnsight-model-key": OLD, "ndif-session_id": session}
+        return post(f"{self.url}/request", content=PAYLOAD, headers={**known, **headers})
+
+    def subscribe(self, headers: Mapping[str, str]) -> int:
+        """Open a live channel as nnsight 0.8 does, and close it; the status of the answer."""
+        try:
+            address = f"ws://127.0.0.1:{self.port}/subscribe"
+            websocket.create_connection(address, header=dict(headers), timeout=10).close()
+        except websocket.WebSocketBadStatusException as error:
+            return int(error.status_code)
+        return 101
+
+    def accepted(self, answer: httpx.Response) -> Request:
+        """The request that an answer accepts."""
+        assert answer.status_code == 200, answer.text
+        unfinished = self.server._broker.unfinished
+        return next(each for each in unfinished if each.id == answer.json()["id"])
+
+
+@contextlib.contextmanager
+def gateway(
+    folder: Path,
+    runtimes: Path,
+    *,
+    host: str = "127.0.0.1",
+    options: dict[str, Any],
+    **settings: Any,
+) -> Iterator[Gateway]:
+    """A gateway that listens on `host`, with these options and settings."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, 0), family=family, dualstack_ipv6=":" in host)
+    model = DeploymentConfig(NAME, NAME, task="text-generation", dedicated=True)
+    options = {"places": False, **options}
+    server = Server(
+        Settings(runtimes_dir=runtimes, **settings), [model], folder, host=host, **options
+    )
+    config = server.uvicorn_config(listening)
+    config.lifespan = "off"
+    http = uvicorn.Server(config)
+    thread = threading.Thread(target=http.run, args=([listening],), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + _PATIENCE_S
+    while not http.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    try:
+        yield Gateway(server, listening.getsockname()[1])
+    finally:
+        http.should_exit = http.force_exit = True
+        thread.join(_PATIENCE_S)
+        listening.close()
+
+
+@contextlib.contextmanager
+def user(uid: int) -> Iterator[None]:
+    """Open sockets as another user of this machine, in this thread alone: the server is in others."""
+    _LIBC.setfsuid(uid)
+    try:
+        yield
+    finally:
+        _LIBC.setfsuid(0)
+
+
+def own_address() -> str | None:
+    """An address of this machine that is not loopback; None if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+    return address

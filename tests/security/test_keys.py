@@ -1,0 +1,207 @@
+"""API keys that are guessed, invented or left for all to read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ndif.config.settings import Settings
+from ndif.launch.machine_checks import check_machine
+from ndif.launch.preflight import ServerOptions, preflight
+from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.stores.accounts import Caller, FileAccounts, NoSuchKeyError, OpenAccounts
+from ndif.stores.guesses import Guesses, TooManyGuessesError
+from tests.on_loop import on_loop
+from tests.security.serving import SOMEBODY, Gateway, gateway, get, needs_root, user
+from tests.services.process import free_port
+
+KEY = "the-key-of-ada"
+AT_ONCE = 10
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A file of keys that its owner alone reads."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n- {{key: {KEY}, user: ada}}\n- {{key: the-key-of-bob, user: bob}}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def keyed(keys: Path, runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
+    """A server behind a proxy of this machine, whose users have keys."""
+    names = "ndif.example.org"
+    options = {"places": True}
+    with gateway(
+        tmp_path / "results", runtimes, options=options, api_keys=keys, allowed_hosts=names
+    ) as started:
+        yield started
+
+
+def asking(path: str) -> Callable[[Gateway, dict[str, str]], int]:
+    return lambda keyed, headers: get(f"{keyed.url}/{path}", headers=headers).status_code
+
+
+WAYS: dict[str, Callable[[Gateway, dict[str, str]], int]] = {
+    "jobs of 0.8": lambda keyed, headers: keyed.submit(**headers).status_code,
+    "jobs of 0.7": lambda keyed, headers: keyed.submit_old(**headers).status_code,
+    "live channels": lambda keyed, headers: keyed.subscribe(headers),
+    "responses": asking("response/00000000-0000-4000-8000-000000000000"),
+    "whoami": asking("whoami"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_guessing_is_slowed_whatever_is_asked(keyed: Gateway, way: str) -> None:
+    guesser, other = {"x-forwarded-for": "198.51.100.7"}, {"x-forwarded-for": "198.51.100.8"}
+    # A colleague behind the same address has used a key already.
+    colleague = {**guesser, "ndif-api-key": "the-key-of-bob"}
+    used = WAYS[way](keyed, colleague)
+    wrong = 200 if way == "whoami" else 401
+    for number in range(AT_ONCE):
+        assert WAYS[way](keyed, {**guesser, "ndif-api-key": f"guess-{number}"}) == wrong
+    for key in ("guess-again", KEY):
+        assert WAYS[way](keyed, {**guesser, "ndif-api-key": key}) == 429
+    assert WAYS[way](keyed, colleague) == used
+    assert WAYS[way](keyed, {**other, "ndif-api-key": KEY}) == used
+    # In no other way either, and it is said when.
+    slowed = keyed.submit(**guesser, **{"ndif-api-key": KEY})
+    assert slowed.status_code == 429
+    assert 0 < int(slowed.headers["Retry-After"]) <= 10
+    assert "Too many wrong API keys" in slowed.json()["detail"]
+
+
+@needs_root
+def test_another_user_of_the_machine_locks_nobody_out(keyed: Gateway) -> None:
+    with user(SOMEBODY):
+        for number in range(AT_ONCE + 1):
+            refused = keyed.submit(**{"ndif-api-key": f"guess-{number}"})
+        assert refused.status_code == 429
+    assert keyed.submit(**{"ndif-api-key": KEY}).status_code == 200
+
+
+def test_without_a_key_nothing_is_guessed(keyed: Gateway) -> None:
+    for _ in range(2 * AT_ONCE):
+        assert keyed.submit().status_code == 401
+    assert keyed.submit(**{"ndif-api-key": KEY}).status_code == 200
+
+
+def test_a_guess_is_looked_at_every_ten_seconds() -> None:
+    guesses = Guesses()
+
+    def looked_at(now: float) -> bool:
+        with contextlib.suppress(TooManyGuessesError):
+            guesses.check("host 10.0.0.1", "digest", now)
+            guesses.note("host 10.0.0.1", "digest", now, is_right=False)
+            return True
+        return False
+
+    assert [looked_at(1000.0) for _ in range(12)] == [True] * 10 + [False] * 2
+    # An hour of guessing twenty times a second.
+    assert sum(looked_at(1000.0 + step / 20) for step in range(72_000)) == 359
+    assert all(looked_at(10_000.0) for _ in range(10))
+
+
+def test_callers_are_remembered_in_bounded_memory() -> None:
+    guesses = Guesses()
+    for number in range(10_000):
+        guesses.note(f"host {number}", "wrong", 0.0, is_right=False)
+        guesses.note(f"host {number}", f"right {number}", 0.0, is_right=True)
+    assert len(guesses._forgotten_at) == len(guesses._proven) == 4096
+    assert "host 9999" in guesses._forgotten_at
+
+
+@on_loop
+async def test_no_comparison_sees_a_key_or_its_digest(keys: Path) -> None:
+    """Each process mixes a secret of its own into them: the time of a comparison tells nothing."""
+    first, second = FileAccounts(keys), FileAccounts(keys)
+    assert not {*first._accounts} & {*second._accounts}
+    assert (
+        (await first.account(Caller(KEY))).user == (await second.account(Caller(KEY))).user == "ada"
+    )
+    with pytest.raises(NoSuchKeyError):
+        await first.account(Caller(next(iter(first._accounts))))
+
+
+# A file that others may read
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "said"),
+    [
+        (0o600, "key: the-key-of-ada", None),
+        (0o640, "key: the-key-of-ada", None),  # a group that its operator made
+        (0o644, "key: the-key-of-ada", "All users of this machine can read the keys in it"),
+        (0o644, f"sha256: {'a' * 64}", None),  # no secret is in it
+        (0o646, f"sha256: {'a' * 64}", "All users of this machine can change it"),
+        (0o602, "key: the-key-of-ada", "All users of this machine can change it"),
+    ],
+)
+def test_a_file_of_keys_that_others_may_use_is_warned_of(
+    keys: Path, tmp_path: Path, runtimes: Path, mode: int, content: str, said: str | None
+) -> None:
+    keys.write_text(f"keys:\n- {{{content}}}\n")
+    keys.chmod(mode)
+    options = Settings(api_keys=keys, session_root=tmp_path, runtimes_dir=runtimes, sandbox="off")
+    prepared = preflight(options, ServerOptions("127.0.0.1", free_port(), (), None))
+    assert prepared.listening is not None
+    prepared.listening.close()
+    (check,) = [each for each in check_machine(options) if each.name == "API keys"]
+    if said is None:
+        assert prepared.warning is None
+        assert check.state == "ok"
+    else:
+        assert prepared.warning is not None
+        assert prepared.warning.startswith(said)
+        assert f"`chmod o= {keys}`" in prepared.warning
+        assert (check.state, check.detail) == ("note", prepared.warning)
+
+
+# Keys that are invented, where none is needed
+
+
+@on_loop
+async def test_inventing_keys_makes_nobody_another_user() -> None:
+    accounts = OpenAccounts(hotswapping=True)
+    for caller in (
+        [Caller(f"invented-{number}", "10.0.0.7") for number in range(5)],
+        [Caller("", f"2001:db8:1:2::{number:x}") for number in range(1, 5)],  # of one network
+        [Caller("", "127.0.0.1", 1000), Caller("k", "::1", 1000)],
+    ):
+        assert len({(await accounts.account(each)).user for each in caller}) == 1
+    different = [
+        Caller("k", "10.0.0.7"),
+        Caller("k", "10.0.0.8"),
+        Caller("k", "2001:db8:1:2::1"),
+        Caller("k", "2001:db8:1:3::1"),
+        Caller("k", "127.0.0.1"),
+        Caller("k", "127.0.0.1", 1000),
+        Caller("k", "127.0.0.1", 1001),
+    ]
+    assert len({(await accounts.account(each)).user for each in different}) == len(different)
+
+
+@on_loop
+async def test_inventing_keys_buys_no_turns() -> None:
+    """Eight jobs of one address, each with a key of its own, and then one of an honest user."""
+    accounts, queue = OpenAccounts(hotswapping=True), FairQueue[None]()
+    for number in range(8):
+        account = await accounts.account(Caller(f"invented-{number}", "10.0.0.7"))
+        queue.add(Entry(f"flood-{number}", account.user, None, float(number)))
+    honest = await accounts.account(Caller("", "10.0.0.8"))
+    queue.add(Entry("honest", honest.user, None, 9.0))
+    assert {entry.id: place for entry, place in queue.positions()}["honest"] <= 2
+
+
+def test_inventing_keys_on_an_open_server_is_one_user(runtimes: Path, tmp_path: Path) -> None:
+    with gateway(tmp_path, runtimes, options={"places": True}) as served:
+        users = {
+            served.accepted(submit(**{"ndif-api-key": f"invented-{number}"})).user
+            for number in range(3)
+            for submit in (served.submit, served.submit_old)
+        }
+    assert len(users) == 1

@@ -1,0 +1,336 @@
+"""A server told lies: by headers, by proxies that nobody configured, and by users about each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import socketio
+import websocket
+from hypothesis import HealthCheck, given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.responder import Responder
+from tests.on_loop import on_loop
+from tests.security.serving import (
+    SOMEBODY,
+    Gateway,
+    gateway,
+    get,
+    needs_root,
+    own_address,
+    user,
+)
+
+ADA = {"ndif-api-key": "the-key-of-ada"}
+BOB = {"ndif-api-key": "the-key-of-bob"}
+KEYS = "keys:\n- {key: the-key-of-ada, user: ada}\n- {key: the-key-of-bob, user: bob}\n"
+KEYS += "- {key: ada-s-other-key, user: ada}\n"
+
+
+@pytest.fixture(scope="module")
+def served(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A server of many users without keys, that listens on every address."""
+    folder = tmp_path_factory.mktemp("results")
+    with gateway(folder, runtimes, host="0.0.0.0", options={"places": True}) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def proxied(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One behind a proxy of this machine, with a public name."""
+    folder, names = tmp_path_factory.mktemp("results"), "ndif.example.org"
+    options = {"places": True}
+    with gateway(folder, runtimes, options=options, allowed_hosts=names) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def keyed(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One whose users have keys."""
+    folder = tmp_path_factory.mktemp("results")
+    keys = folder / "keys.yaml"
+    keys.write_text(KEYS)
+    with gateway(folder, runtimes, options={"places": True}, api_keys=keys) as started:
+        yield started
+
+
+# Addresses of results
+
+
+def base_url(served: Gateway, url: str = "", **headers: str) -> str:
+    """Return what the addresses of a job's results begin with."""
+    return served.accepted(served.submit(url, **headers)).base_url
+
+
+def test_an_address_of_results_is_the_one_that_was_asked(served: Gateway) -> None:
+    reached = ["127.0.0.1", "127.0.0.9", "localhost", own_address() or "127.0.0.1"]
+    for host in reached:
+        url = f"http://{host}:{served.port}"
+        assert base_url(served, url) == url
+    # As through a tunnel of ssh.
+    assert base_url(served, Host="localhost:9000") == "http://localhost:9000"
+    assert (
+        base_url(served, Host=f"{socket.gethostname()}:80") == f"http://{socket.gethostname()}:80"
+    )
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8001", "203.0.113.9", "203.0.113.9:8001", "[2001:db8::9]"],
+)
+@pytest.mark.parametrize("over", ["loopback", "its own address"])
+def test_no_header_says_where_results_are(served: Gateway, host: str, over: str) -> None:
+    here = "127.0.0.1" if over == "loopback" else own_address() or "127.0.0.1"
+    refused = served.submit(f"http://{here}:{served.port}", Host=host)
+    assert refused.status_code == 403
+    assert "NDIF_ALLOWED_HOSTS" in refused.json()["detail"]
+    assert repr(host) in refused.json()["detail"]
+
+
+def test_health_checks_may_ask_by_any_address(served: Gateway) -> None:
+    assert get(f"{served.url}/ping", headers={"Host": "203.0.113.9"}).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-Host", "Forwarded", "X-Host", "X-Original-Host"])
+def test_no_other_header_names_the_host(served: Gateway, header: str) -> None:
+    lie = {header: "host=evil.example" if header == "Forwarded" else "evil.example"}
+    assert base_url(served, **lie) == served.url
+
+
+def test_forwarded_headers_are_those_of_a_proxy_that_is_configured(
+    served: Gateway, proxied: Gateway
+) -> None:
+    headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "198.51.100.7"}
+    lied = served.accepted(served.submit(**headers))
+    assert (lied.base_url, lied.user) == (served.url, "host 127.0.0.1")
+    told = proxied.accepted(proxied.submit(Host="ndif.example.org", **headers))
+    assert (told.base_url, told.user) == ("https://ndif.example.org", "host 198.51.100.7")
+
+
+# Malformed headers
+
+
+def raw(served: Gateway, *headers: str, path: str = "/ping") -> tuple[int, Mapping[str, Any]]:
+    """Send these header lines as they are; status and body."""
+    text = "\r\n".join([f"GET {path} HTTP/1.1", *headers, "Connection: close", "", ""])
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+        connection.sendall(text.encode("latin-1"))
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body) if body.startswith(b"{") else {}
+
+
+MALFORMED = {
+    "Host": [
+        *("[", "]", "[::1", "[::1]x", "[1.2.3.4]", "a b", "a/b", "a@localhost", "localhost#", "*"),
+        *(
+            "localhost:x",
+            "localhost:99999",
+            "localhost:0",
+            "http://localhost",
+            "localhost/x",
+            "\xe9",
+        ),
+    ],
+    "Origin": ["http://[", "[", "http://a:port", "a b", "https://", "//"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in MALFORMED.items() for value in values]
+)
+@pytest.mark.parametrize("path", ["/ping", "/request", "/hub/api/models/a/b", "/ws/socket.io/"])
+def test_malformed_names_are_400(served: Gateway, name: str, value: str, path: str) -> None:
+    host = [] if name == "Host" else ["Host: localhost"]
+    status, body = raw(served, *host, f"{name}: {value}", path=path)
+    assert status == 400
+    assert f"The request's {name}, " in body["detail"]
+
+
+def test_two_hosts_are_400(served: Gateway) -> None:
+    status, body = raw(served, "Host: localhost", "Host: evil.example")
+    assert status == 400
+    assert "'localhost, evil.example'" in body["detail"]
+
+
+@pytest.mark.parametrize("header", ["host", "origin"])
+def test_a_malformed_name_opens_no_websocket(served: Gateway, header: str) -> None:
+    options: dict[str, Any] = {header: "http://[" if header == "origin" else "["}
+    with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
+        websocket.create_connection(
+            f"ws://127.0.0.1:{served.port}/subscribe", timeout=10, **options
+        )
+
+
+_TEXT = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=30)
+
+
+@how(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    host=_TEXT | st.from_regex(r"[\[\]:.a-f0-9%@/]{0,20}", fullmatch=True), origin=st.none() | _TEXT
+)
+def test_no_name_is_an_error_of_the_servers(served: Gateway, host: str, origin: str | None) -> None:
+    lines = [f"Host: {host}", *([] if origin is None else [f"Origin: {origin}"])]
+    status, body = raw(served, *lines)
+    assert status in (200, 400, 403), (status, body)
+
+
+# Call-backs
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.1:1/", "https://127.1/", "http://2130706433/", "http://0x7f000001/"),
+        *(
+            "http://[::ffff:127.0.0.1]/",
+            "http://localhost/",
+            "http://localtest.me/",
+            "HTTP://LOCALHOST/",
+        ),
+        *("http://169.254.169.254/latest/", "http://example.org/done", "gopher://127.0.0.1/", "x"),
+    ],
+)
+def test_no_callback_of_an_untrusted_user_is_taken(served: Gateway, url: str) -> None:
+    refused = served.submit_old(**{"ndif-callback": url})
+    assert refused.status_code in (400, 403)
+    is_one = url.startswith(("http://", "https://"))
+    said = "calls no addresses that its users name" if is_one else "must be an http or https URL"
+    assert said in refused.json()["detail"]
+
+
+@on_loop
+async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway) -> None:
+    responder = Responder(served.server._broker, served.server._objects)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        for trusted in (False, True):
+            request = served.accepted(served.submit_old())
+            request = replace(request, callback=f"{url}/{trusted}", trusted=trusted)
+            await responder.respond(request, Response(request.id, Status.ERROR, "It failed."))
+        connection, _ = await asyncio.to_thread(listening.accept)
+        with connection:
+            first = await asyncio.to_thread(connection.recv, 100)
+            assert first.startswith(b"GET /True?")
+        listening.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            listening.accept()
+
+
+# Live channels
+
+
+@contextlib.contextmanager
+def channel(served: Gateway, **headers: str) -> Iterator[str]:
+    """The live channel of a client of 0.8; its id."""
+    opened = websocket.create_connection(
+        f"ws://127.0.0.1:{served.port}/subscribe", header=headers, timeout=10
+    )
+    try:
+        yield json.loads(opened.recv())["session_id"]
+    finally:
+        opened.close()
+
+
+@contextlib.contextmanager
+def old_channel(served: Gateway) -> Iterator[str]:
+    """The live channel of a client of 0.7."""
+    with socketio.SimpleClient() as client:
+        client.connect(served.url, socketio_path="/ws/socket.io", transports=["websocket"])
+        yield client.sid
+
+
+def test_a_live_channel_takes_its_users_jobs_alone(keyed: Gateway) -> None:
+    with channel(keyed, **ADA) as session:
+        stranger = keyed.submit(session=session, **BOB)
+        assert stranger.status_code == 409
+        assert "somebody else opened it" in stranger.json()["detail"]
+        assert keyed.submit(session=session).status_code == 401
+        for key in (ADA["ndif-api-key"], "ada-s-other-key"):
+            assert keyed.submit(session=session, **{"ndif-api-key": key}).status_code == 200
+
+
+def test_a_live_channel_of_an_older_client_takes_its_users_jobs_alone(keyed: Gateway) -> None:
+    with old_channel(keyed) as session:
+        for _ in range(2):
+            assert keyed.submit_old(session=session, **ADA).status_code == 200
+            assert keyed.submit_old(session=session, **BOB).status_code == 409
+
+
+@pytest.mark.parametrize("key", [{}, {"ndif-api-key": "an-invented-key"}])
+def test_without_a_key_no_live_channel_is_opened(keyed: Gateway, key: dict[str, str]) -> None:
+    with pytest.raises(websocket.WebSocketBadStatusException, match="401"), channel(keyed, **key):
+        pass
+
+
+@needs_root
+def test_without_keys_a_live_channel_takes_what_came_from_where_it_was_opened(
+    served: Gateway,
+) -> None:
+    with channel(served) as session, old_channel(served) as old_session:
+        with user(SOMEBODY):
+            assert served.submit(session=session).status_code == 409
+            assert served.submit_old(session=old_session).status_code == 409
+        if (elsewhere := own_address()) is not None:
+            url = f"http://{elsewhere}:{served.port}"
+            assert served.submit(url, session=session).status_code == 409
+        assert served.submit(session=session, **{"ndif-api-key": "any"}).status_code == 200
+        assert served.submit_old(session=old_session).status_code == 200
+
+
+@pytest.mark.parametrize("guess", ["", "x" * 10_000, "\n", "*"])
+def test_no_guess_is_a_live_channel(keyed: Gateway, guess: str) -> None:
+    with channel(keyed, **ADA):
+        assert keyed.submit(session=guess, **BOB).status_code == (409 if guess else 200)
+
+
+# Responses
+
+
+def test_an_id_alone_gives_no_response_where_keys_are_in_use(keyed: Gateway) -> None:
+    for submit in (keyed.submit, keyed.submit_old):
+        job = submit(**ADA).json()["id"]
+        url = f"{keyed.url}/response/{job}"
+        assert get(url).status_code == 401
+        assert get(url, headers={"ndif-api-key": "an-invented-key"}).status_code == 401
+        stranger = get(url, headers=BOB)
+        assert stranger.status_code == 403
+        assert stranger.json() == {
+            "detail": f"The job {job} is another user's: use the key that sent it."
+        }
+        for key in (ADA["ndif-api-key"], "ada-s-other-key"):
+            mine = get(url, headers={"ndif-api-key": key})
+            assert mine.status_code == 200
+            assert mine.json()["status"] == "RECEIVED"
+            assert "user" not in mine.json()
+
+
+@on_loop
+async def test_an_end_is_its_users_too(keyed: Gateway) -> None:
+    request = keyed.accepted(keyed.submit(**ADA))
+    await Responder(keyed.server._broker, keyed.server._objects).respond(
+        request, Response(request.id, Status.ERROR, "It failed.")
+    )
+    url = f"{keyed.url}/response/{request.id}"
+    async with httpx.AsyncClient() as http:
+        assert (await http.get(url, headers=BOB)).status_code == 403
+        mine = await http.get(url, headers=ADA)
+    assert mine.json() == {"id": request.id, "status": "ERROR", "description": "It failed."}
+
+
+def test_without_keys_an_id_is_enough(served: Gateway) -> None:
+    job = served.submit().json()["id"]
+    assert get(f"{served.url}/response/{job}").status_code == 200
