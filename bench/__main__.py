@@ -19,6 +19,7 @@ from bench.cluster import cluster
 from bench.control import control
 from bench.fair_queue import fair_queue
 from bench.figures import MB, Figure, table
+from bench.hostile import hostile
 from bench.placement import placement
 from bench.processes import (
     CACHE,
@@ -119,6 +120,7 @@ def measure() -> tuple[list[Figure], dict[str, object]]:
     figures += fair_queue()
     figures += placement()
     figures += warm(folder, environment)
+    figures += hostile(folder, environment)
     figures += control()
     figures += simulate()
     figures += cluster(folder, environment)

@@ -91,7 +91,7 @@ class Server:
             lambda: client_status(controller, self._coordinator.reconciler.coming()),
             lambda: places or any(replica.serving for replica in controller.replicas()),
         )
-        self.app = create_gateway(
+        self._gateway = create_gateway(
             settings,
             self._broker,
             self._objects,
@@ -105,7 +105,8 @@ class Server:
             host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
-        ).app
+        )
+        self.app = self._gateway.app
 
     @property
     def unfinished(self) -> int:
@@ -120,7 +121,7 @@ class Server:
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
-        return uvicorn_config(self.app, self._settings, listening)
+        return uvicorn_config(self._gateway, self._settings, listening)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

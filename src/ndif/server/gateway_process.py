@@ -93,9 +93,7 @@ def main() -> None:
 async def _serve(settings: Settings, config: ProcessConfig, parent_pipe: int) -> None:
     listening = socket.socket(fileno=config.listening)
     gateway = create(settings, config)
-    server = Http(
-        uvicorn_config(gateway.app, settings, listening), farewell=gateway.announce_shutdown
-    )
+    server = Http(uvicorn_config(gateway, settings, listening), farewell=gateway.announce_shutdown)
     on_parent_exit(parent_pipe, server.stop)
     await server.serve(sockets=[listening])
 
