@@ -20,6 +20,7 @@ from bench.cluster import cluster
 from bench.control import control
 from bench.fair_queue import fair_queue
 from bench.figures import MB, Figure, table
+from bench.hostile import hostile
 from bench.placement import placement
 from bench.processes import (
     CACHE,
@@ -78,6 +79,7 @@ def measure(raw: dict[str, object]) -> Iterator[Figure]:
     yield from fair_queue()
     yield from placement()
     yield from warm(folder, environment)
+    yield from hostile(folder, environment)
     yield from control()
     yield from simulate()
     yield from cluster(folder, environment)

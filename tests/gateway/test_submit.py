@@ -17,6 +17,7 @@ from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.gateway.catalogue import InProcessCatalogue, PublishedCatalogue
 from ndif.gateway.http_error import EXCEPTION_HANDLERS, HttpError
+from ndif.gateway.incoming import Incoming
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig
@@ -45,6 +46,7 @@ def application(folder: Path, broker: MemoryBroker, settings: Settings | None = 
         Runtimes(folder / "runtimes"),
         InProcessCatalogue(models, dict, lambda: True),
         OpenAccounts(hotswapping=False, trusted=True),
+        Incoming(settings or Settings()),
     )
     return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
 

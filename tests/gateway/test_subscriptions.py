@@ -37,7 +37,7 @@ def a_request(subscription_id: str, wire: Wire) -> Request:
 async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
     broker = MemoryBroker()
     websockets, socket_io = (
-        WebSocketSubscriptions(broker, OpenAccounts(hotswapping=False)),
+        WebSocketSubscriptions(broker, OpenAccounts(hotswapping=False), Settings()),
         SocketIoSubscriptions(broker, Settings()),
     )
     app = Starlette(routes=[*websockets.routes(), Mount("/ws", app=socket_io.app)])

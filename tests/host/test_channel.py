@@ -7,11 +7,13 @@ import random
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from ndif.host.channel import Channel
 from ndif.runtime.frames import pack
+from ndif.schema.payload import PayloadFile
 from tests.on_loop import Play, play
 
 __all__ = ["play"]
@@ -50,6 +52,37 @@ def test_frames_of_all_sizes_in_pieces_of_all_sizes(play: Play, seed: int) -> No
         with pytest.raises(EOFError):
             await ours.receive(lambda _: 0)
         ours.close()
+
+    play(scene)
+
+
+def test_a_body_is_sent_from_its_file_and_a_lost_file_hangs_up(play: Play, tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(3_500_000)
+
+    async def scene() -> None:
+        for is_lost in (False, True):
+            file = PayloadFile.create(tmp_path)
+            file.append(content)
+            ours, theirs = Channel.pair()
+            received: list[bytes] = []
+
+            def read(theirs: socket.socket = theirs, received: list[bytes] = received) -> None:
+                with theirs:
+                    while chunk := theirs.recv(1 << 20):
+                        received.append(chunk)
+
+            reading = threading.Thread(target=read)
+            reading.start()
+            if is_lost:
+                file.discard()
+                with pytest.raises(FileNotFoundError):
+                    await ours.send({"kind": "k"}, file)
+            else:
+                await ours.send({"kind": "k"}, file)
+                ours.close()
+            await asyncio.to_thread(reading.join)
+            head = pack({"kind": "k"}, len(content))
+            assert b"".join(received) == (head if is_lost else head + content)
 
     play(scene)
 

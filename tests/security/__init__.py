@@ -1,0 +1,1 @@
+"""The server attacked over its sockets."""

@@ -43,6 +43,17 @@ class Settings(BaseSettings):
     max_queued_bytes: Size = Field(default=4 * GiB, gt=0)
     """Maximum size of all waiting and running requests together; beyond it, clients are asked to try
     again later."""
+    max_incoming_bytes: Size = Field(default=4 * GiB, gt=0)
+    """Maximum size of all requests and messages that have begun to arrive; half of it for those from
+    one address, 256 MiB of it in memory. Beyond it, clients are asked to try again later."""
+    incoming_idle_s: Duration = Field(default=60, gt=0)
+    """Time within which more of a request or message must arrive, and a client must read more of what
+    it is sent; else its connection is closed."""
+    incoming_timeout_s: Duration = Field(default=3600, gt=0)
+    """Maximum time until a request or message has arrived."""
+    max_unread_bytes: Size = Field(default=16 * MiB, gt=0)
+    """Maximum size of the updates that wait until their client reads them; its jobs wait before they
+    send more, and a client that lets more updates gather is disconnected."""
     max_result_bytes: Size = Field(default=8 * GiB, gt=0)
     """Maximum size of a result before compression; a larger one is an ERROR."""
     max_inline_result_bytes: Size = Field(default=8 * MiB, ge=0)

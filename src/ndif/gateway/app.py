@@ -17,11 +17,13 @@ from ndif.config.settings import Settings
 from ndif.control.operations import Perform
 from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.catalogue import Catalogue
+from ndif.gateway.connections import limited
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.incoming import Incoming
 from ndif.gateway.origin import SameOrigin
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
@@ -46,6 +48,7 @@ class Gateway:
     app: Starlette
     websockets: WebSocketSubscriptions
     socket_io: SocketIoSubscriptions
+    incoming: Incoming
 
     async def announce_shutdown(self) -> None:
         """Send every subscribed client an ERROR that says that the server stops."""
@@ -74,10 +77,11 @@ def create_gateway(
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
     no `/admin` routes.
     """
-    websockets = WebSocketSubscriptions(broker, accounts)
+    websockets = WebSocketSubscriptions(broker, accounts, settings)
     socket_io = SocketIoSubscriptions(broker, settings)
+    incoming = Incoming(settings)
     routes = [
-        *SubmitRoute(settings, broker, responder, runtimes, catalogue, accounts).routes(),
+        *SubmitRoute(settings, broker, responder, runtimes, catalogue, accounts, incoming).routes(),
         *websockets.routes(),
         *ResponseRoute(objects, update_of, accounts).routes(),
         # From any other store clients download their results directly.
@@ -86,7 +90,7 @@ def create_gateway(
         *(AdminRoutes(perform, token, settings).routes() if token else ()),
     ]
     app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
-    return Gateway(app, websockets, socket_io)
+    return Gateway(app, websockets, socket_io, incoming)
 
 
 def create_app(
@@ -111,11 +115,14 @@ def create_app(
     )
 
 
-def uvicorn_config(app: Starlette, settings: Settings, listening: socket.socket) -> uvicorn.Config:
-    """Return the configuration that serves `app` on the socket `listening`."""
+def uvicorn_config(
+    gateway: Gateway, settings: Settings, listening: socket.socket
+) -> uvicorn.Config:
+    """Return the configuration that serves a gateway on the socket `listening`."""
     host, port = listening.getsockname()[:2]
     return uvicorn.Config(
-        app,
+        gateway.app,
+        **limited(gateway.incoming),
         host=host,
         port=port,
         # uvicorn's errors go where the server's own go.

@@ -16,24 +16,29 @@ from python_multipart.multipart import MultipartParser, MultipartState, parse_op
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ndif.config.settings import Settings
 from ndif.errors import problems
 from ndif.gateway.caller import caller_of, subscription_of
-from ndif.gateway.http_error import HttpError, no_account, refuse
+from ndif.gateway.connections import DOES_NOT_READ, disconnect
+from ndif.gateway.http_error import CLOSE, HttpError, no_account, refuse
+from ndif.gateway.incoming import MAX_ENVELOPE, IncomingPayload
 from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_frame
+from ndif.sizes import format_size
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 from ndif.stores.broker import Broker, Subscription
 from ndif.stores.guesses import TooManyGuessesError
-from ndif.tasks import end
+from ndif.tasks import end, within
 
 _MAX_PART_HEADERS = 16 * 1024
 _MAX_PARTS = 16
 """A client sends two. Each costs more memory than its bytes, which are what the body's limit counts."""
-_MAX_MESSAGE = 1 << 20
-_MESSAGE_TOO_BIG = 1009
-"""The close code of RFC 6455, section 7.4.1."""
+_PARSED_AT_ONCE = 16 * 1024
+"""Largest envelope that is parsed on the event loop: in less time than a thread would need to start."""
+_FAREWELL_S = 1.0
+"""Seconds that the server waits for a client to read its last message."""
 _DISCONNECTED = (WebSocketDisconnect, RuntimeError)
 """Errors that Starlette raises when the client is gone."""
 
@@ -49,21 +54,27 @@ class Envelope(BaseModel):
     env: dict[str, Any] = {}
 
 
-async def read_envelope(content_type: str, chunks: AsyncIterator[bytes]) -> Submission:
-    """Read the body of `POST /request`: the parts `data`, an envelope, and `blob`, the payload.
+async def read_envelope(
+    content_type: str, body: AsyncIterator[list[bytes]], payload: IncomingPayload
+) -> Submission:
+    """Read the body of `POST /request`: the parts `data`, an envelope, and `blob`, into `payload`.
 
     Whatever is wrong with it is an `HttpError`.
     """
     try:
-        parts = await _read_parts(content_type, chunks)
+        parts = await _read_parts(content_type, body, payload)
     except FormParserError as error:
         raise HttpError(
             400, f"The multipart body cannot be read: {error}. Send it again."
         ) from error
     if missing := [name for name in ("data", "blob") if name not in parts]:
         raise HttpError(400, f"The multipart body lacks the part {missing[0]!r}.")
+    content = bytes(parts["data"])
     try:
-        envelope = Envelope.model_validate_json(bytes(parts["data"]))
+        if len(content) <= _PARSED_AT_ONCE:
+            envelope = Envelope.model_validate_json(content)
+        else:
+            envelope = await asyncio.to_thread(Envelope.model_validate_json, content)
     except ValidationError as error:
         first = problems(error)[0]
         raise HttpError(
@@ -75,15 +86,17 @@ async def read_envelope(content_type: str, chunks: AsyncIterator[bytes]) -> Subm
         subscription_id=envelope.session_id or None,
         compress=envelope.compress,
         env=envelope.env,
-        payload=parts["blob"],
+        payload=await payload.finish(),
     )
 
 
-async def _read_parts(content_type: str, chunks: AsyncIterator[bytes]) -> dict[str, bytearray]:
-    """Return the parts of a multipart body by name, read into memory as they arrive.
+async def _read_parts(
+    content_type: str, body: AsyncIterator[list[bytes]], payload: IncomingPayload
+) -> dict[str, bytearray]:
+    """Return the parts of a multipart body by name; the content of `blob` goes to `payload`.
 
-    The caller limits the size of the body; this function limits the number of parts and their headers.
-    A body that is not multipart or ends early is a `FormParserError`.
+    The caller limits the size of the body; this function limits the number of parts, their headers, and
+    what is not payload. A body that is not multipart or ends early is a `FormParserError`.
     """
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -91,17 +104,26 @@ async def _read_parts(content_type: str, chunks: AsyncIterator[bytes]) -> dict[s
         raise FormParserError("its Content-Type names no boundary")
     parts: dict[str, bytearray] = {}
     part, name, value = bytearray(), bytearray(), bytearray()
-    part_count = header_size = 0
+    part_count = header_size = envelope_size = 0
+    is_payload = False
 
     def begin_part() -> None:
-        nonlocal part, part_count, header_size
-        part, header_size = bytearray(), 0
+        nonlocal part, part_count, header_size, is_payload
+        part, header_size, is_payload = bytearray(), 0, False
         part_count += 1
         if part_count > _MAX_PARTS:
             raise FormParserError(f"it has more than {_MAX_PARTS} parts")
 
     def add_data(data: bytes, start: int, end: int) -> None:
-        part.extend(memoryview(data)[start:end])
+        nonlocal envelope_size
+        content = memoryview(data)[start:end]
+        if is_payload:
+            payload.add(content)
+            return
+        envelope_size += len(content)
+        if envelope_size > MAX_ENVELOPE:
+            raise _too_large()
+        part.extend(content)
 
     def add_header(text: bytearray, data: bytes, start: int, end: int) -> None:
         nonlocal header_size
@@ -111,9 +133,14 @@ async def _read_parts(content_type: str, chunks: AsyncIterator[bytes]) -> dict[s
             raise FormParserError("a part's headers are too long")
 
     def end_header() -> None:
+        nonlocal is_payload
         if name.lower() == b"content-disposition":
             _, options = parse_options_header(bytes(value))
-            parts[options.get(b"name", b"").decode("latin-1")] = part
+            known_as = options.get(b"name", b"").decode("latin-1")
+            if known_as in parts:
+                raise FormParserError("it has two parts of one name")
+            parts[known_as] = part
+            is_payload = known_as == "blob"
         name.clear()
         value.clear()
 
@@ -127,12 +154,23 @@ async def _read_parts(content_type: str, chunks: AsyncIterator[bytes]) -> dict[s
             "on_header_end": end_header,
         },
     )
-    async for chunk in chunks:
-        parser.write(chunk)
+    async for chunks in body:
+        for chunk in chunks:
+            parser.write(chunk)
+        await payload.spill()
     parser.finalize()
     if parser.state != MultipartState.END:
         raise FormParserError("it ends before its last boundary")
     return parts
+
+
+def _too_large() -> HttpError:
+    return HttpError(
+        413,
+        f"What the request says beside its payload is larger than {format_size(MAX_ENVELOPE)}. Is the "
+        "client modified?",
+        CLOSE,
+    )
 
 
 class WebSocketSubscriptions:
@@ -142,9 +180,10 @@ class WebSocketSubscriptions:
     takes the jobs of the account that opened it.
     """
 
-    def __init__(self, broker: Broker, accounts: Accounts) -> None:
+    def __init__(self, broker: Broker, accounts: Accounts, settings: Settings) -> None:
         self._broker = broker
         self._accounts = accounts
+        self._max_unread_bytes = settings.max_unread_bytes
         self._open: dict[Subscription, WebSocket] = {}
 
     def routes(self) -> list[BaseRoute]:
@@ -161,16 +200,17 @@ class WebSocketSubscriptions:
         await websocket.accept()
         session_id = uuid.uuid4().hex
         subscription = await self._broker.subscribe(subscription_of(session_id, account.user))
+        subscription.bound(
+            self._max_unread_bytes, partial(disconnect, websocket.scope, DOES_NOT_READ)
+        )
         forwarding = None
         try:
             await websocket.send_text(json.dumps({"session_id": session_id}))
             self._open[subscription] = websocket
             forwarding = asyncio.create_task(_forward(subscription, websocket))
-            while (message := await websocket.receive())["type"] != "websocket.disconnect":
-                # A client has nothing to send here.
-                if len(message.get("bytes") or message.get("text") or "") > _MAX_MESSAGE:
-                    await websocket.close(_MESSAGE_TOO_BIG)
-                    break
+            # A client has nothing to send here.
+            while (await websocket.receive())["type"] != "websocket.disconnect":
+                pass
         finally:
             self._open.pop(subscription, None)
             await subscription.close()
@@ -182,8 +222,8 @@ class WebSocketSubscriptions:
         for subscription, websocket in list(self._open.items()):
             for request_id in list(subscription.unfinished):
                 frame = envelope_frame(Response(request_id, Status.ERROR, description))
-                with contextlib.suppress(*_DISCONNECTED):
-                    await _send(websocket, frame)
+                with contextlib.suppress(*_DISCONNECTED, asyncio.TimeoutError):
+                    await within(_send(websocket, frame), _FAREWELL_S)
 
 
 async def _forward(subscription: Subscription, websocket: WebSocket) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from functools import partial
 from typing import Any
 
 import socketio
+from engineio.exceptions import SocketIsClosedError
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ndif.config.settings import Settings
 from ndif.gateway.caller import caller_of, subscription_of
+from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.results import is_job_id
 from ndif.schema.request import Submission
@@ -46,6 +50,20 @@ def read_headers(headers: Headers) -> Submission:
     )
 
 
+class _Packet(socketio.packet.Packet):  # type: ignore[misc]
+    """A packet with what clients of this wire send: at most one attachment."""
+
+    def decode(self, encoded_packet: Any) -> Any:
+        """See `Packet`. Anything else ends the connection: it would be kept, or logged, on and on."""
+        try:
+            count = super().decode(encoded_packet)
+        except (ValueError, TypeError, RecursionError):
+            count = None
+        if count is None or count > 1:
+            raise SocketIsClosedError
+        return count
+
+
 class SocketIoSubscriptions:
     """The subscriptions of clients at `/ws/socket.io`.
 
@@ -55,12 +73,18 @@ class SocketIoSubscriptions:
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
+        self._max_unread_bytes = settings.max_unread_bytes
         self._open: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
         self._server = socketio.AsyncServer(
             async_mode="asgi",
             # The middleware `SameOrigin` decides for every route which pages may connect.
             cors_allowed_origins="*",
             max_http_buffer_size=settings.socketio_max_http_buffer_size,
+            # No released client polls.
+            transports=["websocket"],
+            serializer=_Packet,
+            # Nothing more is read while an upload is on its way to the broker.
+            async_handlers=False,
             ping_timeout=settings.socketio_ping_timeout,
         )
         self._server.on("connect", self._connect)
@@ -75,10 +99,19 @@ class SocketIoSubscriptions:
                 frame = header_frame(Response(request_id, Status.ERROR, description))
                 await self._server.emit(_UPDATE, frame, to=sid)
 
-    async def _connect(self, sid: str, environ: Any, _auth: Any = None) -> None:
-        caller = caller_of(HTTPConnection(environ["asgi.scope"]))
+    async def _connect(self, sid: str, environ: Any, _auth: Any = None) -> bool:
+        scope = environ["asgi.scope"]
+        state = scope.setdefault("state", {})
+        if TAKES_LARGE in state:  # a connection has one subscription
+            return False
+        state[TAKES_LARGE] = lambda: False
+        caller = caller_of(HTTPConnection(scope))
         subscription = await self._broker.subscribe(subscription_of(sid, caller.name))
+        # Only a job's block asks its client for results.
+        state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
+        subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
         self._open[sid] = subscription, asyncio.create_task(self._forward(sid, subscription))
+        return True
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
         if opened := self._open.pop(sid, None):
@@ -97,3 +130,10 @@ class SocketIoSubscriptions:
         while True:
             frame = await subscription.next()
             await self._server.emit(_UPDATE, frame, to=sid)
+            with contextlib.suppress(KeyError):  # it is gone
+                # The next frame waits here, where it is counted, until the client reads this one.
+                await self._connection(sid).queue.join()
+
+    def _connection(self, sid: str) -> Any:
+        """Return the Engine.IO socket of a client, or raise a `KeyError`."""
+        return self._server.eio.sockets[self._server.manager.eio_sid_from_sid(sid, "/")]

@@ -16,7 +16,8 @@ from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import read_envelope
 from ndif.gateway.header_wire import read_headers
-from ndif.gateway.http_error import CLOSE, HttpError
+from ndif.gateway.http_error import HttpError
+from ndif.gateway.incoming import Incoming, IncomingPayload
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
@@ -24,8 +25,7 @@ from ndif.schema.model_key import ModelKey, explain_class
 from ndif.schema.request import Request, Submission, Wire
 from ndif.schema.response import Response as Update
 from ndif.schema.status import Status
-from ndif.sizes import format_size
-from ndif.stores.accounts import Account, Accounts
+from ndif.stores.accounts import Account, Accounts, Caller
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
 
@@ -59,6 +59,7 @@ class SubmitRoute:
     runtimes: Runtimes
     catalogue: Catalogue
     accounts: Accounts
+    incoming: Incoming
 
     def __post_init__(self) -> None:
         self._installed = self.runtimes.installed()
@@ -70,6 +71,22 @@ class SubmitRoute:
     async def submit(self, http: HttpRequest) -> Response:
         """Accept a request and answer RECEIVED."""
         caller = caller_of(http)
+        with self.incoming.open(caller.address) as unfinished:
+            payload = IncomingPayload(self.broker.create_payload, unfinished)
+            try:
+                body = self.incoming.body(http, unfinished)
+                return await self._submit(http, caller, payload, body)
+            except BaseException:
+                payload.discard()
+                raise
+
+    async def _submit(
+        self,
+        http: HttpRequest,
+        caller: Caller,
+        payload: IncomingPayload,
+        body: AsyncIterator[list[bytes]],
+    ) -> Response:
         account = await self.accounts.account(caller)
         version = http.headers.get("nnsight-version", "")
         self._refuse_older(version, http.headers.get("python-version", ""))
@@ -77,7 +94,7 @@ class SubmitRoute:
             wire = Wire.ENVELOPE
             # A client that runs from a source tree does not know its version.
             generation = self._generation(version, wire) if version else _NEWEST
-            submission = await read_envelope(http.headers["content-type"], self._body(http))
+            submission = await read_envelope(http.headers["content-type"], body, payload)
             model = await self._model(submission.model_key, generation, account)
         elif "nnsight-model-key" in http.headers:
             wire = Wire.HEADERS
@@ -86,9 +103,11 @@ class SubmitRoute:
             if submission.callback and not account.trusted:
                 raise HttpError(403, _NO_CALLBACKS)
             model = await self._model(submission.model_key, generation, account)
-            submission.payload = bytearray()
-            async for chunk in self._body(http):
-                submission.payload += chunk
+            async for chunks in body:
+                for chunk in chunks:
+                    payload.add(chunk)
+                await payload.spill()
+            submission.payload = await payload.finish()
         else:
             raise HttpError(
                 400,
@@ -129,19 +148,6 @@ class SubmitRoute:
             await self.responder.respond(request, received)
         await self.broker.submit(request)
         return JSONResponse(wires.fields(request, received))
-
-    async def _body(self, http: HttpRequest) -> AsyncIterator[bytes]:
-        """Yield the body's chunks."""
-        limit = self.settings.max_request_bytes
-        length = http.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > limit:
-            raise _too_large(limit)
-        size = 0
-        async for chunk in http.stream():
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            yield chunk
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
         """Return the key under which the server keeps the model that a client's key names."""
@@ -227,13 +233,3 @@ def _release(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with; beyond all others if there are none."""
     found = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
     return tuple(map(int, found[1].split("."))) if found else (10**9,)
-
-
-def _too_large(limit: int) -> HttpError:
-    return HttpError(
-        413,
-        f"The request is larger than {format_size(limit)}, the most this server takes "
-        "(NDIF_MAX_REQUEST_BYTES). Does the block refer to a large object, such as a dataset or "
-        "another model? Refer only to what it needs.",
-        CLOSE,
-    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ndif.runtime.frames import LENGTHS, SMALL, Header, pack, unpack_header
+from ndif.schema.payload import Payload, PayloadFile
 
 _MAX_HEADER = 1 << 16
 _CHUNK = 1 << 12
@@ -35,13 +36,18 @@ class Channel:
         ours, theirs = socket.socketpair()
         return cls(ours), theirs
 
-    async def send(
-        self, header: Header, body: bytes | bytearray = b"", fds: Sequence[int] = ()
-    ) -> None:
-        """Write one frame whole; raise an `OSError` when the other end is gone."""
+    async def send(self, header: Header, body: Payload = b"", fds: Sequence[int] = ()) -> None:
+        """Write one frame whole; raise an `OSError` when the other end is gone.
+
+        A body whose file cannot be read hangs up: the other end must not wait for its rest.
+        """
         loop = asyncio.get_running_loop()
         async with self._sending:
             head = pack(header, len(body))
+            if isinstance(body, PayloadFile):
+                await loop.sock_sendall(self._socket, head)
+                await self._send_file(body)
+                return
             if len(body) <= SMALL:
                 head, body = head + body, b""
             if fds:
@@ -49,6 +55,16 @@ class Channel:
             await loop.sock_sendall(self._socket, head)
             if body:
                 await loop.sock_sendall(self._socket, body)
+
+    async def _send_file(self, file: PayloadFile) -> None:
+        loop, left, chunks = asyncio.get_running_loop(), len(file), file.chunks()
+        try:
+            while chunk := await asyncio.to_thread(next, chunks, b""):
+                await loop.sock_sendall(self._socket, chunk)
+                left -= len(chunk)
+        finally:
+            if left:
+                self.hang_up()
 
     async def _send_fds(self, head: bytes, fds: Sequence[int]) -> int:
         while True:

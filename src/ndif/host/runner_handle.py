@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ndif.host.channel import Channel
 from ndif.host.heartbeat import FROZEN_S, sign_of_life, until_frozen
 from ndif.runtime.frames import Header
+from ndif.schema.payload import Payload
 from ndif.tasks import within
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class RunnerHandle:
         self.kill()
 
     async def send(
-        self, header: dict[str, Any], body: bytes | bytearray = b"", fds: Sequence[int] = ()
+        self, header: dict[str, Any], body: Payload = b"", fds: Sequence[int] = ()
     ) -> None:
         """Send a frame to the runner; one that has died sends no frame back."""
         with contextlib.suppress(OSError):

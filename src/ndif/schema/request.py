@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from ndif.schema.model_key import ModelKey
+from ndif.schema.payload import Payload
 
 
 class Wire(str, Enum):
@@ -31,7 +32,7 @@ class Submission:
     compress: bool
     env: Mapping[str, Any] = field(default_factory=dict)
     callback: str = ""
-    payload: bytes | bytearray = b""
+    payload: Payload = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Request:
     generation: str
     """The nnsight generation that wrote the payload: "0.8"."""
     wire: Wire
-    payload: bytes | bytearray
+    payload: Payload
     compress: bool
     """True if the payload is zstd and a downloaded result must be."""
     base_url: str

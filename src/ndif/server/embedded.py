@@ -98,7 +98,7 @@ class Server:
             accounts = open_accounts(settings)
         elif owner_token is not None:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
-        self.app = create_gateway(
+        self._gateway = create_gateway(
             settings,
             self._broker,
             self._objects,
@@ -112,7 +112,8 @@ class Server:
             host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
-        ).app
+        )
+        self.app = self._gateway.app
 
     @property
     def unfinished(self) -> int:
@@ -127,7 +128,7 @@ class Server:
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
-        return uvicorn_config(self.app, self._settings, listening)
+        return uvicorn_config(self._gateway, self._settings, listening)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ import pytest
 
 from ndif.schema import wires
 from ndif.schema.model_key import ModelKey
+from ndif.schema.payload import PayloadFile
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
@@ -114,6 +115,34 @@ async def test_a_request_is_claimed_as_it_was_submitted(opening: Opening) -> Non
         await broker.submit(sent)
         claimed = await broker.claim()
         assert replace(claimed, payload=await broker.payload(claimed)) == sent
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@on_loop
+async def test_a_payload_in_a_file_is_read_until_its_request_ends(
+    opening: Opening, is_live: bool, tmp_path: Path
+) -> None:
+    content = bytes(range(256)) * 20_000
+    async with opening() as broker:
+        file = broker.create_payload()
+        file.append(content)
+        await broker.submit(replace(make_request("somebody" if is_live else None), payload=file))
+        claimed = await broker.claim()
+        payload = await broker.payload(claimed)
+        chunks = payload.chunks() if isinstance(payload, PayloadFile) else iter([payload])
+        found = bytes(next(chunks))
+        await broker.release(claimed)
+        assert found + b"".join(chunks) == content  # whoever reads it goes on
+        del payload, claimed
+        assert not file.path.exists()
+
+
+@on_loop
+async def test_a_request_counts_for_more_than_a_small_payload(opening: Opening) -> None:
+    async with opening(max_bytes=100_000) as broker:
+        await broker.submit(replace(make_request(), env={"a": [[]] * 1000}))
+        with pytest.raises(QueueFullError):
+            await broker.submit(make_request(payload=bytes(30_000)))
 
 
 @on_loop

@@ -90,6 +90,23 @@ async def test_a_later_put_replaces_an_earlier_one(form: Form, tmp_path: Path) -
 
 
 @on_loop
+async def test_a_payload_is_stored_from_memory_and_from_its_file(
+    form: Form, tmp_path: Path
+) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        content = os.urandom(3 << 20)
+        file = store.create_payload()
+        file.append(content[:1000])
+        file.append(content[1000:])
+        keys = [f"requests/{uuid.uuid4()}" for _ in range(2)]
+        await store.put_payload(keys[0], bytearray(content))
+        await store.put_payload(keys[1], file)
+        file.discard()
+        assert not file.path.exists()
+        assert [await store.get(key) for key in keys] == [content, content]
+
+
+@on_loop
 async def test_there_is_nothing_at_a_key_that_was_not_put(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         await store.put("results/a.pt", b"1")

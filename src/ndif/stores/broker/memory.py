@@ -6,14 +6,19 @@ import asyncio
 import contextlib
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
 
 from ndif.schema import wires
+from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
-from ndif.stores.broker.port import QueueFullError
+from ndif.schema.status import Status
+from ndif.stores.broker.port import QueueFullError, held_bytes
 from ndif.stores.broker.spool import Spool, Unfinished
+from ndif.stores.broker.unread import Unread
 
 _MAX_UNREAD = 1
 """Uploads that wait for a hybrid job's block, which asks for one at a time and never reads more."""
@@ -24,11 +29,15 @@ class MemorySubscription:
 
     def __init__(self, broker: MemoryBroker, subscription_id: str) -> None:
         self.id = subscription_id
-        self.frames: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self.frames: Unread[str | bytes] = Unread()
         self.closed = asyncio.Event()
         self.unfinished: set[str] = set()
         self.user: str | None = None
         self._broker = broker
+
+    def bound(self, max_unread_bytes: int, disconnect: Callable[[], None]) -> None:
+        """See `Subscription.bound`."""
+        self.frames.bound(max_unread_bytes, disconnect)
 
     async def next(self) -> str | bytes:
         """See `Subscription.next`."""
@@ -37,6 +46,7 @@ class MemorySubscription:
     async def close(self) -> None:
         """See `Subscription.close`."""
         self.closed.set()
+        self.frames.close()
         self._broker.forget(self)
 
 
@@ -75,9 +85,13 @@ class MemoryBroker:
         if self._spool is not None:
             await self._spool.close()
 
+    def create_payload(self) -> PayloadFile:
+        """See `Broker.create_payload`."""
+        return PayloadFile.create(Path(gettempdir()) if self._spool is None else self._spool.folder)
+
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
-        size = len(request.payload)
+        size = held_bytes(request)
         if self._bytes and self._max_bytes is not None and self._bytes + size > self._max_bytes:
             raise QueueFullError(self._bytes, self._max_bytes)
         self._bytes += size
@@ -101,7 +115,7 @@ class MemoryBroker:
         """See `Broker.claim`."""
         return await self._queue.get()
 
-    async def payload(self, request: Request) -> bytes | bytearray:
+    async def payload(self, request: Request) -> Payload:
         """See `Broker.payload`."""
         spool = self._spool_of(request)
         return request.payload if spool is None else await spool.payload(request.id)
@@ -115,6 +129,8 @@ class MemoryBroker:
         """See `Broker.release`."""
         if (released := self._unfinished.pop(request.id, None)) is not None:
             self._bytes -= released.size
+            if isinstance(released.request.payload, PayloadFile):
+                released.request.payload.discard()
             if (spool := self._spool_of(request)) is not None:
                 spool.remove(request.id)
         self._uploads.pop(request.id, None)
@@ -134,7 +150,10 @@ class MemoryBroker:
         """See `Broker.publish`."""
         subscription = self._subscriptions.get(request.subscription_id or "")
         if subscription is not None:
-            subscription.frames.put_nowait(wires.frame(request, response))
+            frame = wires.frame(request, response)
+            if response.status in (Status.LOG, Status.STREAM):
+                await subscription.frames.until_takes(len(frame))
+            subscription.frames.put_nowait(frame)
             if response.status.terminal:
                 subscription.unfinished.discard(request.id)
         if response.status.terminal:

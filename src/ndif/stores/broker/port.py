@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
+from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.sizes import format_size
@@ -16,6 +18,18 @@ LOST = (
 """Told to the client of a request that the broker has no more, and that has had no terminal response."""
 
 
+_LEAST_BYTES = 4096
+"""Bytes that any request counts for, however small its payload; an env of this size is within them."""
+_OBJECT_BYTES = 24
+"""Bytes of memory per byte of JSON, at most: an empty list is two characters."""
+
+
+def held_bytes(request: Request) -> int:
+    """Return the bytes that an unfinished request counts for: its payload, and what else it brought."""
+    env = _OBJECT_BYTES * len(json.dumps(dict(request.env))) if request.env else 0
+    return max(len(request.payload) + max(env - _LEAST_BYTES, 0), _LEAST_BYTES)
+
+
 class BrokerError(Exception):
     """The broker cannot be used now; the message is a clause that says why."""
 
@@ -25,7 +39,7 @@ class BrokerAwayError(BrokerError):
 
 
 class QueueFullError(BrokerError):
-    """The payloads of unfinished requests have as many bytes as the server holds."""
+    """Unfinished requests have as many bytes as the server holds."""
 
     def __init__(self, held: int, limit: int) -> None:
         super().__init__(
@@ -47,6 +61,12 @@ class Subscription(Protocol):
     @property
     def unfinished(self) -> Collection[str]:
         """Return the ids of this subscription's requests that have had no terminal update."""
+
+    def bound(self, max_unread_bytes: int, disconnect: Callable[[], None]) -> None:
+        """Call `disconnect` once the client lets more bytes of updates gather; they are dropped.
+
+        Before that the lines and values that a job sends wait for their client, if the broker can do so.
+        """
 
     async def next(self) -> str | bytes:
         """Return the next update of any request of this subscription, in order, as its client reads it."""
@@ -71,6 +91,9 @@ class Broker(Protocol):
     async def stop(self) -> None:
         """Release everything that belongs to this process alone."""
 
+    def create_payload(self) -> PayloadFile:
+        """Return an empty file for the payload of a request, on the disk where `submit` keeps it."""
+
     async def submit(self, request: Request) -> None:
         """Store a request for the queue."""
 
@@ -80,7 +103,7 @@ class Broker(Protocol):
     async def claim(self) -> Request:
         """Claim the oldest unclaimed request for this process, possibly without its payload."""
 
-    async def payload(self, request: Request) -> bytes | bytearray:
+    async def payload(self, request: Request) -> Payload:
         """Return the payload of a request that has not been released.
 
         A broker that does not answer is a `BrokerAwayError`, a payload that it has lost a `BrokerError`.

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ndif.schema.payload import MAX_IN_MEMORY, Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.stores.broker.encoding import decode_request, encode_request
 from ndif.stores.broker.port import BrokerError
@@ -85,7 +86,7 @@ class Spool:
         `objects` has the ends of its requests. `present` replaces fields of the requests that an earlier
         process accepted.
         """
-        self._folder = folder
+        self.folder = folder
         self._objects = objects
         self._present = present or {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
@@ -123,7 +124,7 @@ class Spool:
 
         If the caller is cancelled, the disk does not keep the request: nobody was told that it is accepted.
         """
-        payload: bytes | bytearray | None = request.payload
+        payload: Payload | None = request.payload
         try:
             if len(request.payload) > _INLINE_BYTES:
                 await asyncio.to_thread(self._write_payload, request)
@@ -137,7 +138,7 @@ class Spool:
             self.remove(request.id)  # which comes after the write that is under way
             raise
 
-    async def payload(self, request_id: str) -> bytes:
+    async def payload(self, request_id: str) -> bytes | PayloadFile:
         """Return the payload of a request that has not been removed."""
         row = await self._in_thread(self._fetch, request_id)
         if row is None:
@@ -145,7 +146,8 @@ class Spool:
         if row[0] is not None:
             return bytes(row[0])
         try:
-            return await asyncio.to_thread(self._path(request_id).read_bytes)
+            file = PayloadFile(self._path(request_id))
+            return file if len(file) > MAX_IN_MEMORY else await asyncio.to_thread(file.read)
         except OSError as error:
             raise SpoolError(disk_problem(error)) from error
 
@@ -249,21 +251,24 @@ class Spool:
     def _write_payload(self, request: Request) -> None:
         path = self._path(request.id)
         try:
-            with path.open("wb") as file:
-                file.write(request.payload)
-            sync(path, self._folder)
+            if isinstance(request.payload, PayloadFile):
+                request.payload.link(path)
+                request.payload.discard()
+            else:
+                path.write_bytes(request.payload)
+            sync(path, self.folder)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise SpoolError(disk_problem(error)) from error
 
     def _delete_strays(self, known: set[str]) -> None:
         """Delete the payloads of requests that were never accepted, or have been forgotten."""
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             if not path.name.startswith(_FILE) and path.name not in known:
                 path.unlink(missing_ok=True)
 
     def _path(self, request_id: str) -> Path:
-        return self._folder / request_id
+        return self.folder / request_id
 
 
 def _disk_reason(error: sqlite3.Error) -> str:

@@ -39,4 +39,5 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
             verify=settings.object_store_verify,
         ),
         settings.result_ttl_s,
+        folder=folder,
     )

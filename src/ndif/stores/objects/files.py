@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import mkstemp
 
+from ndif.schema.payload import Payload, PayloadFile
 from ndif.stores.disk import disk_problem, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
 from ndif.tasks import end
@@ -21,7 +22,8 @@ from ndif.tasks import end
 logger = logging.getLogger(__name__)
 
 _SWEEPS_PER_LIFETIME = 10
-_PART = ".ndif-part-"
+PART = ".ndif-part-"
+"""Beginning of the names of files that are not objects yet."""
 _MAX_DIGITS = 12
 _SIGNING_KEY = ".signing"
 _SIGNING_BYTES = 32
@@ -35,7 +37,7 @@ class FileUpload:
     def __init__(self, root: Path) -> None:
         self._root = root
         with _disk_errors():
-            self._fd, self._part = mkstemp(prefix=_PART, dir=root)
+            self._fd, self._part = mkstemp(prefix=PART, dir=root)
 
     def fileno(self) -> int:
         """See `Upload.fileno`."""
@@ -84,6 +86,21 @@ class FileStore:
     def create(self) -> FileUpload:
         """See `ObjectStore.create`."""
         return FileUpload(self.root)
+
+    def create_payload(self) -> PayloadFile:
+        """See `ObjectStore.create_payload`."""
+        with _disk_errors():
+            return PayloadFile.create(self.root, PART)
+
+    async def put_payload(self, key: str, payload: Payload) -> None:
+        """See `ObjectStore.put_payload`."""
+        if not isinstance(payload, PayloadFile):
+            await self.put(key, bytes(payload))
+            return
+        target = self.path(key)
+        with _disk_errors():
+            target.parent.mkdir(exist_ok=True)
+            await asyncio.to_thread(payload.link, target)
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """See `ObjectStore.put`."""
@@ -173,8 +190,7 @@ class FileStore:
 
     def sweep(self) -> None:
         """Delete expired objects and abandoned uploads."""
-        for path in self.root.glob(f"{_PART}*"):
-            _delete_old(path, self.ttl_s)
+        delete_parts(self.root, self.ttl_s)
         for folder in SWEPT:
             for path in (self.root / folder).glob("*"):
                 if is_ours(f"{folder}/{path.name}"):
@@ -212,6 +228,12 @@ def _settle(paths: Sequence[Path]) -> None:
         with contextlib.suppress(FileNotFoundError):
             sync(path)
     sync(*{path.parent for path in paths if path.parent.exists()})
+
+
+def delete_parts(folder: Path, age_s: float) -> None:
+    """Delete what was begun in a folder and abandoned."""
+    for path in folder.glob(f"{PART}*"):
+        _delete_old(path, age_s)
 
 
 def _delete_old(path: Path, age_s: float) -> None:

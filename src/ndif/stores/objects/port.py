@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
+from ndif.schema.payload import Payload, PayloadFile
+
 
 class ObjectStoreError(Exception):
     """The store cannot be reached, or refuses; the message is a sentence for the operator."""
@@ -47,6 +49,12 @@ class ObjectStore(Protocol):
 
     def create(self) -> Upload:
         """Return a new object without a key."""
+
+    def create_payload(self) -> PayloadFile:
+        """Return an empty file of this machine, which `put_payload` stores best."""
+
+    async def put_payload(self, key: str, payload: Payload) -> None:
+        """Store a payload as `key`. Its file, if it has one, stays where it is."""
 
     async def put(self, key: str, content: bytes, *, soon: bool = False) -> None:
         """Store `content` as `key` in one atomic step.

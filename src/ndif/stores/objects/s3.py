@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 # obstore, in Rust: uploads memory in parts without a copy, retries each, and signs for any host.
@@ -23,6 +24,8 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
+from ndif.schema.payload import Payload, PayloadFile
+from ndif.stores.objects.files import PART, delete_parts
 from ndif.stores.objects.port import SWEPT, ObjectStoreError, check, is_key, is_ours, lifetime_s
 from ndif.tasks import end
 
@@ -195,15 +198,18 @@ class S3Store:
         address: S3Address,
         ttl_s: float,
         *,
+        folder: Path | None = None,
         patience_s: float = _PATIENCE_S,
         hurried_s: float = _HURRIED_S,
     ) -> None:
         """Create a store whose bucket is created with the first object.
 
+        Payloads that this server receives lie in `folder` until they are stored; else with temporary files.
         A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`.
         """
         self.ttl_s = ttl_s
         self._address = address
+        self._folder = folder or Path(gettempdir())
         try:
             self._patient = address.bucket_at(address.url, patience_s)
             self._hurried = address.bucket_at(address.url, hurried_s, large_answers=True)
@@ -226,6 +232,20 @@ class S3Store:
     def create(self) -> S3Upload:
         """See `ObjectStore.create`."""
         return S3Upload(self)
+
+    def create_payload(self) -> PayloadFile:
+        """See `ObjectStore.create_payload`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return PayloadFile.create(self._folder, PART)
+
+    async def put_payload(self, key: str, payload: Payload) -> None:
+        """See `ObjectStore.put_payload`. A file is sent as it is mapped."""
+        if not isinstance(payload, PayloadFile):
+            await self.put(key, bytes(payload))
+            return
+        with payload.path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        await self.put(key, content)
 
     async def put(self, key: str, content: bytes | mmap.mmap, *, soon: bool = False) -> None:
         """See `ObjectStore.put`. Memory is sent without a copy, in parts if it is large."""
@@ -280,6 +300,7 @@ class S3Store:
 
     async def sweep(self) -> None:
         """Delete expired objects. Other servers may do the same meanwhile."""
+        delete_parts(self._folder, self.ttl_s)
         with self._errors():
             try:
                 for folder in SWEPT:

@@ -21,6 +21,7 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
 
 from ndif.config.settings import OLDEST_REDIS
+from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -30,7 +31,7 @@ from ndif.stores.broker.encoding import (
     encode_submission,
     encode_update,
 )
-from ndif.stores.broker.port import LOST, BrokerError, QueueFullError
+from ndif.stores.broker.port import LOST, BrokerError, QueueFullError, held_bytes
 from ndif.stores.broker.redis import scripts
 from ndif.stores.broker.redis.channels import (
     Channels,
@@ -125,15 +126,19 @@ class RedisBroker:
 
     # Requests
 
+    def create_payload(self) -> PayloadFile:
+        """See `Broker.create_payload`."""
+        return self._objects.create_payload()
+
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
-        size, payload = len(request.payload), bytes(request.payload)
-        is_inline = size <= self._inline_bytes
+        size, payload = held_bytes(request), request.payload
+        is_inline = len(payload) <= self._inline_bytes
         if not is_inline:
             held = int(await self.client.get(HELD) or 0)
             if held and held + size > self._max_bytes:
                 raise QueueFullError(held, self._max_bytes)
-            await self._objects.put(_object_of(request.id), payload)
+            await self._objects.put_payload(_object_of(request.id), payload)
         held_too_much = await self._submit(
             [record_of(request.id), QUEUE, HELD],
             [
@@ -142,13 +147,15 @@ class RedisBroker:
                 size,
                 self._max_bytes,
                 *_announcement(request),
-                *([payload] if is_inline else []),
+                *([await _in_memory(payload)] if is_inline else []),
             ],
         )
         if held_too_much is not None:
             if not is_inline:
                 await self._objects.delete(_object_of(request.id))
             raise QueueFullError(held_too_much, self._max_bytes)
+        if isinstance(payload, PayloadFile):
+            payload.discard()
 
     def outlives(self, request: Request) -> bool:
         """See `Broker.outlives`."""
@@ -164,7 +171,7 @@ class RedisBroker:
         """Return True if a request was submitted and not released."""
         return bool(await self.client.exists(record_of(request_id)))
 
-    async def payload(self, request: Request) -> bytes | bytearray:
+    async def payload(self, request: Request) -> Payload:
         """See `Broker.payload`."""
         if request.payload:  # it came with the request
             return request.payload
@@ -419,6 +426,12 @@ def _announcement(request: Request) -> tuple[str, bytes]:
         return "", b""
     end_ = Response(request.id, Status.ERROR, LOST)
     return channel_of(request.subscription_id), encode_submission(request, end_)
+
+
+async def _in_memory(payload: Payload) -> bytes:
+    if isinstance(payload, PayloadFile):
+        return await asyncio.to_thread(payload.read)
+    return bytes(payload)
 
 
 def _object_of(request_id: str) -> str:

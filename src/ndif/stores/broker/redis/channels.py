@@ -18,6 +18,7 @@ from redis.asyncio.client import PubSub
 
 from ndif.stores.broker.encoding import decode_submission, decode_update
 from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.unread import Unread
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors, retry
 from ndif.tasks import end, timeout, within
 
@@ -55,7 +56,7 @@ class Channel:
 
     def __init__(self, channels: Channels, name: str) -> None:
         self.name = name
-        self.messages: asyncio.Queue[bytes] = asyncio.Queue()
+        self.messages: Unread[bytes] = Unread()
         self._channels = channels
 
     def receive(self, message: bytes) -> None:
@@ -102,6 +103,10 @@ class RedisSubscription(Channel):
         """End a request that the broker has lost."""
         if (update := self._unfinished.pop(request_id, None)) is not None:
             self.messages.put_nowait(update)
+
+    def bound(self, max_unread_bytes: int, disconnect: Callable[[], None]) -> None:
+        """See `Subscription.bound`. Redis has nobody wait."""
+        self.messages.bound(max_unread_bytes, disconnect)
 
     async def next(self) -> str | bytes:
         """See `Subscription.next`."""

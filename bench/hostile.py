@@ -1,0 +1,101 @@
+"""The memory of a server's processes, and an honest user's trace, while eight clients attack it at once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+from tests.security.hostile_clients import ATTACKS, MB, Hostile, memory
+
+from bench.figures import Figure
+from bench.processes import NAME, client, server
+
+_CLIENTS = 8
+_ATTACK_S = 30.0
+_AFTER_S = 60.0
+_SAMPLE_S = 0.25
+
+
+def hostile(folder: Path, environment: dict[str, str]) -> list[Figure]:
+    """Measure what the attacks of `tests/security` cost, by eight clients that go on for half a minute."""
+    with server(folder, environment, "--sandbox") as (url, pid, _):
+        client("honest.py", "0.8", url)  # memory that the first traces need is not an attack's
+        before = memory(pid)
+        alone = _trace_s(url)
+        ends = threading.Event()
+        attackers = [
+            threading.Thread(target=_attack, args=(url, number, ends), daemon=True)
+            for number in range(_CLIENTS)
+        ]
+        peak = _Peak(pid)
+        for attacker in attackers:
+            attacker.start()
+        beside = _trace_s(url)
+        time.sleep(max(0.0, _ATTACK_S - peak.elapsed_s))
+        during = peak.stop() - before
+        ends.set()
+        for attacker in attackers:
+            attacker.join(_AFTER_S)
+        time.sleep(_AFTER_S)
+        after = memory(pid) - before
+    return [
+        Figure(
+            "eight hostile clients: growth", during / MB, 300, "MB", how="peak of all processes"
+        ),
+        Figure("a minute after eight hostile clients", after / MB, 50, "MB", how="all processes"),
+        Figure(
+            "a trace beside eight hostile clients",
+            beside / alone,
+            2,
+            "x",
+            how=f"{beside * 1e3:.0f} ms beside {alone * 1e3:.0f} ms alone",
+        ),
+    ]
+
+
+class _Peak:
+    """The largest memory of a server's processes since its start."""
+
+    def __init__(self, pid: int) -> None:
+        self._began = time.monotonic()
+        self._most = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, args=(pid,), daemon=True)
+        self._thread.start()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._began
+
+    def _sample(self, pid: int) -> None:
+        while not self._done.wait(_SAMPLE_S):
+            self._most = max(self._most, memory(pid))
+
+    def stop(self) -> int:
+        """Stop sampling, and return the bytes."""
+        self._done.set()
+        self._thread.join()
+        return self._most
+
+
+def _attack(url: str, number: int, ends: threading.Event) -> None:
+    """Run one attack after another, each held for a second, until `ends` is set."""
+    while not ends.is_set():
+        kind = ATTACKS[number % len(ATTACKS)]
+        number += 1
+        try:
+            attacker = Hostile(url, f"10.0.0.{number % _CLIENTS}", NAME)
+        except OSError:
+            continue
+        kind(attacker)
+        ends.wait(1)
+        attacker.close()
+
+
+def _trace_s(url: str) -> float:
+    """Return the median seconds of a small trace."""
+    took: float = json.loads(client("honest.py", "0.8", url).stdout.splitlines()[-1])
+    return took

@@ -1,0 +1,301 @@
+"""Connections of uvicorn with limits that it lacks: of what is unfinished, and of what is not read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+
+from ndif.gateway.incoming import MAX_ENVELOPE, Incoming, IncomingFullError
+
+logger = logging.getLogger(__name__)
+
+_EVER_S = 86_400.0 * 365
+_MAX_HEAD = 128 * 1024
+"""Bytes of a request before its body."""
+_FRAGMENT_BYTES = 100
+"""Bytes of memory that a fragment of a message costs beside its content."""
+_TOO_BIG, _TRY_AGAIN, _POLICY = 1009, 1013, 1008
+"""Close codes of RFC 6455, section 7.4.1."""
+TAKES_LARGE = "takes_large_messages"
+"""Key in a WebSocket's state of a function of the application: may its client send a large message?"""
+DOES_NOT_READ = "its client lets more updates gather than NDIF_MAX_UNREAD_BYTES"
+_DISCONNECT = "disconnect"
+"""Key in a WebSocket's state of a function that ends the connection at once, and logs a reason."""
+
+
+def disconnect(scope: Scope, reason: str) -> None:
+    """End a WebSocket at once, without waiting for its client to read, and log the reason."""
+    if (end := scope.get("state", {}).get(_DISCONNECT)) is not None:
+        end(reason)
+
+
+def limited(incoming: Incoming) -> dict[str, Any]:
+    """Return the options of `uvicorn.Config` that make every connection one of these."""
+    return {
+        "http": partial(HttpConnection, incoming=incoming),
+        "ws": partial(WebSocketConnection, incoming=incoming),
+    }
+
+
+class _Patience:
+    """A watch that something makes progress, from `start` to `stop`; without it calls `give_up`."""
+
+    def __init__(
+        self,
+        idle_s: float,
+        timeout_s: float,
+        progresses: Callable[[], bool],
+        give_up: Callable[[], None],
+    ) -> None:
+        """Ask `progresses` every `idle_s` whether there was progress since it was last asked."""
+        self._loop = asyncio.get_running_loop()
+        self._idle_s = idle_s
+        self._timeout_s = timeout_s
+        self._progresses = progresses
+        self._give_up = give_up
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends_at = 0.0
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if self._timer is None:
+            self._ends_at = self._loop.time() + self._timeout_s
+            self._progresses()
+            self._watch()
+
+    def stop(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """End for good, and hold nothing of the connection, which would otherwise outlive it in a cycle."""
+        self.stop()
+        self._progresses, self._give_up = _never, _nothing
+
+    def _watch(self) -> None:
+        left = self._ends_at - self._loop.time()
+        self._timer = self._loop.call_later(min(self._idle_s, left), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._progresses() and self._loop.time() < self._ends_at:
+            self._watch()
+        else:
+            self._give_up()
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Reader:
+    """The client's end of a connection, which must read what it is sent."""
+
+    def __init__(self, transport: asyncio.Transport, incoming: Incoming, name: str) -> None:
+        self._transport = transport
+        self._name = name
+        self._unread = 0
+        self._patience = _Patience(incoming.idle_s, _EVER_S, self._reads, self._abort)
+        self.pause, self.resume = self._patience.start, self._patience.stop
+        self.close = self._patience.close
+
+    def _reads(self) -> bool:
+        before, self._unread = self._unread, self._transport.get_write_buffer_size()
+        return self._unread < before
+
+    def _abort(self) -> None:
+        logger.warning(
+            "%s is disconnected: it has not read anything for NDIF_INCOMING_IDLE_S, and %d bytes wait",
+            self._name,
+            self._transport.get_write_buffer_size(),
+        )
+        self._transport.abort()
+
+
+class HttpConnection(HttpToolsProtocol):
+    """A connection whose requests have heads of limited size that arrive in time."""
+
+    def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._incoming = incoming
+        self._head_bytes = 0
+        self._head = _Patience(
+            incoming.idle_s, incoming.idle_s, _never, self.timeout_keep_alive_handler
+        )
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._reader = _Reader(transport, self._incoming, f"a client at {_host(self.client)}")
+        self._head.start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._head.close()
+        self._reader.close()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > _MAX_HEAD and not self.transport.is_closing():
+            logger.warning("a client at %s sends a head without end", _host(self.client))
+            self.send_400_response("The head of the request is too large.")
+
+    def on_message_begin(self) -> None:
+        """See `HttpToolsProtocol`."""
+        super().on_message_begin()
+        self._head.start()
+
+    def on_headers_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._head.stop()
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def handle_websocket_upgrade(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._head.stop()
+        super().handle_websocket_upgrade()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._reader.pause()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._reader.resume()
+        super().resume_writing()
+
+
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    """A WebSocket whose client sends small messages, large ones where the application takes them.
+
+    Unfinished messages have a budget and end in time.
+    """
+
+    def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._incoming = incoming
+        self._has_received = False
+        self._unfinished = incoming.message("")
+        self._message = _Patience(
+            incoming.idle_s,
+            incoming.timeout_s,
+            self._receives,
+            partial(self._fail, _POLICY, "the message did not arrive in time"),
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._reader = _Reader(self.transport, self._incoming, f"a client at {_host(self.client)}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._message.close()
+        self._reader.close()
+        self._unfinished.hold(0, 0)
+        self.frames = []
+        if self.app_state.pop(_DISCONNECT, None) is not None:
+            self.scope["state"].pop(_DISCONNECT, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._has_received = True
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        size = len(self.conn.reader.buffer)
+        size += sum(len(frame) + _FRAGMENT_BYTES for frame in self.frames)
+        if not size and not self._unfinished.size:
+            return
+        if size > MAX_ENVELOPE and not self._takes_large():
+            self._fail(_TOO_BIG, "the message is too large")
+            return
+        if not self._unfinished.size:
+            # A proxy's header, if there is one, was read meanwhile.
+            self._unfinished = self._incoming.message(_host(self.scope["client"]))
+            self._message.start()
+        try:
+            self._unfinished.hold(size, size)
+        except IncomingFullError as error:
+            self._fail(_TRY_AGAIN, f"the server receives as much as it can: {error}")
+        if not size:
+            self._message.stop()
+
+    def handle_connect(self, event: Request) -> None:
+        """See `WebSocketsSansIOProtocol`. A request that is not valid has no scope."""
+        self.scope = {"type": "websocket", "client": self.client, "state": {}}  # type: ignore[typeddict-item]
+        self.app_state = {**self.app_state, _DISCONNECT: self._abort}
+        super().handle_connect(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """See `WebSocketsSansIOProtocol`. A large message is bytes, which nobody here parses."""
+        if self.curr_msg_data_type == "text" and sum(map(len, self.frames)) > MAX_ENVELOPE:
+            self._fail(_TOO_BIG, "the message is too large")
+            return
+        super().send_receive_event_to_app()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._reader.pause()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._reader.resume()
+        super().resume_writing()
+
+    def _receives(self) -> bool:
+        received, self._has_received = self._has_received, False
+        return received
+
+    def _takes_large(self) -> bool:
+        takes: Callable[[], bool] | None = self.scope["state"].get(TAKES_LARGE)
+        return takes is not None and takes()
+
+    def _fail(self, code: int, reason: str) -> None:
+        self.conn.fail(code, reason)
+        if self.handshake_complete:
+            self._log(reason)
+            self.handle_parser_exception()
+        else:
+            self._abort(reason)
+        self.frames = []
+        self.conn.reader.discard()
+        self._message.stop()
+        self._unfinished.hold(0, 0)
+
+    def _abort(self, reason: str) -> None:
+        self._log(reason)
+        self.transport.abort()
+
+    def _log(self, reason: str) -> None:
+        logger.warning("a client at %s is disconnected: %s", _host(self.scope["client"]), reason)
+
+
+def _host(client: tuple[str, int | None] | None) -> str:
+    return client[0] if client else ""

@@ -1,0 +1,382 @@
+"""The budget and the time of what has begun to arrive, and of what is not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import socketio
+import uvicorn
+import zstandard
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from ndif.cluster.models import Models
+from ndif.config.settings import Settings
+from ndif.gateway.catalogue import InProcessCatalogue
+from ndif.gateway.connections import limited
+from ndif.gateway.envelope_wire import WebSocketSubscriptions
+from ndif.gateway.header_wire import SocketIoSubscriptions
+from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.incoming import Incoming, IncomingFullError, Unfinished
+from ndif.gateway.submit import SubmitRoute
+from ndif.host.runtimes import Runtimes
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.model_key import ModelKey
+from ndif.schema.payload import PayloadFile
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores.accounts import OpenAccounts
+from ndif.stores.broker import MemoryBroker
+from ndif.stores.broker.spool import Spool
+from ndif.stores.objects import FileStore
+from ndif.stores.responder import Responder
+from ndif.tasks import end, within
+from tests.on_loop import on_loop
+from tests.security.hostile_clients import frame, part
+
+MIB = 1 << 20
+MODEL = f"nnsight.modeling.transformers.TransformersModel:{json.dumps({'repo_id': 'org/name'})}"
+
+
+class Gateway:
+    """Routes that take something from a client, on a real server."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        objects = FileStore(folder, 60)
+        self.folder = folder
+        self.broker = MemoryBroker(spool=Spool(folder / "spool", objects))
+        self.incoming = Incoming(settings)
+        submit = SubmitRoute(
+            settings,
+            self.broker,
+            Responder(self.broker, objects),
+            Runtimes(folder / "runtimes"),
+            InProcessCatalogue(
+                Models([DeploymentConfig("org/name", "org/name", dedicated=True)]),
+                dict,
+                lambda: True,
+            ),
+            OpenAccounts(hotswapping=False, trusted=True),
+            self.incoming,
+        )
+        self.app = Starlette(
+            routes=[
+                *submit.routes(),
+                *WebSocketSubscriptions(self.broker, settings).routes(),
+                Mount("/ws", app=SocketIoSubscriptions(self.broker, settings).app),
+            ],
+            exception_handlers=EXCEPTION_HANDLERS,
+        )
+        self.address = ("127.0.0.1", 0)
+        self.kept: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        """The connection of a client that does not read."""
+
+    @property
+    def held(self) -> int:
+        """Return the bytes that are counted as unfinished."""
+        return self.incoming._all._held
+
+    def files(self) -> list[str]:
+        """Return the names of payloads on the disk."""
+        return [p.name for p in (self.folder / "spool").iterdir() if "sqlite" not in p.name]
+
+    async def post(self, size: int, *, as_: str = "", ends: bool = True) -> Any:
+        """Send a request with a payload of zeros; return the connection if it does not end."""
+        body = part("data", json.dumps({"model_key": MODEL}).encode()) + part("blob", bytes(size))
+        stop = b"--hostile--\r\n"
+        head = (
+            "POST /request HTTP/1.1\r\nHost: 127.0.0.1\r\nnnsight-version: 0.8.1\r\n"
+            f"X-Forwarded-For: {as_ or '127.0.0.1'}\r\nContent-Length: {len(body + stop)}\r\n"
+            "Content-Type: multipart/form-data; boundary=hostile\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_connection(*self.address)
+        with contextlib.suppress(ConnectionError):
+            writer.write(head.encode() + body + (stop if ends else b""))
+            await writer.drain()
+        return await answer(reader, writer) if ends else (reader, writer)
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, str]:
+    """Return an answer's status and sentence, and hang up."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    body = await reader.read(MIB)
+    writer.close()
+    return int(head.split()[1]), f"{head}{body.decode()}"
+
+
+@contextlib.asynccontextmanager
+async def gateway(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
+    """Run one with these settings."""
+    made = Gateway(folder, Settings().model_copy(update=settings))
+    async with contextlib.AsyncExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        made.address = listening.getsockname()[:2]
+        config = uvicorn.Config(
+            made.app,
+            lifespan="off",
+            log_level="warning",
+            forwarded_allow_ips="127.0.0.1",
+            **limited(made.incoming),
+        )
+        serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listening]))
+        stack.push_async_callback(end, [serving])
+        stack.push_async_callback(made.broker.stop)
+        yield made
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    while not condition():  # noqa: ASYNC110 - a server of another task
+        await asyncio.sleep(0.01)
+
+
+def is_gone(server: Gateway, session: str) -> bool:
+    return session not in server.broker._subscriptions
+
+
+def unfinished(limit: int, *addresses: str) -> list[Unfinished]:
+    incoming = Incoming(Settings().model_copy(update={"max_incoming_bytes": limit}))
+    return [incoming.message(each) for each in addresses]
+
+
+def test_an_address_has_half_of_the_budget() -> None:
+    mine, also_mine, yours, theirs = unfinished(100, "a", "a", "b", "c")
+    mine.hold(30, 0)
+    also_mine.hold(20, 0)
+    with pytest.raises(IncomingFullError) as caught:
+        mine.hold(31, 0)
+    assert caught.value.of_address
+    yours.hold(50, 0)
+    with pytest.raises(IncomingFullError) as caught:
+        theirs.hold(1, 0)
+    assert not caught.value.of_address
+    mine.hold(0, 0)
+    theirs.hold(30, 0)
+
+
+def test_what_comes_alone_may_be_larger_than_the_budget() -> None:
+    mine, yours = unfinished(100, "a", "b")
+    mine.hold(1000, 1000)
+    with pytest.raises(IncomingFullError):
+        yours.hold(1, 0)
+    mine.hold(0, 0)
+    yours.hold(1, 1)
+
+
+@on_loop
+async def test_two_addresses_behind_a_proxy_are_counted_as_two(tmp_path: Path) -> None:
+    async with gateway(tmp_path, max_incoming_bytes=8 * MIB) as server:
+        kept = [await server.post(3 * MIB, as_="10.0.0.1", ends=False)]
+        await until(lambda: server.held >= 3 * MIB)
+        status, said = await server.post(3 * MIB, as_="10.0.0.1")
+        assert status == 429
+        assert "from your address" in said
+        assert "retry-after: 5" in said.lower()
+        assert (await server.post(3 * MIB, as_="10.0.0.2"))[0] == 200
+        kept.append(await server.post(3 * MIB, as_="10.0.0.2", ends=False))
+        await until(lambda: server.held >= 6 * MIB)
+        status, said = await server.post(3 * MIB, as_="10.0.0.3")
+        assert status == 503
+        assert "NDIF_MAX_INCOMING_BYTES" in said
+        for _, writer in kept:
+            writer.close()
+        await until(lambda: not server.held)
+        assert len(server.files()) == 1  # of the request that was accepted
+
+
+@on_loop
+async def test_a_body_that_stops_arriving_is_refused_in_time(tmp_path: Path) -> None:
+    async with gateway(tmp_path, incoming_idle_s=0.3) as server:
+        status, said = await within(answer(*await server.post(2 * MIB, ends=False)), 5)
+        assert status == 408
+        assert "came too slowly" in said
+        assert not server.held
+        assert not server.files()
+
+
+@on_loop
+async def test_a_body_that_never_ends_is_refused_in_time(tmp_path: Path) -> None:
+    async with gateway(tmp_path, incoming_idle_s=5, incoming_timeout_s=0.5) as server:
+        reader, writer = await server.post(10, ends=False)
+        status, _ = await within(answer(reader, writer), 5)
+        assert status == 408
+
+
+@on_loop
+async def test_a_head_that_never_ends_is_closed(tmp_path: Path) -> None:
+    async with gateway(tmp_path, incoming_idle_s=0.3) as server:
+        for said in (b"", b"GET / HTTP/1.1\r\nHost:"):
+            reader, writer = await asyncio.open_connection(*server.address)
+            writer.write(said)
+            assert await within(reader.read(), 5) == b""
+            writer.close()
+        reader, writer = await asyncio.open_connection(*server.address)
+        writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 50_000)
+        assert b" 400 " in await within(reader.readline(), 5)
+        writer.close()
+
+
+@on_loop
+async def test_a_small_payload_stays_in_memory_and_a_large_one_does_not(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as server:
+        for size, kind in ((MIB, bytearray), (MIB + 1, PayloadFile), (5 * MIB, PayloadFile)):
+            session = await server.broker.subscribe()
+            content = zstandard.compress(b"small") + bytes(size)
+            async with httpx.AsyncClient() as http:
+                sent = await http.post(
+                    f"http://127.0.0.1:{server.address[1]}/request",
+                    data={"data": json.dumps({"model_key": MODEL, "session_id": session.id})},
+                    files={"blob": content[:size]},
+                    headers={"nnsight-version": "0.8.1"},
+                )
+            assert sent.status_code == 200, sent.text
+            claimed = await server.broker.claim()
+            payload = await server.broker.payload(claimed)
+            assert isinstance(payload, kind)
+            whole = payload.read() if isinstance(payload, PayloadFile) else payload
+            assert whole == content[:size]
+            await server.broker.release(claimed)
+            assert not server.files()
+
+
+@on_loop
+async def test_a_message_that_stops_arriving_ends_its_websocket(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(tmp_path, incoming_idle_s=0.3) as server:
+        async with connect(f"ws://127.0.0.1:{server.address[1]}/subscribe") as channel:
+            await channel.recv()
+            await asyncio.sleep(0.5)  # what is quiet between messages stays open
+            await channel.send("whole")
+            channel.transport.write(frame(b"begun", opcode=1, final=False))
+            with pytest.raises(ConnectionClosed) as caught:
+                await within(channel.recv(), 5)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1008
+        assert not server.held
+    assert "did not arrive in time" in caplog.text
+
+
+def a_request(subscription_id: str, wire: Wire) -> Request:
+    model = ModelKey("a.B", "org/name")
+    return Request(model, "", wire, b"", False, "", subscription_id=subscription_id)
+
+
+@on_loop
+async def test_only_a_client_whose_job_runs_sends_a_large_message(tmp_path: Path) -> None:
+    content = bytes(3 * MIB)
+    async with gateway(tmp_path) as server:
+        for has_job in (False, True):
+            async with socketio.AsyncSimpleClient() as client:
+                await client.connect(
+                    f"http://127.0.0.1:{server.address[1]}",
+                    socketio_path="/ws/socket.io",
+                    transports=["websocket"],
+                )
+                request = a_request(client.sid, Wire.HEADERS)
+                if has_job:
+                    await server.broker.submit(request)
+                    await client.emit("stream_upload", (content, request.id))
+                    assert await within(server.broker.uploaded(request), 5) == content
+                else:
+                    session = client.sid
+                    await client.emit("stream_upload", (content, request.id))
+                    await within(until(partial(is_gone, server, session)), 5)
+
+
+def slow_socket(address: tuple[str, int]) -> socket.socket:
+    """A connection with little room for what its client does not read."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect(address)
+    return made
+
+
+async def open_and_stop_reading(server: Gateway, wire: Wire) -> str:
+    """Open a live channel by hand; return the subscription's id."""
+    made = await asyncio.to_thread(slow_socket, server.address)
+    reader, writer = await asyncio.open_connection(sock=made)
+    path = "/subscribe" if wire is Wire.ENVELOPE else "/ws/socket.io/?EIO=4&transport=websocket"
+    writer.write(
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+    )
+    await reader.readuntil(b"\r\n\r\n")
+    if wire is Wire.HEADERS:
+        writer.write(frame(b"40", opcode=1))
+    await until(lambda: server.broker._subscriptions)
+    server.kept = reader, writer
+    (session,) = server.broker._subscriptions
+    return session
+
+
+@pytest.mark.parametrize("wire", Wire)
+@on_loop
+async def test_a_client_that_never_reads_is_disconnected(
+    wire: Wire, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(tmp_path, max_unread_bytes=4 * MIB) as server:
+        session = await open_and_stop_reading(server, wire)
+        request = a_request(session, wire)
+        await server.broker.submit(request)
+        subscription = server.broker._subscriptions[session]
+        for _ in range(50):
+            queued = Response(request.id, Status.QUEUED, "q" * MIB)
+            if not await server.broker.publish(request, queued):
+                break
+            assert subscription.frames._bytes <= 6 * MIB
+            await asyncio.sleep(0)
+        await within(until(lambda: not server.broker._subscriptions), 5)
+    assert "NDIF_MAX_UNREAD_BYTES" in caplog.text
+
+
+@pytest.mark.parametrize("wire", Wire)
+@on_loop
+async def test_what_a_job_prints_waits_for_a_client_that_reads_slowly(
+    wire: Wire, tmp_path: Path
+) -> None:
+    line = "l" * MIB
+    async with gateway(tmp_path, max_unread_bytes=4 * MIB) as server:
+        session = await open_and_stop_reading(server, wire)
+        request = a_request(session, wire)
+        await server.broker.submit(request)
+
+        async def run() -> None:
+            for _ in range(30):
+                await server.broker.publish(request, Response(request.id, Status.LOG, line))
+            await server.broker.publish(request, Response(request.id, Status.COMPLETED))
+
+        running = asyncio.create_task(run())
+        await asyncio.sleep(0.3)
+        assert not running.done()
+        assert server.kept is not None
+        reading = asyncio.create_task(server.kept[0].read())
+        await within(running, 10)
+        server.kept[1].close()
+        await end([reading])
+
+
+@on_loop
+async def test_a_client_that_reads_nothing_more_is_disconnected_in_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(tmp_path, incoming_idle_s=0.3, max_unread_bytes=100 * MIB) as server:
+        session = await open_and_stop_reading(server, Wire.ENVELOPE)
+        request = a_request(session, Wire.ENVELOPE)
+        await server.broker.submit(request)
+        for _ in range(8):
+            await server.broker.publish(request, Response(request.id, Status.QUEUED, "q" * MIB))
+        await within(until(lambda: not server.broker._subscriptions), 5)
+    assert "has not read anything" in caplog.text
