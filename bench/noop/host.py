@@ -30,7 +30,13 @@ async def serve(folder: Path) -> None:
         port = listening.getsockname()[1]
         deployment = DeploymentConfig("bench/nothing", str(folder), dedicated=True, replicas=2)
         config = ProcessConfig(
-            listening.fileno(), folder, "a secret", "a token", True, [deployment]
+            listening.fileno(),
+            folder,
+            "a secret",
+            "a token",
+            HOST,
+            [deployment],
+            cluster_secrets=["a secret of the benchmarks"],
         )
         file = folder / "config.json"
         config.write(file)
