@@ -35,6 +35,7 @@ def services(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], Redi
         settings = {
             "NDIF_SESSION_ROOT": str(next(folders)),
             "NDIF_BROKER_URL": redis.url,
+            "NDIF_CLUSTER_SECRET": "a secret of the benchmarks",
             "NDIF_OBJECT_STORE_URL": s3.url,
             "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
             "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,

@@ -30,7 +30,15 @@ async def serve(folder: Path) -> None:
     with socket.create_server((HOST, 0), backlog=128) as listening:
         port = listening.getsockname()[1]
         deployment = DeploymentConfig("bench/nothing", str(folder), dedicated=True, replicas=2)
-        config = ProcessConfig(listening.fileno(), folder, "a secret", TOKEN, HOST, [deployment])
+        config = ProcessConfig(
+            listening.fileno(),
+            folder,
+            "a secret",
+            TOKEN,
+            HOST,
+            [deployment],
+            cluster_secrets=["a secret of the benchmarks"],
+        )
         file = folder / "config.json"
         config.write(file)
         processes = config.processes(

@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from urllib.parse import quote, urlsplit
 
 import uvicorn
 
@@ -134,6 +135,14 @@ def is_loopback(host: str) -> bool:
 def reachable_as(host: str, public_url: str) -> str | None:
     """Return the name by which other machines reach a server on `host`; None if they do not."""
     return public_url or (None if is_loopback(host) else host)
+
+
+def with_password(url: str, password: str | None) -> str:
+    """Return the URL of a service with a password, unless it has credentials already."""
+    parts = urlsplit(url)
+    if not password or parts.username or parts.password or parts.scheme == "unix":
+        return url
+    return parts._replace(netloc=f":{quote(password, safe='')}@{parts.netloc}").geturl()
 
 
 def is_everywhere(host: str) -> bool:

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from redis import Redis
+from redis.exceptions import AuthenticationError
 
+from ndif.config.settings import Settings
 from ndif.launch.run_folder import started_at
+from ndif.launch.services.redis import broker as find_broker
+from ndif.launch.services.service import ServiceError
+from ndif.stores.broker.encoding import encode_request
 from tests.cli.test_start import Place, a_place, send, within
+from tests.cluster.ray.rays import a_request
 from tests.conftest import NAME
-from tests.services.packages import need
-from tests.services.process import accepts, free_port
+from tests.services.packages import go_without, need
+from tests.services.process import HOST, accepts, free_port
 from tests.services.redis import RedisServer
 
 MINIO = """\
@@ -47,6 +58,22 @@ def broker() -> dict[str, str]:
     """Where a broker of ours is to be."""
     need("redis-server", "redis-server")
     return {"NDIF_BROKER_URL": f"redis://:secret@127.0.0.1:{free_port()}/0"}
+
+
+@pytest.fixture
+def unlocked(broker: dict[str, str]) -> dict[str, str]:
+    """The same, whose operator thought of no password."""
+    return {name: url.replace(":secret@", "") for name, url in broker.items()}
+
+
+def everything_read_by_ps(place: Place) -> str:
+    """Command lines of all processes of a place, as every user of the machine reads them."""
+    return "\n".join(place.processes())
+
+
+def passwords(place: Place) -> list[Path]:
+    """The files of passwords that nobody chose."""
+    return [path for path in place.root.rglob("password-*") if path.is_file()]
 
 
 @pytest.fixture
@@ -135,22 +162,97 @@ def test_a_broker_of_ours_comes_and_goes_with_the_server(
 
 
 def test_of_a_server_that_is_killed_no_service_is_left(
-    place: Place, broker: dict[str, str]
+    place: Place, unlocked: dict[str, str]
 ) -> None:
-    said = place.start(**broker)
+    """The broker asks for a password while it runs, although nobody chose one."""
+    said, broker = place.start(**unlocked), unlocked
+    with pytest.raises(AuthenticationError):
+        Redis(port=port_of(broker)).ping()
+    (file,) = passwords(place)
+    secret = place.root / "cluster_secret"
+    for kept in (file, secret):
+        assert kept.stat().st_mode & 0o777 == 0o600
+    redis = Redis(port=port_of(broker), password=file.read_text().strip())
+    place.read("queue")  # so that there are events and answers
+    found = [file.read_text().strip(), secret.read_text().strip()]
+    stored = [redis.get(key) for key in redis.scan_iter() if redis.type(key) == b"string"]
+    shown = [everything_read_by_ps(place), place.ndif("logs").output, place.ndif("info").output]
+    shown += [place.ndif("info", "--config").output, place.ndif("logs", "broker").output]
+    assert not any(one in text for one in found for text in (*shown, repr(stored)))
     os.kill(said["pid"], signal.SIGKILL)
     assert within(lambda: started_at(said["pid"]) is None)
     assert within(lambda: not place.processes()), place.processes()
     assert not accepts(port_of(broker))
 
 
-def test_one_that_answers_is_used_and_stays(place: Place, tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as redis:
-        place.start(NDIF_BROKER_URL=redis.url)
+def test_one_that_answers_is_used_and_stays(
+    place: Place, server_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Two hosts use it, which share a secret; one without, or with another, does not start."""
+    with (
+        RedisServer(tmp_path) as redis,
+        contextlib.contextmanager(a_place)(server_environment, tmp_path / "other") as other,
+    ):
+        said = refused(place, NDIF_BROKER_URL=redis.url)
+        found = re.search(r"^ *export (NDIF_CLUSTER_SECRET)=(\S{40,})$", said, re.MULTILINE)
+        assert found, said
+        variables = {"NDIF_BROKER_URL": redis.url, found[1]: found[2]}
+        started = place.start(**variables)
         assert place.read("info")["services"]["broker"]["whose"] == "not of this session"
         assert "started no broker" in place.ndif("logs", "broker").error
+        within(lambda: place.ndif("status").code == 0)
+        assert "Set the same one" in refused(other, NDIF_BROKER_URL=redis.url)
+        said = refused(other, **{**variables, found[1]: "of some other server"})
+        assert "has another NDIF_CLUSTER_SECRET" in said
+        elsewhere = other.start(**variables)
+        # The one that leads believes the other's gateway, and is believed.
+        assert other.read("status")["nodes"] == place.read("status")["nodes"]
+        job = send(elsewhere["url"], "no/model", b"x")
+        assert within(lambda: f"id={job} " in place.ndif("logs", "dispatcher").output)
+        # Somebody who writes to Redis is not.
+        forged = a_request(subscription_id=None, trusted=True)
+        Redis(port=redis.port).xadd("queue", {"request": encode_request(forged)})
+        assert within(lambda: response(started["url"], forged.id).get("status") == "ERROR")
+        said = response(started["url"], forged.id)["description"]
+        assert "without the signature of one of this server's gateways" in said
+        assert "of the queue is refused" in place.ndif("logs", "dispatcher").output
+        assert found[2] not in (Path(started["session"]) / "config.json").read_text()
+        assert other.ndif("stop").code == 0
         assert place.ndif("stop").code == 0
         assert redis.command("ping") == "PONG"
+
+
+def response(url: str, job: str) -> dict[str, Any]:
+    """Return the answer to a poll, which is an error while the job is unknown."""
+    answer: dict[str, Any] = httpx.get(f"{url}/response/{job}").json()
+    return answer
+
+
+def test_one_that_neighbours_reach_needs_a_password(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 1))  # sends nothing
+        except OSError:
+            go_without("this machine has no address that others reach")
+        address = probe.getsockname()[0]
+    with RedisServer(tmp_path, "--bind", address, HOST, "--protected-mode", "no") as redis:
+        url = f"redis://{address}:{redis.port}/0"
+        with pytest.raises(ServiceError, match="every machine that reaches it") as said:
+            find_broker(Settings(broker_url=url), may_start=True)
+        assert "NDIF_ALLOW_OPEN_BROKER=true" in str(said.value)
+        # Whoever else gives no password is let in all the same.
+        redis.command("acl", "setuser", "friend", "on", ">secret", "~*", "&*", "+@all")
+        with_friend = Settings(broker_url=url.replace("redis://", "redis://friend:secret@"))
+        with pytest.raises(ServiceError, match="every machine that reaches it"):
+            find_broker(with_friend, may_start=True)
+        for fine in (
+            Settings(broker_url=redis.url),
+            Settings(broker_url=url, allow_open_broker=True),
+        ):
+            assert find_broker(fine, may_start=True) is None
+        redis.command("config", "set", "requirepass", "secret")
+        with_password = url.replace("redis://", "redis://:secret@")
+        assert find_broker(Settings(broker_url=with_password), may_start=True) is None
 
 
 def test_one_that_does_not_come_up_ends_those_before_it(
@@ -193,14 +295,16 @@ def test_services_alone_are_used_by_a_server_and_outlive_it(
 
 
 def test_a_broker_alone_keeps_its_queue_when_the_server_is_stopped(
-    place: Place, broker: dict[str, str]
+    place: Place, unlocked: dict[str, str]
 ) -> None:
+    broker = unlocked
     assert place.ndif("start", "broker", "--detach", **broker).code == 0
+    assert passwords(place)
     said = place.start("api", **broker)
     job = send(said["url"], NAME, b"opaque")
     done = place.ndif("stop", **broker)
     assert done.code == 0
-    left = f"The broker at redis://(hidden)@127.0.0.1:{port_of(broker)}/0 still runs; "
+    left = f"The broker at redis://127.0.0.1:{port_of(broker)}/0 still runs; "
     assert done.output.splitlines()[-1] == f"{left}`ndif stop --services` stops it."
     place.start("api", **broker)
     assert within(lambda: place.ndif("kill", job).code == 0)  # the next server has it
@@ -210,16 +314,22 @@ def test_a_broker_alone_keeps_its_queue_when_the_server_is_stopped(
 
 def test_a_head_and_a_worker_that_joins_it(
     place: Place,
-    broker: dict[str, str],
+    unlocked: dict[str, str],
     store: dict[str, str],
     ray: dict[str, str],
     server_environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
+    """Ray asks the worker for a token, which follows from the secret; the broker's password Ray tells."""
+    broker = unlocked
     everything = {**broker, **store, **ray}
     place.start(**everything)
+    secret = (place.root / "cluster_secret").read_text().strip()
+    assert secret not in everything_read_by_ps(place)
     assert [each["answers"] for each in place.read("info")["services"].values()] == [True] * 3
     with contextlib.contextmanager(a_place)(server_environment, tmp_path / "worker") as worker:
+        assert "does not let this machine in" in refused(worker, "--worker", **everything)
+        everything["NDIF_CLUSTER_SECRET"] = secret
         done = worker.ndif("start", "--worker", "--detach", **everything)
         assert done.code == 0, done
         record = worker.read("info")

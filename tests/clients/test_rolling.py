@@ -130,6 +130,7 @@ def stack(
         settings = {name: value for name, value in environment.items() if "BROKER" in name}
         settings |= {name: value for name, value in environment.items() if "STORE" in name}
         settings |= {"NDIF_RAY_ADDRESS": ray.address, "NDIF_API_WORKERS": "2"}
+        settings |= {"NDIF_CLUSTER_SECRET": "a secret that nodes are told"}
         # Two of one kind, but for what tells them apart.
         hosts = [many.server(MODEL, **settings, NDIF_LINE_PATIENCE=n) for n in ("31", "32")]
         whole = Stack(redis, s3, ray, hosts, many)

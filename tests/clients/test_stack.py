@@ -56,6 +56,7 @@ def stack(
                 **settings,
                 "NDIF_SESSION_ROOT": str(folder / "host"),
                 "NDIF_RAY_ADDRESS": ray.address,
+                "NDIF_CLUSTER_SECRET": "a secret that nodes are told",
                 "NDIF_API_WORKERS": "2",
                 "NDIF_HOTSWAPPING": "false",
             },

@@ -24,7 +24,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
-from ndif.stores.broker.redis.job_channels import JobReceiver
+from ndif.stores.broker.redis.job_channels import Introduction, JobReceiver
 from ndif.stores.responder import Responder
 
 FAILS = "not to be loaded"
@@ -111,6 +111,7 @@ class StandIn(RemoteActor):
         self.gone: set[str] = set()
         """Subscriptions of clients that have left."""
         self.cannot_tell = False
+        self.leader: Introduction | None = None
         self.jobs: asyncio.Queue[Request] = asyncio.Queue()
         """Jobs of the channel."""
         self.given_back: asyncio.Queue[Request] = asyncio.Queue()
@@ -146,6 +147,9 @@ class StandIn(RemoteActor):
         return False
 
     # As a JobChannel
+
+    def take_from(self, leader: Introduction) -> None:
+        self.leader = leader
 
     async def next(self) -> Request:
         return await self.jobs.get()

@@ -75,6 +75,7 @@ from ndif.stores.responder import Responder, last_response
 from ndif.tasks import end, within
 from tests import frames
 from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
 
 CONFIG = DeploymentConfig("org/name", "org/name", replicas=2, dedicated=True)
 REPLICAS = 2
@@ -290,7 +291,7 @@ class Lives:
 
     def redis(self) -> RedisBroker:
         assert self.url is not None
-        return RedisBroker(self.url, self.objects, inline_bytes=1000)
+        return RedisBroker(self.url, self.objects, SIGNER, inline_bytes=1000)
 
     def memory(self, *, spools: bool) -> MemoryBroker:
         return MemoryBroker(spool=Spool(self.spool, self.objects) if spools else None)
@@ -496,7 +497,8 @@ class Remote(RemoteActor):
 
     async def prepare(self) -> NodeServices:
         await self.broker.start()
-        channel = await JobReceiver.open(self.broker, self._name)
+        assert self._leader is not None
+        channel = await JobReceiver.open(self.broker, self._name, self._leader)
         responder = Responder(self.broker, self._lives.objects)
         return NodeServices(Scripted(self._lives), self.broker, responder, channel)
 

@@ -49,6 +49,7 @@ from ndif.tasks import end, within
 from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
 
 Respond = Callable[[Response], Awaitable[None]]
 Act = Callable[["Replica", Request, Respond], Awaitable[Response]]
@@ -760,7 +761,7 @@ async def test_how_often_it_is_tried_is_the_operators(
 
 @contextlib.asynccontextmanager
 async def on_redis(redis: RedisServer, folder: Path) -> AsyncIterator[RedisBroker]:
-    broker = RedisBroker(redis.url, FileStore(folder, 3600), inline_bytes=1 << 20)
+    broker = RedisBroker(redis.url, FileStore(folder, 3600), SIGNER, inline_bytes=1 << 20)
     await broker.client.flushall()
     await broker.start()
     try:
@@ -815,13 +816,13 @@ async def test_gateways_ask_the_leader_where_a_polled_job_is(
     monkeypatch.setattr(remote, "_ASK_S", 10 * OFTEN_S)
     gate, unknown = Gate(), str(uuid.uuid4())
     async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, gate, broker=broker) as line:
-        asks = RemoteQueue(LeaderRpc(broker.client), broker)
+        asks = RemoteQueue(LeaderRpc(broker.client, SIGNER), broker)
         first, second = [await line.join(polled=True) for _ in range(2)]
         await gate.began.get()
         assert await asks.update_of(second.request.id, Status.RECEIVED) is None, "nobody leads"
         control = cast(ControlPlane, SimpleNamespace(dispatcher=line.dispatcher))
         serving = asyncio.create_task(
-            LeaderRpc(broker.client).serve(partial(perform_event, control))
+            LeaderRpc(broker.client, SIGNER).serve(partial(perform_event, control))
         )
         told = await asks.update_of(second.request.id, Status.RECEIVED)
         assert told == line.dispatcher.update_of(second.request.id)

@@ -19,6 +19,8 @@ _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 MiB = 1024**2
 GiB = 1024**3
 
+_SECRET_LENGTH = 16
+
 OLDEST_REDIS = "6.2"
 """Oldest version of Redis that has XAUTOCLAIM, by which a new leader takes over claimed requests."""
 
@@ -67,6 +69,16 @@ class Settings(BaseSettings):
         "several processes and machines into one server. Empty: one process, which keeps live "
         "requests in memory and polled ones on its disk.",
     )
+    allow_open_broker: bool = False
+    """With NDIF_BROKER_URL: use a Redis that other machines reach without a password. Whoever reaches it
+    reads what users send and receive, and can stop the server."""
+    cluster_secret: SecretStr = SecretStr("")
+    """With NDIF_BROKER_URL: secret by which the processes of one server know each other, the same on every
+    machine that starts a gateway or coordinator. A second one after a comma is accepted, and signs nothing,
+    while one replaces the other. Default: the file cluster_secret in NDIF_SESSION_ROOT, which the first
+    `ndif start` makes if it also starts the broker."""
+    cluster_secret_file: Path | None = None
+    """File that holds the secret instead."""
     broker_inline_bytes: Size = Field(default=1 * MiB, ge=0)
     """With NDIF_BROKER_URL: maximum size of a payload or result that travels through the broker; a
     larger one travels through the object store."""
@@ -210,6 +222,12 @@ class Settings(BaseSettings):
     max_streamed_bytes: Size = Field(default=1 * GiB, gt=0)
     """Maximum data that one hybrid request may send to its client."""
 
+    @field_validator("cluster_secret")
+    @classmethod
+    def _is_long_enough(cls, secret: SecretStr) -> SecretStr:
+        split_secrets(secret.get_secret_value())
+        return secret
+
     @field_validator("node_gpus")
     @classmethod
     def _declares_gpus(cls, text: str) -> str:
@@ -271,6 +289,11 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def has_own_secret(self) -> bool:
+        """True if the variables name a cluster secret."""
+        return bool(self.cluster_secret.get_secret_value()) or self.cluster_secret_file is not None
+
+    @property
     def allowed_host_names(self) -> tuple[str, ...]:
         """Names in `allowed_hosts`."""
         return _split(self.allowed_hosts)
@@ -290,6 +313,14 @@ class Settings(BaseSettings):
     def runtimes(self) -> Path:
         """Folder of installed runtimes."""
         return (self.runtimes_dir or self.session_root / "runtimes").expanduser()
+
+
+def split_secrets(text: str) -> tuple[str, ...]:
+    """Return the secrets in a text, separated by commas or lines; raise a ValueError if one is short."""
+    found = _split(text.replace("\n", ","))
+    if any(len(secret) < _SECRET_LENGTH for secret in found):
+        raise ValueError(f"must have at least {_SECRET_LENGTH} characters")
+    return found
 
 
 def _split(text: str) -> tuple[str, ...]:

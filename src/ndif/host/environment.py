@@ -8,10 +8,13 @@ import platform
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ndif.config.settings import Settings
 from ndif.host.gpus import BY_BUS, ORDER, VISIBLE
 from ndif.host.runtimes import Runtime
 
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+_OURS = (str(Settings.model_config["env_prefix"]), "RAY_")
+"""Prefixes of the control plane's own variables, which hold secrets: no model process has them."""
 _HARMLESS = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV"),
     "GLIBC_TUNABLES",
@@ -34,7 +37,7 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
         "GOMP_SPINCOUNT": "10000",
         # Huge pages for a model's memory: a fork copies a page table that is 512 times smaller.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
         # Without it CUDA counts the fastest card first; the driver, placement and operators count by bus.
         ORDER: BY_BUS,
         **({} if devices is None else {VISIBLE: devices}),

@@ -30,7 +30,7 @@ from ndif.stores.responder import Responder
 
 if TYPE_CHECKING:
     # Only a node of a cluster has a client of Redis.
-    from ndif.stores.broker.redis.job_channels import JobReceiver
+    from ndif.stores.broker.redis.job_channels import Introduction, JobReceiver
 
 Answer = dict[str, Any]
 
@@ -174,6 +174,8 @@ class RemoteActor:
         self._running: asyncio.Task[None] | None = None
         self._level: str | None = None
         self._moving = False
+        self._channel: JobReceiver | None = None
+        self._leader: Introduction | None = None
 
     async def prepare(self) -> NodeServices:
         """Return what the replica works with on its node, or raise an `ActorError`."""
@@ -190,6 +192,15 @@ class RemoteActor:
             "requests": self._jobs.known if self._jobs is not None else [],
         }
 
+    async def follow(self, leader: Introduction) -> None:
+        """Believe the process that leads now, and take the jobs that it sends.
+
+        A call and no argument of the constructor, which Ray's head keeps, perhaps in Redis.
+        """
+        self._leader = leader
+        if self._channel is not None:
+            self._channel.take_from(leader)
+
     # Start, cache, stop
 
     async def start(self) -> Answer:
@@ -202,6 +213,9 @@ class RemoteActor:
         try:
             services = await self.prepare()
             self._actor, self._jobs = services.actor, Jobs(services)
+            self._channel = services.channel
+            if self._leader is not None:  # perhaps another one by now
+                self._channel.take_from(self._leader)
             self._watching = asyncio.create_task(self._watch(self._actor), name="end")
             if self._over.is_set():
                 raise ActorError("the replica was ended before it was loaded")  # noqa: TRY301

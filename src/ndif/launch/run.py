@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvloop
@@ -13,10 +13,13 @@ import uvloop
 from ndif import __version__
 from ndif.config.reference import changed
 from ndif.config.settings import Settings
+from ndif.launch.cluster_secret import ensure_cluster_secrets
 from ndif.launch.log_rotation import rotate_forever
 from ndif.launch.preflight import Prepared
 from ndif.launch.run_folder import ActiveRunFolder, RunRecord
 from ndif.launch.services.plan import addresses
+from ndif.launch.services.ray import authentication
+from ndif.launch.services.redis import url_with_password
 from ndif.launch.services.service import ServiceError
 from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url
 from ndif.server.embedded import Server
@@ -50,6 +53,11 @@ class Run:
         return self.run_folder.log(self.prepared.services[0].name)
 
     @property
+    def _started(self) -> set[str]:
+        """Return the names of the services that start with this run."""
+        return {service.name for service in self.prepared.services}
+
+    @property
     def start_timeout_s(self) -> float:
         """Return the seconds that the start may take."""
         return _SERVER_START_TIMEOUT_S + sum(
@@ -71,7 +79,7 @@ class Run:
         """Serve until told to stop, and call `on_ready` once it does; `handlers` receive the log, too."""
         configure_logging([logging.FileHandler(self.log), *handlers])
         url, host, port, arguments = self._description()
-        started = {service.name for service in self.prepared.services}
+        started = self._started
         record = RunRecord.of_this_process(
             self.run_folder.id,
             url=url,
@@ -137,6 +145,8 @@ class Run:
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
     ) -> None:
         """Serve until `stopping` is set, and call `on_ready` once the run serves."""
+        if self.prepared.server.role == "broker":
+            ensure_cluster_secrets(self.options)  # for the servers that use it
         on_ready()
         await supervisor.wait()
 
@@ -175,7 +185,17 @@ class ServerRun(Run):
             host=self.prepared.server.host,
             deployments=self.prepared.deployments,
         )
-        if not self.options.broker_url:
+        options = self.options
+        if options.broker_url:
+            config = replace(
+                config,
+                broker_url=url_with_password(options),
+                cluster_secrets=ensure_cluster_secrets(options),
+                ray_variables=await asyncio.to_thread(
+                    authentication, options, starts="ray" in self._started
+                ),
+            )
+        else:
             http: Http
             server = Server(
                 self.options,

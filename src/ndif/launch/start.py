@@ -11,6 +11,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from ndif.config.reference import read
+from ndif.launch.cluster_secret import assignment, cluster_secrets, secret_file
 from ndif.launch.detached import run_detached
 from ndif.launch.preflight import ServerOptions, preflight
 from ndif.launch.run import Run, ServerRun
@@ -100,6 +101,21 @@ def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
     console.print("Ctrl-C stops it, and so does `ndif stop`.")
 
 
+def _print_secret(run: ServerRun, console: Console) -> None:
+    """Tell the line that other machines of the server need, unless the operator gave it to this one."""
+    file = secret_file(run.options)
+    if not run.options.broker_url or not file.exists() or run.options.has_own_secret:
+        return
+    # The value is for a terminal, and not for a log.
+    secret = cluster_secrets(run.options)[0] if console.is_terminal else f"$(cat {file})"
+    console.print(
+        f"Other machines that serve with this broker need:\n\n    {assignment(secret)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
 def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
     reachable = reachable_as(run.prepared.server.host, run.options.public_url)
     if reachable and run.options.sandbox != "require":
@@ -108,6 +124,7 @@ def _print_server(record: RunRecord, run: ServerRun, console: Console) -> None:
             f"runs without full confinement (NDIF_SANDBOX={run.options.sandbox}).",
             soft_wrap=True,
         )
+    _print_secret(run, console)
     console.print(f"\nServing at [bold]{record.url}[/]. In your client:\n")
     url = run.options.public_url or record.url
     console.print(

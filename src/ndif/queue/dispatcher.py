@@ -152,8 +152,8 @@ class Dispatcher:
         """Hold a request that the broker handed out, and put it into the queue of its model."""
         if not self.lifecycle.claim(request):
             return
-        reason = self.lifecycle.exhausted(request)
-        if reason is None:
+        reason = request.refusal or self.lifecycle.exhausted(request)
+        if not reason:
             await self.enqueue(request)
         else:
             await self.lifecycle.fail(request, reason)

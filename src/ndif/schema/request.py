@@ -77,3 +77,7 @@ class Request:
     """Runs that were cut short with the server, before this process claimed the request."""
     receipt: str = field(default="", compare=False)
     """The broker's handle of the claim under which this request runs."""
+    digest: str = field(default="", compare=False)
+    """Digest of a payload that travels through Redis; empty for one that does not."""
+    refusal: str = field(default="", compare=False)
+    """Sentence with which a request ends that nobody signed; its other fields are mere claims."""

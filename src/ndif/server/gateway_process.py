@@ -31,6 +31,7 @@ from ndif.server.process_config import (
 )
 from ndif.stores.accounts import open_accounts
 from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.signing import Signer
 from ndif.stores.leader import LeaderRpc, SharedCache
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
@@ -45,13 +46,15 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
     """
     objects = open_store(settings, config.results, config.secret)
     broker = RedisBroker(
-        settings.broker_url,
+        config.broker_url or settings.broker_url,
         objects,
+        Signer(config.cluster_secrets),
         inline_bytes=settings.broker_inline_bytes,
         max_bytes=settings.max_queued_bytes,
     )
-    leader = LeaderRpc(broker.client)
-    cache, mirror = SharedCache(broker.client), HfMirror(share_weights=False)
+    leader = LeaderRpc(broker.client, broker.signer)
+    cache = SharedCache(broker.client, broker.signer)
+    mirror = HfMirror(share_weights=False)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ from ndif.host.runtimes import Runtimes
 from ndif.net import STOP_SIGNALS
 from ndif.queue.dispatcher import HoldingQueue
 from ndif.schema.request import Request
+from ndif.schema.response import Response
+from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
 from ndif.server.process_config import (
     ProcessConfig,
@@ -37,6 +40,7 @@ from ndif.server.process_config import (
 )
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.signing import Signer
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
@@ -46,6 +50,7 @@ from ndif.tasks import end
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_WAITS = "The server has started again, and your job waits for its turn."
 _CLUSTER_LOST = (
     "The cluster that runs models cannot be reached. Your job waits, and runs when it is back."
 )
@@ -68,8 +73,9 @@ class Leader:
         self._config = config
         self._objects = open_store(settings, config.results, config.secret)
         self._broker = RedisBroker(
-            settings.broker_url,
+            config.broker_url or settings.broker_url,
             self._objects,
+            Signer(config.cluster_secrets),
             inline_bytes=settings.broker_inline_bytes,
             counts_attempts=not settings.ray_address,
         )
@@ -166,6 +172,10 @@ class Leader:
             try:
                 for request, _ in await spool.unfinished():
                     payload = await spool.payload(request.id)
+                    # Its client polls another store now, which also tells that the job is still to run.
+                    await self._responder.respond(
+                        request, Response(request.id, Status.QUEUED, _WAITS)
+                    )
                     await self._broker.submit(replace(request, payload=payload))
                     spool.remove(request.id)
             finally:
@@ -175,7 +185,7 @@ class Leader:
 
     @contextlib.asynccontextmanager
     async def _leading(self, fleet: Fleet, held: Sequence[Request]) -> AsyncIterator[Coordinator]:
-        settings, client = self.settings, self._broker.client
+        settings, client, signer = self.settings, self._broker.client, self._broker.signer
         coordinator = Coordinator(
             settings,
             self._config.deployments,
@@ -192,11 +202,13 @@ class Leader:
         publisher = Publisher(
             coordinator.controller,
             model_files,
-            SharedCache(client),
+            SharedCache(client, signer),
             settings.status_cache_freq_s,
             coordinator.reconciler.coming,
         )
-        operations = LeaderRpc(client).serve(partial(perform_event, coordinator.control_plane))
+        operations = LeaderRpc(client, signer).serve(
+            partial(perform_event, coordinator.control_plane)
+        )
         tasks = [
             asyncio.create_task(model_files.run(), name="files of models"),
             asyncio.create_task(publisher.run(), name="publishing"),
@@ -222,6 +234,7 @@ def main(kind: type[Leader] = Leader) -> None:
     """Stand by or lead until told to stop."""
     file = Path(sys.argv[1])
     config = ProcessConfig.read(file)
+    os.environ.update(config.ray_variables)  # before Ray is imported
     configure_logging()
     leader = kind(Settings(), config, partial(announce_up, file))
     uvloop.run(_run(leader, parent_pipe=int(sys.argv[2])))

@@ -14,11 +14,13 @@ from ndif.errors import problems
 from ndif.host.port import ActorError
 from ndif.host.remote_actor import NodeServices, RemoteActor
 from ndif.host.runtimes import Runtimes
+from ndif.net import with_password
 from ndif.placement.replica import DeploymentLevel, PlacedReplica
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.process_config import configure_logging
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobReceiver
+from ndif.stores.broker.signing import Signer
 from ndif.stores.objects import open_store
 from ndif.stores.redis import retry
 from ndif.stores.responder import Responder
@@ -38,7 +40,9 @@ class NodeActor(RemoteActor):
 
     async def prepare(self) -> NodeServices:
         """See `RemoteActor.prepare`."""
-        settings, said = _settings(), self._said
+        settings, said, leader = _settings(), self._said, self._leader
+        if leader is None:
+            raise ActorError("the process that leads is of an older version")
         generation = said["generation"]
         runtimes = self.runtimes(settings)
         if generation not in runtimes.installed():
@@ -48,7 +52,10 @@ class NodeActor(RemoteActor):
             )
         objects = open_store(settings, settings.session_root)
         broker = RedisBroker(
-            settings.broker_url, objects, inline_bytes=settings.broker_inline_bytes
+            with_password(settings.broker_url, leader["broker_password"]),
+            objects,
+            Signer(leader["secrets"]),
+            inline_bytes=settings.broker_inline_bytes,
         )
         # Jobs that wait for this replica outlast a broker that is away.
         await retry(broker.start, math.inf)
@@ -59,7 +66,7 @@ class NodeActor(RemoteActor):
         _see_gpus(said.get("gpus", []), node.resources.gpu_uuids)
         place = PlacedReplica(**said["place"], level=DeploymentLevel.HOT)
         actor = fleet.make_actor(DeploymentConfig(**said["config"]), generation, place)
-        channel = await retry(lambda: JobReceiver.open(broker, place.name), math.inf)
+        channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)
         return NodeServices(actor, broker, Responder(broker, objects), channel)
 
 

@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ndif.schema.deployment import DeploymentConfig
@@ -38,6 +38,12 @@ class ProcessConfig:
     host: str
     """Name or address that the server listens on."""
     deployments: Sequence[DeploymentConfig]
+    broker_url: str = ""
+    """URL of the broker with the password that it was started with; empty for the one of the variable."""
+    cluster_secrets: Sequence[str] = ()
+    """Secrets of a server with a broker: the first signs what its processes exchange."""
+    ray_variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which Ray finds the token of its cluster."""
 
     def write(self, path: Path) -> None:
         """Write the configuration for `read`, with mode 0600."""

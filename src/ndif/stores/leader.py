@@ -2,20 +2,26 @@
 
 The lock is one key in Redis with a time to live, renewed by a heartbeat. The process that holds it claims
 requests and decides placements. `/connected` reports the same key, which expires if its holder dies.
+
+Calls, answers and shared values are signed: whoever writes to Redis alone can take the lock, and so stop
+the server, and cannot operate it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ndif.schema.deployment import OperationError
 from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.signing import SignatureError, Signer, unverified
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors
 from ndif.tasks import end, start, within
 
@@ -52,6 +58,13 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then
 end
 return 0
 """
+_CLOCKS_S = 60.0
+"""Seconds by which the clocks of the machines may differ that share values."""
+_EVENT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_DISAGREE = (
+    "the process that leads has another NDIF_CLUSTER_SECRET than this one; all of a server's machines need "
+    "the same"
+)
 _NOBODY_LEADS = (
     "No process of this server leads now; another takes over within seconds. Try again then."
 )
@@ -111,30 +124,63 @@ async def somebody_leads(client: Redis) -> bool:
     return bool(await client.exists(_KEY))
 
 
+def is_of_another(client: Any, secrets: Sequence[str], name: str) -> bool:
+    """Return True if a process leads that signs the shared value of that name with none of these secrets.
+
+    `client` is a synchronous client of Redis. A leader of a version that signs nothing counts as none.
+    """
+    content = client.get(name) if client.exists(_KEY) else None
+    if content is None or unverified(content) is content:
+        return False
+    try:
+        Signer(secrets).verify(_shared(name), content)
+    except SignatureError:
+        return True
+    return False
+
+
 class SharedCache:
     """Small JSON values by name, such as `status`; they expire when the leader, who writes them, dies."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, signer: Signer) -> None:
         self._client = client
+        self._signer = signer
         self._read: dict[str, tuple[float, Any]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def write(self, name: str, value: Any, life_s: float) -> None:
         """Store `value` under `name` for `life_s` seconds."""
-        content = json.dumps(value, separators=(",", ":"))
-        await self._client.set(name, content, px=int(life_s * 1000))
+        until = time.time() + life_s + _CLOCKS_S
+        content = json.dumps({"until": until, "value": value}, separators=(",", ":")).encode()
+        signed = self._signer.sign(_shared(name), content)
+        await self._client.set(name, signed, px=int(life_s * 1000))
 
     async def read(self, name: str) -> Any:
-        """Return the value of `name`, at most half a second old; None if there is none."""
+        """Return the value of `name`, at most half a second old; None if there is none.
+
+        A value that a process with another secret has written is a `BrokerError`.
+        """
         async with self._locks.setdefault(name, asyncio.Lock()):
             now = asyncio.get_running_loop().time()
             read_at, value = self._read.get(name, (-_FRESH_S, None))
             if now - read_at < _FRESH_S:
                 return value
             content = await self._client.get(name)
-            value = None if content is None else json.loads(content)
+            value = None if content is None else self._value(name, bytes(content))  # type: ignore[arg-type]
             self._read[name] = now, value
             return value
+
+    def _value(self, name: str, content: bytes) -> Any:
+        try:
+            record = json.loads(self._signer.verify(_shared(name), content))
+        except SignatureError as error:
+            logger.warning("the value of %s is refused: %s", name, error)
+            raise BrokerError(_DISAGREE) from error
+        return record["value"] if time.time() < record["until"] else None
+
+
+def _shared(name: str) -> str:
+    return f"shared {name}"
 
 
 def _answer_to(event_id: str) -> str:
@@ -148,9 +194,12 @@ class LeaderRpc:
     (`ndif.control.remote`).
     """
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, signer: Signer) -> None:
         self._client = client
+        self._signer = signer
         self._answering: set[asyncio.Task[Any]] = set()
+        self._answered: dict[str, float] = {}
+        """The times of the events that were carried out, until they are too old to be."""
 
     async def ask(self, event: str, arguments: Mapping[str, Any]) -> Any:
         """Return the leader's answer, however long that takes while a process leads.
@@ -158,15 +207,13 @@ class LeaderRpc:
         Its refusal is an `OperationError`, as is one with 503 if no process leads.
         """
         event_id = uuid.uuid4().hex
-        entry = {
-            "event": event,
-            "id": event_id,
-            "at": time.time(),
-            "arguments": json.dumps(dict(arguments)),
-        }
+        said = {"event": event, "id": event_id, "at": time.time(), "arguments": dict(arguments)}
+        entry = {"event": self._signer.sign(_STREAM, json.dumps(said).encode())}
         try:
             await self._client.xadd(_STREAM, entry, maxlen=_MAX_EVENTS)  # type: ignore[arg-type]
             answer = await self._answer(event_id)
+        except SignatureError as error:
+            raise OperationError(503, f"The server cannot be asked: {_DISAGREE}.") from error
         except BrokerError as error:
             raise OperationError(503, f"The server cannot be asked: {error}.") from error
         if "refused" in answer:
@@ -178,7 +225,8 @@ class LeaderRpc:
         while looks_without_leader * _BLOCK_S < _STALE_S:
             found = await self._client.blpop([_answer_to(event_id)], timeout=_BLOCK_S)
             if found is not None:
-                return json.loads(found[1])
+                answer = bytes(found[1])  # type: ignore[arg-type]
+                return json.loads(self._signer.verify(_answer_to(event_id), answer))
             leads = await somebody_leads(self._client)
             looks_without_leader = 0 if leads else looks_without_leader + 1
         raise OperationError(503, _NOBODY_LEADS)
@@ -203,25 +251,38 @@ class LeaderRpc:
             await end(list(self._answering))
 
     async def _carry_out(self, entry: Mapping[bytes, bytes], handler: Handler) -> None:
+        message = entry.get(b"event", b"")
         try:
-            event_id, event = entry[b"id"].decode(), entry[b"event"].decode()
-            arguments = json.loads(entry[b"arguments"])
-            if time.time() - float(entry[b"at"]) > _STALE_S:
-                return
-        except (KeyError, ValueError):
-            logger.exception("an entry of %s is not an event", _STREAM)
+            said = json.loads(self._signer.verify(_STREAM, message))
+        except SignatureError as error:
+            logger.warning("an event is refused: %s", error)
+            # Whoever has another secret is not left to wait: this answer tells by its signature.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                event_id = json.loads(unverified(message))["id"]
+                if _EVENT_ID.fullmatch(event_id):
+                    await self._send(event_id, "refused", {})
             return
+        event_id, event, at = said["id"], said["event"], said["at"]
+        now = time.time()
+        self._answered = {one: t for one, t in self._answered.items() if now - t <= _STALE_S}
+        if now - at > _STALE_S or event_id in self._answered:
+            return
+        self._answered[event_id] = at
         try:
-            content: dict[str, Any] = {"value": await handler(event, arguments)}
+            content: dict[str, Any] = {"value": await handler(event, said["arguments"])}
         except OperationError as error:
             content = {"refused": str(error), "status": error.status}
         except Exception:
             logger.exception("the event %s could not be carried out", event)
             content = {"refused": "The server failed; its log says why.", "status": 500}
+        await self._send(event_id, event, content)
+
+    async def _send(self, event_id: str, event: str, content: Mapping[str, Any]) -> None:
+        key = _answer_to(event_id)
         try:
             pipeline = self._client.pipeline()  # a transaction: no answer stays for ever
-            pipeline.rpush(_answer_to(event_id), json.dumps(content))
-            pipeline.expire(_answer_to(event_id), _ANSWER_TTL_S)
+            pipeline.rpush(key, self._signer.sign(key, json.dumps(content).encode()))
+            pipeline.expire(key, _ANSWER_TTL_S)
             with broker_errors():
                 await within(pipeline.execute(), ANSWER_S)
         except BrokerError as error:

@@ -29,6 +29,7 @@ from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.stores.objects import FileStore, ObjectStore
 from tests import frames
 from tests.services.ray import RayServer
+from tests.stores.broker.signers import SIGNER
 
 P = ParamSpec("P")
 GIB = 1 << 30
@@ -41,7 +42,7 @@ async def driving(server: RayServer, replica: type = NodeActor) -> AsyncIterator
     """Whoever leads, for a while."""
     with tempfile.TemporaryDirectory() as folder:
         objects = FileStore(Path(folder), 0)  # where nothing is kept
-        broker = RedisBroker(server.environment["NDIF_BROKER_URL"], objects, inline_bytes=0)
+        broker = RedisBroker(server.environment["NDIF_BROKER_URL"], objects, SIGNER, inline_bytes=0)
         cluster = RayCluster(server.address, replica, JobSender(broker))
         await cluster.connect()
         try:
@@ -150,7 +151,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def a_client(url: str, objects: ObjectStore) -> AsyncIterator[Client]:
-    broker = RedisBroker(url, objects, inline_bytes=1 << 20)
+    broker = RedisBroker(url, objects, SIGNER, inline_bytes=1 << 20)
     await broker.start()
     client = Client(broker, await broker.subscribe())
     yield client

@@ -26,6 +26,7 @@ from ndif.tasks import within
 from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
 
 Opening = Callable[..., AbstractAsyncContextManager[Broker]]
 SOON_S = 0.05
@@ -42,7 +43,7 @@ def on_redis(url: str, folder: Path) -> Opening:
     async def opening(max_bytes: int | None = None) -> AsyncIterator[Broker]:
         objects = FileStore(folder, 3600)
         broker = RedisBroker(
-            url, objects, inline_bytes=INLINE, max_bytes=max_bytes, counts_attempts=True
+            url, objects, SIGNER, inline_bytes=INLINE, max_bytes=max_bytes, counts_attempts=True
         )
         await broker.client.flushall()
         await broker.start()
@@ -531,7 +532,7 @@ async def test_whoever_leads_next_runs_nothing_that_has_ended(
         await broker.publish(live, Response(live.id, Status.COMPLETED))
         await broker.complete(polled, Response(polled.id, Status.COMPLETED))
     # Its process has ended before it heard of either.
-    another = RedisBroker(redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE)
+    another = RedisBroker(redis.url, FileStore(tmp_path, 3600), SIGNER, inline_bytes=INLINE)
     await another.start()
     later = make_request()
     await another.submit(later)
@@ -560,7 +561,7 @@ async def test_whoever_leads_next_knows_how_often_runs_were_cut_short(
         await broker.complete(ended, Response(ended.id, Status.COMPLETED))
         broker.note_attempts(ended, 2)
     another = RedisBroker(
-        redis.url, FileStore(tmp_path, 3600), inline_bytes=INLINE, counts_attempts=counts
+        redis.url, FileStore(tmp_path, 3600), SIGNER, inline_bytes=INLINE, counts_attempts=counts
     )
     await another.start()
     claimed = [await another.claim() for _ in range(3)]

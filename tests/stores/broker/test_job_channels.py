@@ -22,6 +22,7 @@ from ndif.tasks import within
 from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
 
 INLINE = 1000
 SOON_S = 0.05
@@ -30,7 +31,7 @@ PATIENCE_S = 20
 
 @contextlib.asynccontextmanager
 async def a_broker(redis: RedisServer, folder: Path) -> AsyncIterator[RedisBroker]:
-    broker = RedisBroker(redis.url, FileStore(folder, 3600), inline_bytes=INLINE)
+    broker = RedisBroker(redis.url, FileStore(folder, 3600), SIGNER, inline_bytes=INLINE)
     await broker.start()
     yield broker
     await broker.stop()
@@ -80,7 +81,7 @@ async def test_a_job_comes_with_its_payload_and_its_end_is_heard(
 ) -> None:
     payload = bytes(range(256)) * 8
     async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await JobReceiver.open(there, "r")
+        lane = await JobReceiver.open(there, "r", lanes.introduction)
         request = await claimed(here, payload[:size])
         run = running(lanes, request)
         job = await lane.next()
@@ -99,7 +100,7 @@ async def test_a_live_client_is_told_that_its_job_is_sent(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await JobReceiver.open(here, "r")
+        lane = await JobReceiver.open(here, "r", lanes.introduction)
         channel = await here.subscribe()
         request = await claimed(here, subscription_id=channel.id)
         run = running(lanes, request)
@@ -116,7 +117,7 @@ async def test_the_job_of_a_client_that_left_is_not_sent(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await JobReceiver.open(here, "r")
+        lane = await JobReceiver.open(here, "r", lanes.introduction)
         abandoned = await claimed(here, subscription_id="nobody")
         with pytest.raises(ClientLeftError):
             await running(lanes, abandoned)
@@ -133,7 +134,7 @@ async def test_what_is_given_back_is_asked_for_otherwise(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await JobReceiver.open(there, "r")
+        lane = await JobReceiver.open(there, "r", lanes.introduction)
         request = await claimed(here)
         run = running(lanes, request)
         await lane.give_back(await lane.next())
@@ -156,7 +157,7 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await JobReceiver.open(there, "r")
+        lane = await JobReceiver.open(there, "r", lanes.introduction)
         redis.command("client", "kill", "type", "pubsub")
         request = await claimed(here)
         run = running(lanes, request)
@@ -173,7 +174,7 @@ async def test_after_a_connection_was_lost_both_ends_hear_again(
 @on_loop
 async def test_what_is_no_job_costs_nothing_but_itself(redis: RedisServer, tmp_path: Path) -> None:
     async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await JobReceiver.open(here, "r")
+        lane = await JobReceiver.open(here, "r", lanes.introduction)
         for content in (b"", b"\xff" * 5, b"\0\0\0\2{}", b"\0\0\0\1["):
             await here.client.publish("jobs:r", content)
         request = await claimed(here)

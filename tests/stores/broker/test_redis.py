@@ -22,6 +22,7 @@ from tests.on_loop import Play, play
 from tests.services.packages import need
 from tests.services.process import HOST, free_port
 from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
 
 __all__ = ["play"]
 
@@ -284,7 +285,7 @@ def test_a_channel_is_closed_at_once_whose_connection_is_lost(
     async def scene() -> None:
         way = Cutting(redis)
         async with way.open() as url:
-            broker = RedisBroker(url, FileStore(tmp_path, 3600), inline_bytes=1000)
+            broker = RedisBroker(url, FileStore(tmp_path, 3600), SIGNER, inline_bytes=1000)
             await broker.start()
             for _ in range(5):
                 subscription = await broker.subscribe()

@@ -28,6 +28,7 @@ from ndif.stores.objects import DiskError, FileStore
 from ndif.stores.responder import Responder, last_response
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SECRET
 from tests.stores.small_disk import fill, small_disk
 
 __all__ = ["small_disk"]
@@ -230,7 +231,7 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
         for request in sent:
             await spool.add(request)
         spool.note_attempts(sent[1].id, 1)
-    config = ProcessConfig(0, results, "secret", "token", True, ())
+    config = ProcessConfig(0, results, "secret", "token", "127.0.0.1", (), cluster_secrets=[SECRET])
     leader = Leader(Settings(broker_url=redis.url), config)
     await leader._broker.client.flushall()
     await leader._broker.start()

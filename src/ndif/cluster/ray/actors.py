@@ -121,7 +121,12 @@ class RayModelActor:
             self._have(self._handle)
 
     async def describe(self) -> Mapping[str, Any]:
-        """Return the replica's own description, or raise a `ReplicaLostError`."""
+        """Introduce this process, and return the replica's own description.
+
+        A lost replica is a `ReplicaLostError`, and one of a version that cannot follow a leader an
+        `AttributeError`.
+        """
+        await self._ask("follow", self.job_sender.introduction)
         described: Mapping[str, Any] = await self._ask("describe")
         self.model = described["model"]
         return described
@@ -148,6 +153,7 @@ class RayModelActor:
                 await self._made(self._making)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
+                await self._ask("follow", self.job_sender.introduction)
                 answer = await self._ask("start")
             finally:
                 reporting.cancel()

@@ -258,7 +258,7 @@ class RayCluster:
                 return orphan
         except asyncio.TimeoutError:
             logger.warning("%s does not answer", name)
-        except (ReplicaLostError, RayError, KeyError, TypeError) as error:
+        except (ReplicaLostError, RayError, AttributeError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used: %s", name, error)
         await actor.stop()
         return None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import Settings
+from ndif.launch.cluster_secret import VARIABLE as SECRET
+from ndif.launch.cluster_secret import cluster_secrets, lacking
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.services import STANDALONE, Role
 from ndif.launch.services.object_store import object_store
 from ndif.launch.services.ray import ray_head, ray_worker
-from ndif.launch.services.redis import broker
+from ndif.launch.services.redis import NAME as BROKER
+from ndif.launch.services.redis import another_secret_leads, broker, url_with_password
 from ndif.launch.services.service import Service, ServiceError, accepts_connections
 
 _BROKER = name_of("broker_url")
@@ -29,11 +32,11 @@ SERVICES: dict[str, tuple[Callable[..., Service | None], str, str]] = {
 
 def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], list[str]]:
     """Return the services that `role` needs and that this process starts, in order, and all problems."""
-    may_start = role == "all"
+    may_start, is_worker = role == "all", role == "worker"
     checks: list[Callable[[], Service | None]] = []
     if role in ("all", "api", "worker"):
         checks += [
-            lambda: broker(options, may_start=may_start),
+            lambda: broker(options, may_start=may_start, needs_password=not is_worker),
             lambda: object_store(options, may_start=may_start),
         ]
     if role in ("all", "api"):
@@ -49,7 +52,28 @@ def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], l
             found.append(check())
         except ServiceError as error:
             problems.append(str(error))
-    return tuple(service for service in found if service is not None), problems
+    starts = tuple(service for service in found if service is not None)
+    if role in ("all", "api") and options.broker_url and not problems:
+        problems += _secret_problems(options, starts)
+    return starts, problems
+
+
+def _secret_problems(options: Settings, starts: Iterable[Service]) -> Iterator[str]:
+    """Check the secret that this server shares with others on the same broker."""
+    try:
+        found = cluster_secrets(options)
+    except ServiceError as error:
+        yield str(error)
+        return
+    if any(service.name == BROKER for service in starts):
+        return
+    if not found:
+        yield lacking(without_secrets(options.broker_url))
+    elif another_secret_leads(url_with_password(options), found):
+        yield (
+            f"The server that leads at {without_secrets(options.broker_url)} has another {SECRET} than "
+            "this one: set the same on all machines."
+        )
 
 
 def addresses(options: Settings) -> dict[str, str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.host.environment import machine_name
+from ndif.launch.cluster_secret import VARIABLE as SECRET
+from ndif.launch.cluster_secret import cluster_secrets, ensure_cluster_secrets
 from ndif.launch.run_folder import RunFolder
 from ndif.launch.services.service import (
     Program,
@@ -23,6 +27,7 @@ from ndif.launch.services.service import (
     require_package,
 )
 from ndif.net import is_loopback
+from ndif.stores.broker.signing import derive
 
 NAME = "ray"
 _VARIABLE = name_of("ray_address")
@@ -36,6 +41,8 @@ _MAX_SOCKET_PATH = 107
 _SOCKET_PATH = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1"
 # `ray start --block` polls once a second and gives its children some seconds to stop.
 _STOP_GRACE_S = 25
+_MODE, _TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_PROBE_S = 30.0
 
 
 def ray_head(options: Settings, *, may_start: bool) -> Service | None:
@@ -48,6 +55,7 @@ def ray_head(options: Settings, *, may_start: bool) -> Service | None:
         return None  # Ray itself finds the cluster
     scheme, host, port = _parts(address)
     if accepts_connections(host, port):
+        authentication(options, starts=False)
         return None
     nothing = f"Nothing answers at {address} ({_VARIABLE})."
     if scheme == _CLIENT or not is_local(host):
@@ -75,9 +83,74 @@ def ray_worker(options: Settings) -> Service:
             f"Nothing answers at {address} ({_VARIABLE}). Start the head there (`ndif start`, or "
             "`ndif start ray`), and check that no firewall is in between."
         )
+    authentication(options, starts=False)
     # Unless the cluster is this machine alone, Ray finds out which of its addresses the others reach.
     own = _ip(host) if is_loopback(host) else None
     return _service(options, host, port, own, (f"--address={_ip(host)}:{port}",), is_head=False)
+
+
+def authentication(options: Settings, *, starts: bool) -> Mapping[str, str]:
+    """Return the variables by which a process of this machine takes part in the cluster.
+
+    A head that `ndif` starts asks each process of the cluster for a token that follows from the cluster's
+    secret. Whoever sets Ray's own variables decides otherwise. A cluster that is there already is asked
+    what it wants; raise a ServiceError if this machine does not have it.
+    """
+    address = options.ray_address
+    if not address or address == "auto" or _MODE in os.environ:
+        return {}
+    if starts:
+        if any(name in os.environ for name in _TOKENS):
+            return {_MODE: "token"}
+        return _with_token(ensure_cluster_secrets(options)[0])
+    if _parts(address)[0] == _CLIENT:
+        return {}
+    return _wanted_by(address, cluster_secrets(options))
+
+
+@lru_cache(maxsize=8)
+def _wanted_by(address: str, secrets: tuple[str, ...]) -> Mapping[str, str]:
+    has_own = any(name in os.environ for name in _TOKENS) or _own_token().exists()
+    known = [{_MODE: "disabled"}, *([{_MODE: "token"}] if has_own else [])]
+    for variables in [*known, *map(_with_token, secrets)]:
+        lets_in = _lets_in(address, variables)
+        if lets_in is None:
+            return {}  # the leader tries until there is a cluster
+        if lets_in:
+            return variables
+    raise ServiceError(
+        f"The Ray cluster at {address} ({_VARIABLE}) does not let this machine in, which has no token of "
+        f"it. If `ndif start` started its head, set {SECRET} to the secret of that machine; else set "
+        f"{_TOKENS[0]}."
+    )
+
+
+def _own_token() -> Path:
+    """Return the file in which Ray itself keeps a token."""
+    return Path.home() / ".ray" / "auth_token"
+
+
+def _with_token(secret: str) -> dict[str, str]:
+    return {_MODE: "token", _TOKENS[0]: derive(secret, "ray").hex()}
+
+
+def _lets_in(address: str, variables: Mapping[str, str]) -> bool | None:
+    """Return True if a head answers a process with these variables, False if it refuses, else None."""
+    _, host, port = _parts(address)
+    command = (sys.executable, "-m", "ray.scripts.scripts", "health-check")
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            [*command, "--address", f"{_ip(host)}:{port}", "--skip-version-check"],
+            env={**os.environ, **variables},
+            capture_output=True,
+            timeout=_PROBE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode == 0:
+        return True
+    return False if b"AuthenticationError" in done.stderr else None
 
 
 def _service(
@@ -99,6 +172,7 @@ def _service(
         driver = Driver()
         looked = await inspect_machine(options, driver)
         await driver.close()
+        variables = authentication(options, starts=is_head)
         resources = {**declaration(looked.node.resources), **(HEAD if is_head else {})}
         return Program(
             [
@@ -112,7 +186,7 @@ def _service(
                 f"--resources={json.dumps(resources)}",
                 *arguments,
             ],
-            {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+            {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1", **variables},
         )
 
     return Service(

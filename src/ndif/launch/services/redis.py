@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import OLDEST_REDIS, Settings
-from ndif.launch.run_folder import RunFolder, open_private
+from ndif.launch.run_folder import RunFolder, RunFolders, open_private
 from ndif.launch.services.service import (
     Program,
     Service,
@@ -15,10 +19,11 @@ from ndif.launch.services.service import (
     require_package,
     require_program,
 )
-from ndif.net import is_loopback
+from ndif.net import is_loopback, with_password
 
 NAME = "broker"
 _VARIABLE = name_of("broker_url")
+_ALLOW_OPEN = name_of("allow_open_broker")
 _PORT = 6379
 _TIMEOUT_S = 2.0
 _CONFIGURATION = """\
@@ -32,9 +37,24 @@ daemonize no
 """
 
 
-def broker(options: Settings, *, may_start: bool) -> Service | None:
-    """Return the broker to start; None if a suitable one answers already or none is configured."""
-    url = options.broker_url
+def url_with_password(options: Settings) -> str:
+    """Return the broker's URL, with the password that a start from this session root gave it."""
+    parts = urlsplit(options.broker_url)
+    run_folders = RunFolders(options.session_root)
+    for current in (run_folders.current(), run_folders.of_service(NAME).current()):
+        if current is not None:
+            file = _password_file(current.folder / "data" / NAME, parts.port or _PORT)
+            if file.is_file() and is_loopback(parts.hostname or "localhost"):
+                return with_password(options.broker_url, file.read_text().strip())
+    return options.broker_url
+
+
+def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -> Service | None:
+    """Return the broker to start; None if a suitable one answers already or none is configured.
+
+    `needs_password`: False for a machine whose replicas have the broker's password from the leader.
+    """
+    url = url_with_password(options)
     if not url:
         return None
     require_package("redis", _VARIABLE)
@@ -42,7 +62,13 @@ def broker(options: Settings, *, may_start: bool) -> Service | None:
     host, port = parts.hostname or "localhost", parts.port or _PORT
     shown = without_secrets(url)
     if parts.scheme == "unix" or accepts_connections(host, port):
-        _check(url, shown)
+        _check(url, shown, needs_password=needs_password)
+        if not options.allow_open_broker and parts.scheme != "unix" and _is_open(url, host):
+            raise ServiceError(
+                f"The broker at {shown} takes commands from every machine that reaches it, without a "
+                f"password. Give it one (`requirepass` in Redis' configuration) and put it into "
+                f"{_VARIABLE}, or set {_ALLOW_OPEN}=true."
+            )
         return None
     nothing = f"Nothing answers at {shown} ({_VARIABLE})."
     if parts.scheme != "redis" or not is_loopback(host):
@@ -60,17 +86,50 @@ def broker(options: Settings, *, may_start: bool) -> Service | None:
     async def make(run_folder: RunFolder) -> Program:
         data = run_folder.service_data(NAME)
         file = data / "redis.conf"
+        password = unquote(parts.password or "") or secrets.token_urlsafe(32)
         text = _CONFIGURATION.format(host=_ip(host), port=port, folder=data)
-        if parts.password:
-            text += f'requirepass "{_quoted(unquote(parts.password))}"\n'
+        text += f'requirepass "{_quoted(password)}"\n'
         with open_private(file) as written:
             written.write(text)
+        if not parts.password:
+            with open_private(_password_file(data, port)) as written:
+                written.write(f"{password}\n")
         return Program([binary, str(file)])
 
-    return Service(NAME, shown, host, port, make, lambda _: _answers(url))
+    def answers(run_folder: RunFolder) -> bool:
+        file = _password_file(run_folder.service_data(NAME), port)
+        return _answers(with_password(url, file.read_text().strip()) if file.is_file() else url)
+
+    return Service(NAME, shown, host, port, make, answers)
 
 
-def _check(url: str, shown: str) -> None:
+def _password_file(data: Path, port: int) -> Path:
+    """Return the file of a password that nobody chose, which only this user can read."""
+    return data / f"password-{port}"
+
+
+def _is_open(url: str, host: str) -> bool:
+    """Return True if other machines may reach the server, and it obeys whoever gives no password."""
+    from redis.exceptions import RedisError
+
+    try:
+        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        addresses = {host}
+    if all(map(is_loopback, addresses)):
+        return False
+    parts = urlsplit(url)
+    _, _, bare = parts.netloc.rpartition("@")
+    # No certificate is a secret of the server's: the question is who else may come in.
+    query = "ssl_cert_reqs=none" if parts.scheme == "rediss" else ""
+    try:
+        with _connect(parts._replace(netloc=bare, query=query).geturl()) as client:
+            return bool(client.ping())
+    except (RedisError, OSError):
+        return False
+
+
+def _check(url: str, shown: str, *, needs_password: bool) -> None:
     """Raise a ServiceError unless a suitable Redis answers."""
     from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
@@ -80,6 +139,8 @@ def _check(url: str, shown: str) -> None:
         with _connect(url) as client:
             found = client.info()
     except (AuthenticationError, AuthorizationError) as error:
+        if not needs_password and not urlsplit(url).password:
+            return
         raise ServiceError(
             f"The broker at {shown} refuses the connection ({error}). Set {_VARIABLE} to "
             "redis://USER:PASSWORD@HOST:PORT/0."
@@ -100,6 +161,20 @@ def _check(url: str, shown: str) -> None:
             "run `redis-cli config set maxmemory-policy noeviction` there, and add it to its "
             "configuration."
         )
+
+
+def another_secret_leads(url: str, known: Sequence[str]) -> bool:
+    """Return True if a process leads there that signs with none of these secrets."""
+    from redis.exceptions import RedisError
+
+    from ndif.control.remote import MODELS
+    from ndif.stores.leader import is_of_another
+
+    try:
+        with _connect(url) as client:
+            return is_of_another(client, known, MODELS)
+    except (RedisError, OSError):
+        return False
 
 
 def _answers(url: str) -> bool:

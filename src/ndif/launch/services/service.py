@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from ndif.config.reference import name_of
 from ndif.distribution import install_command
 from ndif.errors import NdifError
 from ndif.launch.run_folder import RunFolder, no_start
@@ -35,6 +36,7 @@ _INSTALL = {
 }
 REAPER = "ndif.launch.services.reaper"
 """Module that runs each service's program; its first argument is the service's name."""
+_SECRET = name_of("cluster_secret")
 _MIN_FREE = 0.05
 """Part of a disk that must be free."""
 _REAPER_S = 10.0
@@ -86,7 +88,7 @@ class Service:
             log,
             must_start=True,
             stop_timeout_s=self.stop_grace_s + _REAPER_S,
-            environment={**os.environ, **program.environment},
+            environment={**_without_secret(os.environ), **program.environment},
         )
         try:
             await supervisor.start(
@@ -94,6 +96,11 @@ class Service:
             )
         except (RuntimeError, asyncio.TimeoutError) as error:
             raise ServiceError(no_start(f"The {self.name} at {self.address}", log)) from error
+
+
+def _without_secret(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the cluster's secret, which no service needs."""
+    return {name: value for name, value in variables.items() if name.upper() != _SECRET}
 
 
 def accepts_connections(host: str, port: int) -> bool:

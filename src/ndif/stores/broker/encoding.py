@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import fields
 from struct import Struct
 from typing import Any, NamedTuple
@@ -13,14 +14,14 @@ from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 
-_LENGTH = Struct(">I")
+_NUMBER = Struct(">Q")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_ELSEWHERE = {"payload", "model", "wire", "key", "attempts"}
+_ELSEWHERE = {"payload", "model", "wire", "key", "attempts", "digest", "refusal"}
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
 _UPDATE, _NAMED, _TEXT, _TERMINAL = 0x80, 0x40, 1, 2
 _PREFIX = 2
-_SUBMITTED = b"\0"
+_SUBMITTED, _QUESTION = b"\0", b"\1"
 _KEY = "\0"
 """Separates the user from the key, in one field: older versions refuse fields that they do not know, and
 take both together for a user's opaque name.
@@ -37,6 +38,8 @@ def encode_request(request: Request) -> bytes:
         record["attempts"] = request.attempts
     if request.key:
         record["user"] = f"{request.user}{_KEY}{request.key}"
+    if request.digest:
+        record["digest"] = request.digest
     return _text(record).encode()
 
 
@@ -50,17 +53,35 @@ def decode_request(content: bytes, **known: Any) -> Request:
     return Request(**{"payload": b"", **record, **known})
 
 
-def encode_job(request: Request) -> bytes:
-    """Encode a request so that its payload may be appended."""
-    content = encode_request(request)
-    return _LENGTH.pack(len(content)) + content
+def claimed_fields(content: bytes) -> Request:
+    """Return what a request that nobody signed says of itself and its end needs: its id, wire and client.
+
+    Raise a ValueError, KeyError or TypeError if it says less.
+    """
+    said = decode_request(content)
+    return Request(
+        model=said.model,
+        generation=str(said.generation),
+        wire=said.wire,
+        payload=b"",
+        compress=False,
+        base_url="",
+        subscription_id=None if said.subscription_id is None else str(said.subscription_id),
+        id=str(uuid.UUID(said.id)),
+    )
 
 
-def decode_job(content: bytes) -> Request:
-    """Decode what `encode_job` returned, with the payload that was appended."""
-    (length,) = _LENGTH.unpack_from(content)
-    start = _LENGTH.size + length
-    return decode_request(content[_LENGTH.size : start], payload=content[start:])
+def encode_numbered(number: int, content: bytes) -> bytes:
+    """Encode a message with its place in a sequence, so that no message counts twice."""
+    return _NUMBER.pack(number) + content
+
+
+def decode_numbered(content: bytes) -> tuple[int, bytes]:
+    """Decode what `encode_numbered` returned; raise a ValueError if it is shorter."""
+    if len(content) < _NUMBER.size:
+        raise ValueError("a message has no number")
+    (number,) = _NUMBER.unpack_from(content)
+    return number, content[_NUMBER.size :]
 
 
 def encode_end(response: Response) -> bytes:
@@ -130,3 +151,16 @@ def encode_submission(request: Request, end: Response) -> bytes:
 def decode_submission(content: bytes) -> bytes | None:
     """Return the update in what `encode_submission` returned; None for anything else."""
     return content[len(_SUBMITTED) :] if content.startswith(_SUBMITTED) else None
+
+
+def encode_question(request_id: str, answers: str) -> bytes:
+    """Encode the question of whether a client waits for a request, and the channel for the answer."""
+    return _QUESTION + _text({"id": request_id, "answers": answers}).encode()
+
+
+def decode_question(content: bytes) -> tuple[str, str] | None:
+    """Return the id and the channel in what `encode_question` returned; None for anything else."""
+    if not content.startswith(_QUESTION):
+        return None
+    record = json.loads(content[len(_QUESTION) :])
+    return record["id"], record["answers"]

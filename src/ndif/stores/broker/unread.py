@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TypeVar
 
-T = TypeVar("T", bound="str | bytes")
+T = TypeVar("T", bound=Sized)
 
 
 class Unread(asyncio.Queue[T]):

@@ -3,6 +3,9 @@
 The stream `queue` has one consumer group. Only the leader claims: a request that it claimed and did not
 release is pending in the stream, and the next leader takes it over. The leader's lock is the lease of all
 claims at once (see `ndif.stores.leader`).
+
+Redis is a carrier that nobody has to believe: what decides on a request is signed (`..signing`), and a
+payload is either what the signed request has the digest of, or in the object store.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import contextlib
 import logging
 import math
 import sys
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.commands.core import AsyncScript
 from redis.exceptions import ResponseError
@@ -26,7 +30,12 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker.encoding import (
+    claimed_fields,
+    decode_numbered,
     decode_request,
+    encode_end,
+    encode_numbered,
+    encode_question,
     encode_request,
     encode_submission,
     encode_update,
@@ -34,16 +43,27 @@ from ndif.stores.broker.encoding import (
 from ndif.stores.broker.port import LOST, BrokerError, QueueFullError, held_bytes
 from ndif.stores.broker.redis import scripts
 from ndif.stores.broker.redis.channels import (
+    Channel,
     Channels,
     RedisSubscription,
     channel_of,
     unconfirmed_of,
     user_of,
 )
-from ndif.stores.broker.redis.scripts import GROUP, HELD, QUEUE, end_arguments, keys_of, record_of
+from ndif.stores.broker.redis.scripts import (
+    ENDS,
+    GROUP,
+    HELD,
+    QUEUE,
+    end_arguments,
+    keys_of,
+    record_of,
+)
+from ndif.stores.broker.signing import SignatureError, Signed, Signer, digest, unverified
 from ndif.stores.objects import ObjectStore, ObjectStoreError
+from ndif.stores.objects.port import end_key, update_key
 from ndif.stores.redis import connect, connect_for_pubsub, is_too_old, retry
-from ndif.tasks import end, start
+from ndif.tasks import end, start, within
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +82,22 @@ _CHANNEL_S = 86_400
 """Seconds for which the user of a subscription is known."""
 _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
+_SETTLE_S = 30.0
+"""Seconds by which the clocks of a server's machines may differ where a trusted job might be an old one."""
+_KNOWN_S = 60.0
+"""Seconds for which a trusted job that was claimed here is not taken for a new one."""
+_QUESTIONS = 5
+"""Times that a gateway is asked, once in `_LOOK_S`, whether a client waits."""
+
+_REFUSED = (
+    "This job was not run: it reached the queue without the signature of one of this server's gateways. "
+    "Send it again; if that does not help, the server's operator finds more in its log."
+)
+_UNCONFIRMED = (
+    "This job was not run: another process leads now, and nothing confirms that the job is still to run. "
+    "Send it again."
+)
+_CHANGED = "what was sent with this request was changed on its way; send it again"
 
 
 class RedisBroker:
@@ -74,6 +110,7 @@ class RedisBroker:
         self,
         url: str,
         objects: ObjectStore,
+        signer: Signer,
         *,
         inline_bytes: int,
         max_bytes: int | None = None,
@@ -85,22 +122,32 @@ class RedisBroker:
         `counts_attempts`: True if what runs ends with the process that leads.
         """
         self.client = connect(url)
+        self.password: str | None = self.client.connection_pool.connection_kwargs.get("password")
+        self.signer = signer
         self._objects = objects
         self._inline_bytes = inline_bytes
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._counts_attempts = counts_attempts
-        self.channels = Channels(connect_for_pubsub(url), self.client)
+        self.channels = Channels(connect_for_pubsub(url), self.client, signer)
         register = self.client.register_script
         self._submit = register(scripts.SUBMIT)
         self._release = register(f"{scripts.RELEASE} return elsewhere")
         self._complete = register(f"{scripts.COMPLETE} return elsewhere")
         self._publish_last = register(scripts.PUBLISH_LAST)
         self._upload = register(scripts.UPLOAD)
+        self._discard = register(scripts.DISCARD)
         self._note_attempts = register(scripts.NOTE_ATTEMPTS)
         self._noting = asyncio.Lock()
         self.hand_over = register(scripts.HAND_OVER)
         """The script that sends a job to a replica."""
         self._consumer = uuid.uuid4().hex
+        self._led_since = math.inf
+        self._known: dict[str, _Known] = {}
+        """Trusted requests that were claimed here not long ago."""
+        self._confirmations = _Confirmations(self.channels, f"confirmations:{self._consumer}")
+        self._listening = asyncio.Lock()
+        self._uploads: dict[str, int] = {}
+        """The number of the last upload of each hybrid job."""
         self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
         self._claiming: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -139,15 +186,17 @@ class RedisBroker:
             if held and held + size > self._max_bytes:
                 raise QueueFullError(held, self._max_bytes)
             await self._objects.put_payload(_object_of(request.id), payload)
+        content = await _in_memory(payload) if is_inline else b""
+        signed = replace(request, digest=digest(content) if is_inline else "")
         held_too_much = await self._submit(
             [record_of(request.id), QUEUE, HELD],
             [
-                encode_request(request),
+                self.signer.sign(QUEUE, encode_request(signed)),
                 request.subscription_id or "",
                 size,
                 self._max_bytes,
-                *_announcement(request),
-                *([await _in_memory(payload)] if is_inline else []),
+                *self._announcement(request),
+                *([content] if is_inline else []),
             ],
         )
         if held_too_much is not None:
@@ -178,14 +227,19 @@ class RedisBroker:
         stored = await retry(
             lambda: self.client.hmget(record_of(request.id), "payload", "subscription"), _UPDATE_S
         )
-        if stored[0] is not None:
-            return bytes(stored[0])  # type: ignore[arg-type]
         content = None
-        if stored[1] is not None:
+        if request.digest:
+            content = stored[0]
+        elif stored[1] is not None:  # the request is not released
             content = await self._objects.get(_object_of(request.id))
         if content is None:
             raise BrokerError("what was sent with this request is there no longer; send it again")
-        return content
+        if request.digest and digest(content) != request.digest:  # type: ignore[arg-type]
+            logger.warning(
+                "request %s: the payload in Redis is not the one that was sent", request.id
+            )
+            raise BrokerError(_CHANGED)
+        return content  # type: ignore[return-value]
 
     def note_attempts(self, request: Request, attempts: int) -> None:
         """See `Broker.note_attempts`. Not stored where a replica that outlives its leader runs on."""
@@ -206,9 +260,14 @@ class RedisBroker:
 
     async def complete(self, request: Request, response: Response) -> None:
         """See `Broker.complete`. Continues in the background while Redis is away."""
-        await self._drop(request, self._complete, end_arguments(request, response))
+        await self._drop(request, self._complete, self._end_arguments(request, response))
+
+    def _end_arguments(self, request: Request, response: Response) -> list[Any]:
+        return end_arguments(request, self.signer.sign(ENDS, encode_end(response)))
 
     async def _drop(self, request: Request, script: AsyncScript, arguments: list[Any]) -> None:
+        self._uploads.pop(request.id, None)
+
         async def drop() -> None:
             # However long that takes: what is not released runs again.
             if await retry(lambda: script(keys_of(request), arguments), math.inf):
@@ -226,6 +285,7 @@ class RedisBroker:
         """Take over the requests that earlier leaders claimed, then claim new ones."""
         loop = asyncio.get_running_loop()
         inherited_at = -math.inf
+        self._led_since = time.time()
         while True:
             try:
                 if loop.time() - inherited_at >= _INHERIT_S:
@@ -233,7 +293,7 @@ class RedisBroker:
                         await self._inherit()
                     inherited_at = loop.time()
                 for request in await self._arrivals():
-                    await self._claimed.put(request)
+                    await self._hand_out(request)
                 await asyncio.sleep(_GATHER_S)
             except Exception as error:
                 is_defect = not isinstance(error, BrokerError)
@@ -249,7 +309,7 @@ class RedisBroker:
                 QUEUE, GROUP, self._consumer, min_idle_time=0, start_id=start, count=_BATCH
             )
             for request in self._read(entries):
-                await self._claimed.put(await self._with_attempts(request))
+                await self._hand_out(await self._with_attempts(request))
             if start in ("0-0", b"0-0"):
                 break
         for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
@@ -289,10 +349,89 @@ class RedisBroker:
         for entry_id, fields in entries:
             if fields is None:  # deleted while it was pending
                 continue
+            receipt, content = entry_id.decode(), fields.get(b"request", b"")
             try:
-                yield decode_request(fields[b"request"], receipt=entry_id.decode())
+                signed = self.signer.verify(QUEUE, content)
+            except SignatureError as error:
+                logger.warning("entry %s of the queue is refused: %s", receipt, error)
+                try:
+                    claims = claimed_fields(unverified(content))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    self._discard_soon(receipt)
+                else:
+                    yield replace(claims, receipt=receipt, refusal=_REFUSED)
+                continue
+            try:
+                yield decode_request(signed, receipt=receipt)
             except (ValueError, KeyError, TypeError):
-                logger.exception("entry %s of the queue is not a request", entry_id)
+                logger.exception("entry %s of the queue is not a request", receipt)
+
+    async def _hand_out(self, request: Request) -> None:
+        """Let a request be claimed, unless it is a trusted one that came before.
+
+        Code that runs unconfined must not run again because somebody put its old, signed request into the
+        queue once more. Of what it claimed itself this process knows. What an earlier leader may have run
+        is confirmed: for a live job by its client's gateway, for a polled one by the object store.
+        """
+        if not request.trusted:
+            await self._claimed.put(request)
+            return
+        if (known := self._known.get(request.id)) is not None:
+            if known.receipt != request.receipt:
+                logger.warning("request %s is in the queue twice; the copy is refused", request.id)
+                self._discard_soon(request.receipt)
+            else:
+                await self._claimed.put(request)
+            return
+        now = time.time()
+        while self._known and next(iter(self._known.values())).received < now - _KNOWN_S:
+            del self._known[next(iter(self._known))]
+        self._known[request.id] = _Known(request.receipt, request.received)
+        if request.received >= max(self._led_since + _SETTLE_S, now - _KNOWN_S):
+            await self._claimed.put(request)
+        else:
+            start(self._confirm(request), self._releases, f"confirmation of {request.id}")
+
+    async def _confirm(self, request: Request) -> None:
+        try:
+            if request.subscription_id is not None:
+                is_to_run = await self._is_awaited(request, request.subscription_id)
+            elif await retry(lambda: self._objects.get(end_key(request.id)), _UPDATE_S):
+                await self.release(
+                    request
+                )  # it has ended, and its leader did not come to let go of it
+                return
+            else:
+                is_to_run = bool(await self._objects.get(update_key(request.id)))
+        except (BrokerError, ObjectStoreError) as error:
+            logger.warning("request %s is not confirmed: %s", request.id, error)
+            is_to_run = False
+        await self._claimed.put(request if is_to_run else replace(request, refusal=_UNCONFIRMED))
+
+    async def _is_awaited(self, request: Request, subscription_id: str) -> bool:
+        """Return True if the gateway of a live request says that its client waits for its end."""
+        answers, channel = self._confirmations, channel_of(subscription_id)
+        async with self._listening:
+            if not self.channels.has(answers.name):
+                await self.channels.open(answers)
+        confirmed = answers.awaited[request.id] = asyncio.Event()
+        try:
+            for _ in range(_QUESTIONS):
+                question = encode_question(request.id, answers.name)
+                await self.channels.publish(channel, question)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await within(confirmed.wait(), _LOOK_S)
+                    return True
+            return False
+        finally:
+            del answers.awaited[request.id]
+
+    def _discard_soon(self, receipt: str) -> None:
+        async def discard() -> None:
+            with contextlib.suppress(BrokerError):  # the next leader does it
+                await self._discard([QUEUE], [GROUP, receipt])
+
+        start(discard(), self._releases, "refused entry")
 
     async def _have_group(self) -> None:
         with contextlib.suppress(ResponseError):  # BUSYGROUP: it is there
@@ -345,14 +484,16 @@ class RedisBroker:
         """See `Broker.publish`."""
         if request.subscription_id is None:
             return False
-        subscription_id, update = request.subscription_id, encode_update(request, response)
+        subscription_id = request.subscription_id
         channel = channel_of(subscription_id)
+        update = self.signer.sign(channel, encode_update(request, response))
         if not response.status.terminal:
             return bool(await retry(lambda: self.client.publish(channel, update), _UPDATE_S))
+        self._uploads.pop(request.id, None)
         received, elsewhere = await retry(
             lambda: self._publish_last(
                 [*keys_of(request), unconfirmed_of(subscription_id)],
-                [*end_arguments(request, response), channel, update, scripts.UNCONFIRMED_S],
+                [*self._end_arguments(request, response), channel, update, scripts.UNCONFIRMED_S],
             ),
             math.inf,
         )
@@ -406,9 +547,14 @@ class RedisBroker:
         """See `Broker.upload`."""
         if not subscription_id:
             return
+        place, numbered = _upload_place(request_id, subscription_id), time.time_ns()
+        # Off the loop: an upload may be large.
+        signed = await asyncio.to_thread(
+            lambda: self.signer.sign(place, encode_numbered(numbered, content))
+        )
         with contextlib.suppress(BrokerError):
             keys = [record_of(request_id), scripts.uploads_of(request_id)]
-            await self._upload(keys, [subscription_id, content, scripts.UPLOAD_S])
+            await self._upload(keys, [subscription_id, signed, scripts.UPLOAD_S])
 
     async def uploaded(self, request: Request) -> bytes:
         """See `Broker.uploaded`."""
@@ -417,15 +563,54 @@ class RedisBroker:
             with contextlib.suppress(BrokerError):
                 found = await self.client.blpop([uploads], timeout=_LOOK_S)
                 if found is not None:
-                    return bytes(found[1])  # type: ignore[arg-type]
+                    content = await asyncio.to_thread(self._read_upload, request, bytes(found[1]))  # type: ignore[arg-type]
+                    if content is not None:
+                        return content
+
+    def _read_upload(self, request: Request, message: bytes) -> bytes | None:
+        """Return an upload of the request's own client that did not come before; None for any other."""
+        place = _upload_place(request.id, request.subscription_id or "")
+        try:
+            number, content = decode_numbered(self.signer.verify(place, message))
+        except ValueError as error:
+            logger.warning("request %s: an upload is refused: %s", request.id, error)
+            return None
+        if number <= self._uploads.get(request.id, 0):
+            logger.warning("request %s: an upload came before and is refused", request.id)
+            return None
+        self._uploads[request.id] = number
+        return content
+
+    def _announcement(self, request: Request) -> tuple[str, bytes]:
+        """Return the channel on which a gateway hears of a request of its client, and what it hears."""
+        if request.subscription_id is None:
+            return "", b""
+        channel = channel_of(request.subscription_id)
+        end_ = Response(request.id, Status.ERROR, LOST)
+        return channel, self.signer.sign(channel, encode_submission(request, end_))
 
 
-def _announcement(request: Request) -> tuple[str, bytes]:
-    """Return the channel on which a gateway hears of a request of its client, and what it hears."""
-    if request.subscription_id is None:
-        return "", b""
-    end_ = Response(request.id, Status.ERROR, LOST)
-    return channel_of(request.subscription_id), encode_submission(request, end_)
+class _Known(NamedTuple):
+    receipt: str
+    received: float
+
+
+class _Confirmations(Channel):
+    """The ids of requests whose gateways say that their clients wait."""
+
+    def __init__(self, channels: Channels, name: str) -> None:
+        super().__init__(channels, name)
+        self.awaited: dict[str, asyncio.Event] = {}
+        """For each request that a gateway was asked about, the event that it is confirmed."""
+
+    def receive(self, signed: Signed, message: bytes) -> None:
+        """See `Channel.receive`."""
+        if (confirmed := self.awaited.get(signed.content.decode())) is not None:
+            confirmed.set()
+
+
+def _upload_place(request_id: str, subscription_id: str) -> str:
+    return f"{scripts.uploads_of(request_id)} {subscription_id}"
 
 
 async def _in_memory(payload: Payload) -> bytes:

@@ -11,16 +11,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from redis.asyncio.client import PubSub
 
-from ndif.stores.broker.encoding import decode_submission, decode_update
+from ndif.stores.broker.encoding import decode_question, decode_submission, decode_update
 from ndif.stores.broker.port import BrokerError
+from ndif.stores.broker.signing import UNSIGNED, SignatureError, Signed, Signer
 from ndif.stores.broker.unread import Unread
 from ndif.stores.redis import ANSWER_S, Redis, broker_errors, retry
-from ndif.tasks import end, timeout, within
+from ndif.tasks import end, start, timeout, within
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +51,38 @@ def user_of(subscription_id: str) -> str:
 
 
 class Channel:
-    """A queue of the messages that are published under one name while this process listens."""
+    """A queue of the signed messages that are published under one name while this process listens."""
 
     unconfirmed = ""
     """Key of a list of messages to read again after the connection was lost; empty for none."""
+    takes_payload = False
+    """True if unsigned bytes may follow a signed message."""
 
-    def __init__(self, channels: Channels, name: str) -> None:
+    def __init__(self, channels: Channels, name: str, place: str = "") -> None:
+        """Take the name, and the place for which messages are signed if that is another."""
         self.name = name
-        self.messages: Unread[bytes] = Unread()
+        self.place = place or name
+        self.messages: asyncio.Queue[Signed] = asyncio.Queue()
         self._channels = channels
 
-    def receive(self, message: bytes) -> None:
-        """Take a message that arrived."""
-        self.messages.put_nowait(message)
+    def receive(self, signed: Signed, message: bytes) -> None:
+        """Take a message that arrived, verified and as it was published."""
+        self.messages.put_nowait(signed)
 
     async def close(self) -> None:
         """Stop listening."""
         await self._channels.close(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """An update, and the published message that it came in; empty for one that was not published."""
+
+    content: bytes
+    message: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.content)
 
 
 class RedisSubscription(Channel):
@@ -75,6 +92,7 @@ class RedisSubscription(Channel):
         super().__init__(channels, channel_of(subscription_id))
         self.unconfirmed = unconfirmed_of(subscription_id)
         self.id = subscription_id
+        self._updates: Unread[_Update] = Unread()
         self._terminal: set[int] = set()
         """Hashes of the terminal updates that were returned."""
         self._unfinished: dict[str, bytes] = {}
@@ -85,39 +103,47 @@ class RedisSubscription(Channel):
         """See `Subscription.unfinished`."""
         return self._unfinished.keys()
 
-    def receive(self, message: bytes) -> None:
+    def receive(self, signed: Signed, message: bytes) -> None:
         """See `Channel.receive`. Notes which requests are submitted, and which end."""
+        content = signed.content
         try:
-            if (end_ := decode_submission(message)) is not None:
+            if (end_ := decode_submission(content)) is not None:
                 self._unfinished[decode_update(end_).request_id] = end_
                 return
-            update = decode_update(message)
+            if (question := decode_question(content)) is not None:
+                request_id, answers = question
+                if request_id in self._unfinished:
+                    self._channels.publish_soon(answers, request_id.encode())
+                return
+            update = decode_update(content)
         except ValueError:
             logger.exception("a message on %s is not an update", self.name)
             return
         if update.is_terminal:
             self._unfinished.pop(update.request_id, None)
-        self.messages.put_nowait(message)
+        self._updates.put_nowait(_Update(content, message))
 
     def lose(self, request_id: str) -> None:
         """End a request that the broker has lost."""
         if (update := self._unfinished.pop(request_id, None)) is not None:
-            self.messages.put_nowait(update)
+            self._updates.put_nowait(_Update(update))
 
     def bound(self, max_unread_bytes: int, disconnect: Callable[[], None]) -> None:
         """See `Subscription.bound`. Redis has nobody wait."""
-        self.messages.bound(max_unread_bytes, disconnect)
+        self._updates.bound(max_unread_bytes, disconnect)
 
     async def next(self) -> str | bytes:
         """See `Subscription.next`."""
         while True:
-            update = await self.messages.get()
-            if hash(update) in self._terminal:  # it was published, and read from the list as well
+            update = await self._updates.get()
+            known_as = hash(update.content)
+            if known_as in self._terminal:  # it was published, and read from the list as well
                 continue
-            _, frame, is_terminal = decode_update(update)
+            _, frame, is_terminal = decode_update(update.content)
             if is_terminal:
-                self._terminal.add(hash(update))
-                self._channels.confirm(self.unconfirmed, update)
+                self._terminal.add(known_as)
+                if update.message:
+                    self._channels.confirm(self.unconfirmed, update.message)
             return frame
 
 
@@ -125,12 +151,15 @@ class Channels:
     """The open channels of one process, by name.
 
     Owns the task that connects, reads messages into channels, and connects again when the connection is
-    lost. `client` is of `connect_for_pubsub`; `commands` is a client for all other commands.
+    lost. A message without the server's signature reaches no channel. `client` is of `connect_for_pubsub`;
+    `commands` is a client for all other commands.
     """
 
-    def __init__(self, client: Redis, commands: Redis) -> None:
+    def __init__(self, client: Redis, commands: Redis, signer: Signer) -> None:
         self._client = client
         self._commands = commands
+        self._signer = signer
+        self._publishing: set[asyncio.Task[None]] = set()
         self._open: dict[str, Channel] = {}
         self._pubsub: PubSub | None = None
         """The connection; None while there is none."""
@@ -143,7 +172,8 @@ class Channels:
 
     async def stop(self) -> None:
         """Close every channel and the connection."""
-        await end([*filter(None, (self._reading, self._recovering, self._confirming))])
+        tasks = filter(None, (self._reading, self._recovering, self._confirming))
+        await end([*tasks, *self._publishing])
         await self._client.aclose()
 
     async def open(self, channel: ChannelT) -> ChannelT:
@@ -167,9 +197,13 @@ class Channels:
                 raise
         return channel
 
+    def has(self, name: str) -> bool:
+        """Return True if a channel of that name is open."""
+        return name in self._open
+
     def is_open(self, subscription_id: str) -> bool:
         """Return True if this process holds the subscription."""
-        return channel_of(subscription_id) in self._open
+        return self.has(channel_of(subscription_id))
 
     @property
     def listening(self) -> object | None:
@@ -194,6 +228,15 @@ class Channels:
         if self._pubsub is not None:  # else Redis has forgotten what this process listened to
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(unsubscribed, ANSWER_S)
+
+    async def publish(self, name: str, content: bytes) -> None:
+        """Sign and publish a message, which may be lost."""
+        with contextlib.suppress(BrokerError):
+            await self._commands.publish(name, self._signer.sign(name, content))
+
+    def publish_soon(self, name: str, content: bytes) -> None:
+        """Start to `publish`."""
+        start(self.publish(name, content), self._publishing, f"message to {name}")
 
     def confirm(self, unconfirmed: str, update: bytes) -> None:
         """Remove an update from its list, together with others that come soon after it."""
@@ -255,11 +298,21 @@ class Channels:
         name = message["channel"].decode()
         if message["type"] == "message":
             if (channel := self._open.get(name)) is not None:
-                channel.receive(message["data"])
+                self._hear(channel, message["data"])
             return
         pending = self._subscribing if message["type"] == "subscribe" else self._unsubscribing
         if (confirmation := pending.pop(name, None)) is not None and not confirmation.done():
             confirmation.set_result(None)
+
+    def _hear(self, channel: Channel, message: bytes) -> None:
+        try:
+            signed = self._signer.split(channel.place, message)
+            if signed.rest and not channel.takes_payload:
+                raise SignatureError(UNSIGNED)  # noqa: TRY301
+        except SignatureError as error:
+            logger.warning("a message on %s is refused: %s", channel.name, error)
+        else:
+            channel.receive(signed, message)
 
     async def _read_unconfirmed(self) -> None:
         for channel in list(self._open.values()):
@@ -272,7 +325,7 @@ class Channels:
                 logger.warning("missed updates cannot be read: %s", error)
                 return
             for update in updates:
-                channel.receive(bytes(update))  # type: ignore[arg-type]
+                self._hear(channel, bytes(update))  # type: ignore[arg-type]
 
     async def _confirm_all(self) -> None:
         while self._confirmed:

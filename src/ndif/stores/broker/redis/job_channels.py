@@ -2,23 +2,30 @@
 
 Messages here may be lost with a connection or a restart of Redis. A leader that has no news of a job asks
 the replica over Ray, where no answer is lost (`ndif.cluster.ray.actors`). A replica runs a job that is sent
-twice only once.
+twice only once: each message is signed for the channel of one replica and for one leader's time, which Ray
+tells the replica, and has a number that is higher than the last one's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
-from dataclasses import dataclass
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypedDict
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.stores.broker.encoding import (
     decode_end,
-    decode_job,
-    encode_job,
+    decode_numbered,
+    decode_request,
+    encode_numbered,
+    encode_request,
     encode_return,
     encode_update,
 )
@@ -26,6 +33,7 @@ from ndif.stores.broker.port import BrokerError, ClientLeftError
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.channels import Channel, channel_of
 from ndif.stores.broker.redis.scripts import ENDS, record_of
+from ndif.stores.broker.signing import Signed, digest
 from ndif.stores.redis import retry
 from ndif.tasks import end
 
@@ -36,31 +44,72 @@ def _jobs_of(replica: str) -> str:
     return f"jobs:{replica}"
 
 
-@dataclass(frozen=True, slots=True)
+def _place_of(replica: str, term: str) -> str:
+    return f"{_jobs_of(replica)} {term}"
+
+
+class Introduction(TypedDict):
+    """All that a replica has to know of the process that leads, which Ray tells it."""
+
+    secrets: Sequence[str]
+    """Secrets of the server, the first of which signs."""
+    term: str
+    """Name of the time in which this process leads, for which its jobs are signed."""
+    broker_password: str | None
+    """Password of the broker, for a node whose variables do not have it."""
+
+
+class _Jobs(Channel):
+    takes_payload = True
+
+
 class JobReceiver:
     """The replica's end: receives its jobs."""
 
-    _broker: RedisBroker
-    _channel: Channel
+    def __init__(self, broker: RedisBroker, replica: str, channel: Channel) -> None:
+        self._broker = broker
+        self._replica = replica
+        self._channel = channel
+        self._last = -1
 
     @classmethod
-    async def open(cls, broker: RedisBroker, replica: str) -> JobReceiver:
-        """Listen for the jobs of the replica of that name."""
-        return cls(broker, await broker.channels.open(Channel(broker.channels, _jobs_of(replica))))
+    async def open(cls, broker: RedisBroker, replica: str, leader: Introduction) -> JobReceiver:
+        """Listen for the jobs that a leader sends to the replica of that name."""
+        channel = _Jobs(broker.channels, _jobs_of(replica), _place_of(replica, leader["term"]))
+        return cls(broker, replica, await broker.channels.open(channel))
+
+    def take_from(self, leader: Introduction) -> None:
+        """Take jobs of this leader from now on, and none of an earlier one."""
+        self._broker.signer.renew(leader["secrets"])
+        place = _place_of(self._replica, leader["term"])
+        if place != self._channel.place:
+            self._channel.place, self._last = place, -1
 
     async def next(self) -> Request:
         """Return the next job, with its payload if Redis stores that."""
         while True:
-            content = await self._channel.messages.get()
+            signed = await self._channel.messages.get()
             try:
-                return decode_job(content)
+                if (request := self._read(signed)) is not None:
+                    return request
             except Exception:
                 logger.exception("a message on %s is not a job", self._channel.name)
 
+    def _read(self, signed: Signed) -> Request | None:
+        number, content = decode_numbered(signed.content)
+        if number <= self._last:
+            logger.warning("a job on %s came before and is refused", self._channel.name)
+            return None
+        self._last = number
+        request = decode_request(content)
+        # Another payload than the signed one is left; the right one is looked for when the job runs.
+        is_right = bool(request.digest) and request.digest == digest(signed.rest)
+        return replace(request, payload=signed.rest) if is_right else request
+
     async def give_back(self, request: Request) -> None:
         """Tell the leader that a job came here and did not end."""
-        with contextlib.suppress(BrokerError):  # the leader asks soon anyway
-            await self._broker.client.publish(ENDS, encode_return(request.id))
+        # The leader asks soon anyway.
+        await self._broker.channels.publish(ENDS, encode_return(request.id))
 
 
 class JobSender:
@@ -68,8 +117,19 @@ class JobSender:
 
     def __init__(self, broker: RedisBroker) -> None:
         self._broker = broker
+        self._term = uuid.uuid4().hex
+        self._numbers = itertools.count()
         self._running: dict[str, asyncio.Future[Response | None]] = {}
         self._receiving: asyncio.Task[None] | None = None
+
+    @property
+    def introduction(self) -> Introduction:
+        """Return what a replica needs to take jobs of this process."""
+        return {
+            "secrets": self._broker.signer.secrets,
+            "term": self._term,
+            "broker_password": self._broker.password,
+        }
 
     def start(self) -> None:
         """Start to receive news."""
@@ -92,14 +152,17 @@ class JobSender:
         Return the terminal response, or whatever `news` is given meanwhile; None if it is not sent.
         If the client did not receive `announced`, the request is not sent, for a `ClientLeftError`.
         """
+        sign = self._broker.signer.sign
         channel, update = "", b""
         if request.subscription_id is not None:
             channel = channel_of(request.subscription_id)
-            update = encode_update(request, announced)
+            update = sign(channel, encode_update(request, announced))
+        content = encode_numbered(next(self._numbers), encode_request(request))
+        job = sign(_place_of(replica, self._term), content)
         self._running[request.id] = news
         try:
             receivers = await self._broker.hand_over(
-                [record_of(request.id)], [_jobs_of(replica), encode_job(request), channel, update]
+                [record_of(request.id)], [_jobs_of(replica), job, channel, update]
             )
             if receivers is None:
                 raise ClientLeftError
@@ -119,7 +182,7 @@ class JobSender:
         channels = self._broker.channels
         channel = await retry(lambda: channels.open(Channel(channels, ENDS)), math.inf)
         while True:
-            request_id, response = decode_end(await channel.messages.get())
+            request_id, response = decode_end((await channel.messages.get()).content)
             news = self._running.get(request_id)
             if news is not None and not news.done():
                 news.set_result(response)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from ndif.schema.request import Request
-from ndif.schema.response import Response
-from ndif.stores.broker.encoding import encode_end
 
 QUEUE = "queue"
 GROUP = "dispatchers"
@@ -83,6 +81,12 @@ NOTE_ATTEMPTS = """
 if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'attempts', ARGV[1]) end
 """
 
+# Takes an entry out of the queue, and leaves the request that it names as it is.
+DISCARD = """
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+redis.call('XDEL', KEYS[1], ARGV[2])
+"""
+
 # Only a hybrid job's own client uploads, one upload at a time.
 UPLOAD = """
 if redis.call('HGET', KEYS[1], 'subscription') == ARGV[1] and redis.call('LLEN', KEYS[2]) == 0 then
@@ -112,6 +116,6 @@ def keys_of(request: Request) -> list[str]:
     return [record_of(request.id), uploads_of(request.id), QUEUE, HELD, ended_of(request.id)]
 
 
-def end_arguments(request: Request, response: Response) -> list[Any]:
-    """Return the arguments of `COMPLETE`, with which those of `PUBLISH_LAST` begin."""
-    return [GROUP, request.receipt, _ENDED_S, ENDS, encode_end(response)]
+def end_arguments(request: Request, news: bytes) -> list[Any]:
+    """Return the arguments of `COMPLETE`, with which those of `PUBLISH_LAST` begin; `news` is published."""
+    return [GROUP, request.receipt, _ENDED_S, ENDS, news]

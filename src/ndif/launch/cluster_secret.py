@@ -1,0 +1,83 @@
+"""The secret that signs what the processes of a server with a broker tell each other.
+
+All machines whose gateways or coordinators use one broker have the same. A server that starts its own
+broker makes the secret by itself; its replicas have it from the process that leads. It never goes into the
+broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from ndif.config.reference import name_of
+from ndif.config.settings import Settings, split_secrets
+from ndif.launch.services.service import ServiceError
+
+VARIABLE = name_of("cluster_secret")
+FILE = "cluster_secret"
+"""Name of the file in the session root, for the next start and for services that are started alone."""
+
+
+def cluster_secrets(options: Settings) -> tuple[str, ...]:
+    """Return the secrets of the variable, of its file or of the session root; none if there are none."""
+    if named := options.cluster_secret.get_secret_value():
+        return split_secrets(named)
+    if options.cluster_secret_file is not None:
+        return _read(options.cluster_secret_file.expanduser())
+    file = secret_file(options)
+    return _read(file) if file.exists() else ()
+
+
+def ensure_cluster_secrets(options: Settings) -> tuple[str, ...]:
+    """Return the secrets; make the first one of this session root if there is none."""
+    if found := cluster_secrets(options):
+        return found
+    file = secret_file(options)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = file.with_name(f".{FILE}-{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as written:
+            written.write(f"{secrets.token_urlsafe(32)}\n")
+        with contextlib.suppress(FileExistsError):  # another service of this root was faster
+            os.link(part, file)
+    finally:
+        part.unlink()
+    return _read(file)
+
+
+def _read(file: Path) -> tuple[str, ...]:
+    """Return the secrets of a file; raise a ServiceError that says why it has none."""
+    try:
+        found = split_secrets(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ServiceError(f"The cluster's secret cannot be read from {file}: {reason}.") from error
+    except ValueError as error:
+        raise ServiceError(f"The cluster's secret in {file} {error}.") from error
+    if not found:
+        raise ServiceError(f"The cluster's secret in {file} is missing: the file is empty.")
+    return found
+
+
+def secret_file(options: Settings) -> Path:
+    """Return the file of the session root."""
+    return options.session_root.expanduser().absolute() / FILE
+
+
+def assignment(secret: str) -> str:
+    """Return the shell's line that gives another machine a secret."""
+    return f"export {VARIABLE}={secret}"
+
+
+def lacking(address: str) -> str:
+    """Return why a server cannot use a broker that it did not start, and what to do."""
+    example = assignment(secrets.token_urlsafe(32))
+    return (
+        f"The broker at {address} was started by somebody else, and {VARIABLE} is not set: without a "
+        "secret that the broker does not know, whoever writes there could run code as this server. Set the "
+        f"same one for every `ndif start` that uses this broker, for example:\n    {example}"
+    )

@@ -1,0 +1,101 @@
+"""Signatures over what the processes of one server tell each other through Redis.
+
+Whoever writes to Redis can repeat, delay and delete messages, and cannot make one up, change one, or move
+one to another place: each signature covers the content and its *place*, such as the name of its channel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
+
+_ALGORITHM = "sha256"
+_HEAD = Struct(">32sI")
+"""The signature, and the length of the content that follows it."""
+_PLACE = Struct(">I")
+
+UNSIGNED = (
+    "it carries no signature of this server's NDIF_CLUSTER_SECRET: a process with another secret, or of "
+    "another server, wrote it to Redis, or somebody who writes there"
+)
+"""Clause of the log about a message that is refused."""
+
+
+class SignatureError(ValueError):
+    """A message is not signed with a secret of this server for the place where it was found."""
+
+
+class Signed(NamedTuple):
+    """A message whose signature is right."""
+
+    content: bytes
+    rest: bytes
+    """Bytes after the content, which the signature does not cover."""
+
+
+class Signer:
+    """Sign messages with the first of a server's secrets, and verify them with any.
+
+    Two secrets are in use while an operator replaces one by another. Redis never holds a secret.
+    """
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        self.renew(secrets)
+
+    def renew(self, secrets: Sequence[str]) -> None:
+        """Use these secrets from now on."""
+        if not secrets or not all(secrets):
+            raise ValueError("an empty secret would let everyone sign")
+        self.secrets = tuple(secrets)
+        self._keys = tuple(derive(secret, "broker") for secret in secrets)
+
+    def sign(self, place: str, content: bytes) -> bytes:
+        """Return the content with its signature; unsigned bytes may be appended."""
+        mac = _mac(self._keys[0], place, content)
+        return _HEAD.pack(mac, len(content)) + content
+
+    def split(self, place: str, message: bytes) -> Signed:
+        """Return the content of a signed message and what was appended, or raise a `SignatureError`."""
+        if len(message) < _HEAD.size:
+            raise SignatureError(UNSIGNED)
+        mac, length = _HEAD.unpack_from(message)
+        end = _HEAD.size + length
+        content = message[_HEAD.size : end]
+        if not any(hmac.compare_digest(mac, _mac(key, place, content)) for key in self._keys):
+            raise SignatureError(UNSIGNED)
+        return Signed(content, message[end:])
+
+    def verify(self, place: str, message: bytes) -> bytes:
+        """Return the content of a message that is signed as a whole, or raise a `SignatureError`."""
+        content, rest = self.split(place, message)
+        if rest:
+            raise SignatureError(UNSIGNED)
+        return content
+
+
+def unverified(message: bytes) -> bytes:
+    """Return the content of a message without a look at who signed it, or whether anybody did."""
+    if len(message) >= _HEAD.size:
+        _, length = _HEAD.unpack_from(message)
+        if length == len(message) - _HEAD.size:
+            return message[_HEAD.size :]
+    return message
+
+
+def derive(secret: str, use: str) -> bytes:
+    """Return the key for one use of a server's secret, from which neither it nor another key follows."""
+    return hmac.digest(secret.encode(), f"ndif {use}".encode(), _ALGORITHM)
+
+
+def digest(payload: bytes | bytearray) -> str:
+    """Return the digest by which a signed request names its payload."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def _mac(key: bytes, place: str, content: bytes) -> bytes:
+    named = place.encode(errors="surrogatepass")
+    # The length of the place keeps its end apart from the beginning of the content.
+    return hmac.digest(key, _PLACE.pack(len(named)) + named + content, _ALGORITHM)

@@ -1,0 +1,553 @@
+"""Attacks of somebody who reads and writes all of Redis, and has no secret of the server.
+
+Each row is an attack and what becomes of it. The server's side is the real one: gateways, leaders and
+replicas with brokers of their own on a real Redis. Such an attacker may delete, delay and repeat messages,
+and so stop a server; no row is about that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndif.host.execution import announcement
+from ndif.schema.deployment import OperationError
+from ndif.schema.model_key import ModelKey
+from ndif.schema.request import Request, Wire
+from ndif.schema.response import Response
+from ndif.schema.status import Status
+from ndif.stores import leader as leader_module
+from ndif.stores.broker import BrokerError
+from ndif.stores.broker.encoding import encode_end, encode_request, encode_update
+from ndif.stores.broker.redis import broker as broker_module
+from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.broker.redis.job_channels import JobReceiver, JobSender
+from ndif.stores.broker.signing import Signer, unverified
+from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
+from ndif.stores.objects import FileStore
+from ndif.stores.redis import Redis, connect
+from ndif.stores.responder import Responder
+from ndif.tasks import end, within
+from tests import frames
+from tests.on_loop import on_loop
+from tests.security.monitor import monitoring
+from tests.services.redis import RedisServer
+
+SECRET = "a secret that Redis never holds"
+INLINE = 1000
+SOON_S = 0.2
+PATIENCE_S = 10
+MODEL = ModelKey("a.B", "org/name")
+HEAD = len(Signer([SECRET]).sign("", b""))
+"""Bytes before the content of a signed message."""
+
+
+class World:
+    """A server's processes around one Redis, and whoever else writes there."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.gateway = self.broker()
+        self.leader = self.broker()
+        self.attacker: Redis = connect(url)
+        self._brokers = [self.gateway, self.leader]
+
+    def broker(self, *secrets: str) -> RedisBroker:
+        objects = FileStore(self.folder, 3600)
+        return RedisBroker(self.url, objects, Signer(secrets or [SECRET]), inline_bytes=INLINE)
+
+    async def start(self) -> None:
+        await self.attacker.flushall()
+        for broker in self._brokers:
+            await broker.start()
+
+    async def stop(self) -> None:
+        for broker in self._brokers:
+            await broker.stop()
+        await self.attacker.aclose()
+
+    async def another(self, *secrets: str) -> RedisBroker:
+        """A further process: a replica, or the next leader."""
+        broker = self.broker(*secrets)
+        self._brokers.append(broker)
+        await broker.start()
+        return broker
+
+    async def sent(self, *, subscription_id: str | None = None, **fields: Any) -> Request:
+        """A request that a gateway has accepted."""
+        request = a_request(subscription_id=subscription_id, **fields)
+        if subscription_id is None:
+            received = Response(request.id, Status.RECEIVED)
+            await Responder(self.gateway, FileStore(self.folder, 3600)).respond(request, received)
+        await self.gateway.submit(request)
+        return request
+
+    async def entry(self) -> bytes:
+        """The newest entry of the queue, as everybody reads it."""
+        ((_, fields),) = await self.attacker.xrevrange("queue", count=1)
+        return bytes(fields[b"request"])
+
+    async def put(self, content: bytes) -> None:
+        await self.attacker.xadd("queue", {"request": content})
+
+    async def claims_nothing(self, broker: RedisBroker) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await within(broker.claim(), SOON_S)
+
+
+def a_request(**fields: Any) -> Request:
+    said = {"payload": b"opaque", "trusted": True, **fields}
+    return Request(MODEL, "0.8", Wire.ENVELOPE, compress=False, base_url="http://here", **said)
+
+
+def altered(message: bytes, before: bytes, after: bytes) -> bytes:
+    """The message with the signature that it had, and other content of the same length."""
+    assert message.count(before) == 1
+    assert len(before) == len(after)
+    return message.replace(before, after)
+
+
+@contextlib.asynccontextmanager
+async def a_world(redis: RedisServer, folder: Path) -> AsyncIterator[World]:
+    world = World(redis.url, folder)
+    await world.start()
+    try:
+        yield world
+    finally:
+        await world.stop()
+
+
+# Jobs in the queue: each of these ends as an ERROR for its owner, and nothing of it is believed
+
+
+async def a_job_of_ones_own(world: World) -> None:
+    await world.put(encode_request(a_request(user="root", key="ab12")))
+
+
+async def a_job_with_another_secret(world: World) -> None:
+    await world.put(Signer(["of another server"]).sign("queue", encode_request(a_request())))
+
+
+async def a_job_made_trusted(world: World) -> None:
+    await world.sent(trusted=False)
+    entry = await world.entry()
+    await world.attacker.delete("queue")
+    await world.leader.start()
+    await world.put(altered(entry, b'"trusted":false', b'"trusted":true '))
+
+
+async def a_job_moved_to_another_model(world: World) -> None:
+    await world.sent()
+    entry = await world.entry()
+    await world.attacker.delete("queue")
+    await world.leader.start()
+    await world.put(altered(entry, b"org/name", b"org/nama"))
+
+
+async def a_job_of_another_place(world: World) -> None:
+    content = encode_request(a_request())
+    await world.put(world.gateway.signer.sign("subscription:somebody", content))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        a_job_of_ones_own,
+        a_job_with_another_secret,
+        a_job_made_trusted,
+        a_job_moved_to_another_model,
+        a_job_of_another_place,
+    ],
+)
+@on_loop
+async def test_no_job_is_run_that_no_gateway_signed(
+    redis: RedisServer, tmp_path: Path, attack: Callable[[World], Awaitable[None]]
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        await attack(world)
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        assert "without the signature" in claimed.refusal
+        believed = (claimed.trusted, claimed.user, claimed.key, claimed.callback, claimed.payload)
+        assert believed == (False, "", "", "", b"")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b'{"id": 1}', b'{"id": "../../x"}'])
+@on_loop
+async def test_what_is_no_job_at_all_leaves_the_queue(
+    redis: RedisServer, tmp_path: Path, content: bytes
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        honest = await world.sent(trusted=False)
+        await world.put(content)
+        await world.put(await world.entry() + b"more after the signature")
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        assert (claimed.id, claimed.refusal) == (honest.id, "")
+        while await world.attacker.xlen("queue") != 1:  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.01)
+
+
+# Payloads
+
+
+@pytest.mark.parametrize("size", [10, INLINE + 1])
+@on_loop
+async def test_a_payload_is_the_one_that_was_sent_or_none(
+    redis: RedisServer, tmp_path: Path, size: int
+) -> None:
+    """In Redis another one is refused; one beside a payload in the object store is not looked at."""
+    async with a_world(redis, tmp_path) as world:
+        request = await world.sent(payload=bytes(size))
+        await world.attacker.hset(f"request:{request.id}", "payload", b"the attacker's")
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        if size > INLINE:
+            assert await world.leader.payload(claimed) == bytes(size)
+        else:
+            with pytest.raises(BrokerError, match="changed on its way"):
+                await world.leader.payload(claimed)
+        # Nor does a replica take it, to which Redis adds the payload.
+        replica, lanes = await world.another(), JobSender(world.leader)
+        lanes.start()
+        receiver = await JobReceiver.open(replica, "r", lanes.introduction)
+        news = asyncio.get_running_loop().create_future()
+        run = asyncio.create_task(lanes.run(claimed, announcement(claimed), "r", news))
+        job = await within(receiver.next(), PATIENCE_S)
+        assert (job.id, job.payload) == (request.id, b"")
+        await end([run])
+        await lanes.stop()
+
+
+# Jobs of before
+
+
+@on_loop
+async def test_a_trusted_job_runs_once_whoever_puts_it_in_again(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        await world.sent()
+        entry = await world.entry()
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        await world.put(entry)
+        await world.claims_nothing(world.leader)
+        await world.leader.complete(claimed, Response(claimed.id, Status.COMPLETED))
+        await world.put(entry)
+        await world.claims_nothing(world.leader)
+        assert await world.attacker.xlen("queue") == 0
+
+
+@pytest.mark.parametrize("polled", [True, False])
+@on_loop
+async def test_the_next_leader_runs_no_trusted_job_of_before(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polled: bool
+) -> None:
+    monkeypatch.setattr(broker_module, "_LOOK_S", SOON_S / 5)
+    async with a_world(redis, tmp_path) as world:
+        client = await world.gateway.subscribe()
+        subscription_id = None if polled else client.id
+        await world.sent(subscription_id=subscription_id)
+        entry = await world.entry()
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        responder = Responder(world.leader, FileStore(tmp_path, 3600))
+        await responder.respond(claimed, Response(claimed.id, Status.COMPLETED))
+        if not polled:
+            await within(client.next(), PATIENCE_S)
+        await world.attacker.flushall()
+        await world.put(entry)
+        successor = await world.another()
+        if polled:  # it has its end, and is forgotten
+            await world.claims_nothing(successor)
+            assert await world.attacker.xlen("queue") == 0
+        else:
+            refused = await within(successor.claim(), PATIENCE_S)
+            assert "nothing confirms" in refused.refusal
+
+
+@pytest.mark.parametrize("polled", [True, False])
+@on_loop
+async def test_the_next_leader_runs_each_trusted_job_that_waits(
+    redis: RedisServer, tmp_path: Path, polled: bool
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        client = await world.gateway.subscribe()
+        jobs = [await world.sent(subscription_id=None if polled else client.id) for _ in range(5)]
+        for _ in jobs[1:]:
+            await within(world.leader.claim(), PATIENCE_S)
+        await world.leader.stop()
+        successor = await world.another()
+        claimed = [await within(successor.claim(), PATIENCE_S) for _ in jobs]
+        assert {each.id for each in claimed} == {each.id for each in jobs}
+        assert not any(each.refusal for each in claimed)
+
+
+# The way to a replica
+
+
+@on_loop
+async def test_a_replica_takes_each_job_once_and_of_the_leader_that_it_follows(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        replica, other = await world.another(), await world.another()
+        lanes = JobSender(world.leader)
+        receiver = await JobReceiver.open(replica, "r", lanes.introduction)
+        elsewhere = await JobReceiver.open(other, "s", lanes.introduction)
+        spy = world.attacker.pubsub()  # type: ignore[no-untyped-call]
+        await spy.subscribe("jobs:r")
+        await world.sent()
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        news = asyncio.get_running_loop().create_future()
+        run = asyncio.create_task(lanes.run(claimed, announcement(claimed), "r", news))
+        assert (await within(receiver.next(), PATIENCE_S)).trusted
+        message = b""
+        while not message:
+            heard = await spy.get_message(ignore_subscribe_messages=True, timeout=1)
+            message = heard["data"] if heard else b""
+        forged = message.replace(b'"trusted":true', b'"trusted":null')
+        for channel in ("jobs:r", "jobs:s"):
+            for sent in (
+                message,
+                forged,
+                unverified(message),
+                encode_request(claimed),
+                b"",
+                b"\0" * 9,
+            ):
+                await world.attacker.publish(channel, sent)
+        # Whoever led before sends no more either, once the replica follows another.
+        successor = JobSender(await world.another())
+        with pytest.raises(asyncio.TimeoutError):
+            await within(receiver.next(), SOON_S)
+        receiver.take_from(successor.introduction)
+        await world.attacker.publish("jobs:r", message)
+        for waiting in (receiver, elsewhere):
+            with pytest.raises(asyncio.TimeoutError):
+                await within(waiting.next(), SOON_S)
+        await end([run])
+        await spy.aclose()
+
+
+# The way back
+
+
+@on_loop
+async def test_clients_are_told_what_the_server_says(redis: RedisServer, tmp_path: Path) -> None:
+    """A frame is unpickled by its client: a made-up one would run code there."""
+    async with a_world(redis, tmp_path) as world:
+        first, second = await world.gateway.subscribe(), await world.gateway.subscribe()
+        request = await world.sent(subscription_id=first.id)
+        made_up = Response(request.id, Status.COMPLETED, "of the attacker's")
+        channel = f"subscription:{first.id}"
+        update = encode_update(request, made_up)
+        signed_elsewhere = world.leader.signer.sign(f"subscription:{second.id}", update)
+        for message in (update, Signer(["another's"]).sign(channel, update), signed_elsewhere, b""):
+            await world.attacker.publish(channel, message)
+            await world.attacker.rpush(f"unconfirmed:{first.id}", message)
+        redis.command("client", "kill", "type", "pubsub")  # what was missed is read again
+        honest = Response(request.id, Status.LOG, "of the server's")
+        while not await world.leader.publish(request, honest):  # noqa: ASYNC110 - it listens again
+            await asyncio.sleep(0.01)
+        assert frames.read(await within(first.next(), PATIENCE_S)) == honest
+
+
+@on_loop
+async def test_the_leader_hears_no_made_up_end(redis: RedisServer, tmp_path: Path) -> None:
+    async with a_world(redis, tmp_path) as world:
+        lanes, replica = JobSender(world.leader), await world.another()
+        lanes.start()
+        await JobReceiver.open(replica, "r", lanes.introduction)
+        await world.sent()
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        news = asyncio.get_running_loop().create_future()
+        run = asyncio.create_task(lanes.run(claimed, announcement(claimed), "r", news))
+        done = Response(claimed.id, Status.COMPLETED)
+        for message in (encode_end(done), Signer(["another's"]).sign("ends", encode_end(done))):
+            await world.attacker.publish("ends", message)
+        await asyncio.sleep(SOON_S)
+        assert not run.done()
+        await replica.complete(claimed, done)
+        assert (await within(run, PATIENCE_S)) == replace(done, delivered=True)
+        await lanes.stop()
+
+
+@on_loop
+async def test_a_hybrid_job_reads_each_upload_of_its_client_once(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        request = await world.sent(subscription_id="me")
+        other = await world.sent(subscription_id="me")
+        key = f"uploads:{request.id}"
+        await world.gateway.upload(request.id, "me", b"first")
+        recorded = await world.attacker.lindex(key, 0)
+        await world.gateway.upload(other.id, "me", b"of another job")
+        elsewhere = await world.attacker.lindex(f"uploads:{other.id}", 0)
+        assert await within(world.leader.uploaded(request), PATIENCE_S) == b"first"
+        for message in (b"made up", recorded, elsewhere, Signer(["another's"]).sign(key, b"x")):
+            await world.attacker.rpush(key, message)
+        reading = asyncio.create_task(world.leader.uploaded(request))
+        while await world.attacker.llen(key):  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.01)
+        await world.gateway.upload(request.id, "me", b"second")
+        assert await within(reading, PATIENCE_S) == b"second"
+
+
+# Operations
+
+
+@on_loop
+async def test_the_leader_carries_out_no_made_up_operation_and_none_twice(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        done: list[str] = []
+
+        async def perform(event: str, arguments: Any) -> str:
+            done.append(event)
+            return "done"
+
+        signer = world.leader.signer
+        serving = asyncio.create_task(LeaderRpc(world.leader.client, signer).serve(perform))
+        await world.attacker.set("dispatcher:leader", "somebody", px=60_000)
+        asks = LeaderRpc(world.gateway.client, signer)
+        assert await within(asks.ask("DEPLOY", {}), PATIENCE_S) == "done"
+        ((_, recorded),) = await world.attacker.xrevrange("dispatcher:events", count=1)
+        event = {"event": "KILL", "id": "0" * 32, "at": time.time(), "arguments": {}}
+        before = {**event, "at": str(event["at"]), "arguments": "{}"}
+        content = json.dumps(event).encode()
+        for entry in (
+            recorded,
+            before,
+            {"event": content},
+            {"event": Signer(["another's"]).sign("dispatcher:events", content)},
+            {"event": signer.sign("queue", content)},
+        ):
+            await world.attacker.xadd("dispatcher:events", entry)
+        assert await within(asks.ask("EVICT", {}), PATIENCE_S) == "done"
+        assert done == ["DEPLOY", "EVICT"]
+        # A process with another secret is told so, and does not wait for ever.
+        stranger = LeaderRpc(world.gateway.client, Signer(["another's"]))
+        with pytest.raises(OperationError, match="another NDIF_CLUSTER_SECRET"):
+            await within(stranger.ask("DEPLOY", {}), PATIENCE_S)
+        assert done == ["DEPLOY", "EVICT"]
+        await end([serving])
+
+
+@on_loop
+async def test_gateways_believe_no_made_up_models_and_none_of_before(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        signer = world.leader.signer
+        writing = SharedCache(world.leader.client, signer)
+        await writing.write("models", ["honest"], 60)
+        await writing.write("status", {"deployments": {}}, 60)
+
+        async def read(name: str) -> Any:
+            return await SharedCache(world.gateway.client, signer).read(name)
+
+        assert await read("models") == ["honest"]
+        status = await world.attacker.get("status")
+        for value in (b'["of the attacker"]', Signer(["another's"]).sign("models", b"[]"), status):
+            await world.attacker.set("models", value)
+            with pytest.raises(BrokerError, match="another NDIF_CLUSTER_SECRET"):
+                await read("models")
+        monkeypatch.setattr(leader_module, "_CLOCKS_S", 0)
+        await writing.write("models", ["old"], SOON_S)
+        old = await world.attacker.get("models")
+        await asyncio.sleep(2 * SOON_S)
+        await world.attacker.set("models", old)
+        assert await read("models") is None
+
+
+# Nothing that a process writes is left out
+
+
+@on_loop
+async def test_all_that_is_written_is_signed(redis: RedisServer, tmp_path: Path) -> None:
+    with monitoring(redis.port) as monitor:
+        async with a_world(redis, tmp_path) as world:
+            monitor.commands.clear()
+            lanes, replica = JobSender(world.leader), await world.another()
+            lanes.start()
+            receiver = await JobReceiver.open(replica, "r", lanes.introduction)
+            client = await world.gateway.subscribe()
+            for subscription_id in (client.id, None):
+                request = await world.sent(subscription_id=subscription_id)
+                claimed = await within(world.leader.claim(), PATIENCE_S)
+                world.leader.note_attempts(claimed, 1)
+                news = asyncio.get_running_loop().create_future()
+                run = asyncio.create_task(lanes.run(claimed, announcement(claimed), "r", news))
+                job = await within(receiver.next(), PATIENCE_S)
+                await replica.publish(job, Response(job.id, Status.RUNNING))
+                await world.gateway.upload(request.id, subscription_id or "", b"uploaded")
+                await receiver.give_back(job)
+                assert await within(run, PATIENCE_S) is None
+                responder = Responder(replica, FileStore(tmp_path, 3600))
+                await responder.respond(job, Response(job.id, Status.COMPLETED))
+            for _ in range(3):
+                await within(client.next(), PATIENCE_S)
+            serving = asyncio.create_task(
+                LeaderRpc(world.leader.client, world.leader.signer).serve(_nothing)
+            )
+            lock = LeaderLock(world.leader.client)
+            await lock.taken()
+            await LeaderRpc(world.gateway.client, world.gateway.signer).ask("STATUS", {})
+            await SharedCache(world.leader.client, world.leader.signer).write("status", {}, 60)
+            # Of a trusted job that it did not see begin, a leader asks the gateway.
+            await world.sent(subscription_id=client.id)
+            assert not (await within((await world.another()).claim(), PATIENCE_S)).refusal
+            await lock.leave()
+            await end([serving])
+            await lanes.stop()
+    kinds = {bytes(name).lower() for name, *_ in monitor.commands}
+    assert {b"publish", b"rpush", b"set", b"xadd", b"hset"} <= kinds
+    targets = b" ".join(word for _, *words in monitor.commands for word in words[:1])
+    for place in (b"jobs:r", b"ends", b"uploads:", b"answer:", b"status", b"confirmations:"):
+        assert place in targets
+    assert monitor.problems() == []
+    assert SECRET.encode() not in b" ".join(b" ".join(words) for words in monitor.commands)
+
+
+async def _nothing(event: str, arguments: Any) -> None:
+    pass
+
+
+# Secrets
+
+
+@on_loop
+async def test_a_secret_is_replaced_while_the_server_runs(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        both = await world.another("the next secret", SECRET)
+        await world.sent(trusted=False)
+        assert not (await within(both.claim(), PATIENCE_S)).refusal
+        for _ in range(2):
+            await both.submit(a_request(trusted=False))
+            assert not (await within(both.claim(), PATIENCE_S)).refusal
+        # The other one takes over all three, and has heard of no new secret.
+        claimed = [await within(world.leader.claim(), PATIENCE_S) for _ in range(3)]
+        assert [bool(each.refusal) for each in claimed] == [False, True, True]
+
+
+def test_no_secret_is_none() -> None:
+    for secrets in ([], [""], ["a secret", ""]):
+        with pytest.raises(ValueError, match="empty secret"):
+            Signer(secrets)
+
+
+def test_the_end_of_a_place_is_not_the_beginning_of_a_content() -> None:
+    signer = Signer([SECRET])
+    signed = signer.sign("queue", b"content")
+    with pytest.raises(ValueError, match="no signature"):
+        signer.verify("queuec", altered(signed, b"content", b"ontentc"))

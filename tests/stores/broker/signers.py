@@ -1,0 +1,8 @@
+"""The signer that every broker of the tests has."""
+
+from __future__ import annotations
+
+from ndif.stores.broker.signing import Signer
+
+SECRET = "a secret of the tests"
+SIGNER = Signer([SECRET])
