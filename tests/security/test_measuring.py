@@ -12,10 +12,13 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -154,6 +157,10 @@ class Site:
     def publish(self, name: str, folder: Path) -> str:
         self._hub.serve(MirroredModel(name, folder, None, "text-generation"))
         return name
+
+    def downloaded(self, kind: str) -> list[Path]:
+        """Return the files of the Hub's cache that are called so."""
+        return list((self._scratch / "home").rglob(kind))
 
     def measuring(self) -> list[int]:
         """Return the processes that measure now."""
@@ -339,6 +346,30 @@ async def test_a_repository_without_weights_takes_no_room(site: Site) -> None:
     async with an_evaluator(site) as evaluate:
         with pytest.raises(EvaluationError, match="has no weights that transformers can load"):
             await evaluate(a_config(site.publish("evil/empty", folder)), HERE)
+
+
+@on_loop
+async def test_a_long_header_is_read_whole_and_no_weights_are_downloaded(site: Site) -> None:
+    folder = site.folder("long")
+    file = folder / "model.safetensors"
+    # More bytes of names than are asked for at first.
+    names = {f"left.out.{'n' * 60}.{number}": torch.zeros(1) for number in range(2000)}
+    save_file({**load_file(file), **names}, file, {"format": "pt"})
+    async with an_evaluator(site) as evaluate:
+        found = await evaluate(a_config(site.publish("good/long", folder)), HERE)
+        assert found == replace(await evaluate(a_config(folder), HERE), repo_id="good/long")
+    assert site.downloaded("*.safetensors") == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
+@on_loop
+async def test_root_has_the_models_of_other_users_measured(site: Site) -> None:
+    folder = site.folder("private")
+    for file in [folder, *folder.iterdir()]:
+        os.chown(file, 65534, 65534)
+        file.chmod(0o700)
+    async with an_evaluator(site) as evaluate:
+        assert (await evaluate(a_config(folder), HERE)).size_bytes > 0
 
 
 def attempt(act: Callable[[], object]) -> str:

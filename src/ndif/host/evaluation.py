@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import json
 import math
+import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,7 +123,7 @@ class Evaluator:
             "commit": None,
         }
         owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
-        with tempfile.TemporaryDirectory(prefix="ndif-outline-") as empty:
+        with _a_folder() as empty:
             if not spec.is_folder:
                 asked = {"spec": spec.header(), "folder": empty}
                 outline = await self._outlining.run(
@@ -212,6 +213,19 @@ class Evaluator:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+@contextlib.contextmanager
+def _a_folder() -> Iterator[str]:
+    """Make an empty folder that is removed in the end, or raise an `EvaluationError`."""
+    try:
+        folder = tempfile.mkdtemp(prefix="ndif-outline-")
+    except OSError as error:
+        raise EvaluationError(f"there is no room to measure a model: {error}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _measured(

@@ -45,6 +45,7 @@ _CONFIGS = (CONFIG, "config.*.json", "*.index.json")
 _AT_ONCE = 8
 _MOST_FILES = 2000
 """Most files of weights whose headers are asked for; the largest models have some 200."""
+_MOST_BYTES, _MOST_HEADER_BYTES = 64 << 20, 256 << 20
 _LENGTH = 8
 """Bytes before a header, which say how long it is."""
 _FIRST = 100_000
@@ -108,9 +109,13 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
             f"{spec.checkpoint!r} has no weights that transformers can load: neither safetensors nor "
             "pytorch_model.bin."
         )
-    small = [name for name in sizes if any(fnmatchcase(name, kind) for kind in _CONFIGS)]
+    small = [name for name in sizes if _is_config(name)]
     if spec.trust_remote_code:
         small += [name for name in sizes if name.endswith(".py")]
+    if sum(sizes[name] for name in small) > _MOST_BYTES:
+        raise OutlineError(
+            f"{spec.checkpoint!r} has more than {format_size(_MOST_BYTES)} of configs."
+        )
     for name in small:
         hf_hub_download(spec.checkpoint, name, revision=snapshot.name)
     if spec.trust_remote_code:
@@ -125,10 +130,14 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
     return {**facts, "folder": str(folder)}
 
 
+def _is_config(name: str) -> bool:
+    return "/" not in name and any(fnmatchcase(name, kind) for kind in _CONFIGS)
+
+
 def _require_small(sizes: Mapping[str, int]) -> None:
     """Raise an OutlineError before a config is downloaded that nothing would read."""
     for name, size in sizes.items():
-        limit = largest(name) if any(fnmatchcase(name, kind) for kind in _CONFIGS) else None
+        limit = largest(name) if _is_config(name) else None
         if limit is not None and size > limit:
             raise OutlineError(
                 f"Its {name} has {format_size(size)}; such a file may have {format_size(limit)}."
@@ -147,12 +156,19 @@ def _write(
             threads.submit(_write_header, folder / name, size, name, snapshot.name, spec)
             for name, size in weights.items()
         ]
+        left = _MOST_HEADER_BYTES
         for each in written:
-            each.result()
+            left -= each.result()
+            if left < 0:
+                threads.shutdown(cancel_futures=True)
+                raise OutlineError(
+                    f"The headers of {spec.checkpoint!r} have more than "
+                    f"{format_size(_MOST_HEADER_BYTES)}."
+                )
 
 
-def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec) -> None:
-    """Write a file of weights with its size and its header, and nothing else."""
+def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec) -> int:
+    """Write a file of weights with its size and its header, and no weights; return the header's size."""
     header = b""
     if not is_pickled(file):
         header = _download(spec, name, commit, 0, _FIRST)
@@ -164,6 +180,7 @@ def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec
     with file.open("wb") as written:
         written.write(header)
         written.truncate(max(size, len(header)))
+    return len(header)
 
 
 def _download(spec: ModelSpec, name: str, commit: str, start: int, end: int) -> bytes:

@@ -128,7 +128,9 @@ class Confinement:
         _close_other_descriptors(channel, self.rules)
         return _CHANNEL_FD
 
-    def apply(self, start_driver: Callable[[], None] | None = None) -> None:
+    def apply(
+        self, start_driver: Callable[[], None] | None = None, *, keeps_reading: bool = False
+    ) -> None:
         """Confine this process irrevocably.
 
         The process must have one thread: threads inherit the restrictions of the thread that starts them.
@@ -136,6 +138,7 @@ class Confinement:
         Args:
             start_driver: Starts the driver of a GPU, and all else that needs more access than untrusted
                 code. For the threads that it starts, see docs/gpu.md.
+            keeps_reading: See `limits.drop_privileges`; other users' files are still those of the rules.
 
         Raises:
             ConfinementError: If this machine cannot confine as the mode requires.
@@ -143,7 +146,7 @@ class Confinement:
         self._attempt(limits.limit_tasks, self.max_threads)
         if start_driver is None:
             self._limit(self.memory_bytes)
-            self._drop_privileges()
+            self._attempt(limits.drop_privileges, keeps_reading=keeps_reading)
         else:
             with self._driver_ruleset() as rules:
                 self._drop_privileges()

@@ -121,6 +121,8 @@ def _status(process: Path) -> dict[str, str]:
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_V3 = 0x20080522
+_READ_SEARCH = 1 << 2
+"""CAP_DAC_READ_SEARCH: root reads files of other users by it."""
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -132,10 +134,17 @@ _Data = ctypes.c_uint32 * 6
 """The effective, permitted and inheritable sets, two 32-bit words each."""
 
 
-def drop_privileges() -> None:
-    """Drop all capabilities for good, and make this process unreadable for other processes."""
+def drop_privileges(*, keeps_reading: bool = False) -> None:
+    """Drop all capabilities for good, and make this process unreadable for other processes.
+
+    With `keeps_reading` root can still read files of other users.
+    """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _set_capabilities(_Data())
+    sets = _Data()
+    if keeps_reading:
+        check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), sets), "capget")
+        sets = _Data(*(each & _READ_SEARCH for each in sets[:2]))
+    _set_capabilities(sets)
     prctl(_PR_SET_DUMPABLE, 0)
     # A change of capabilities may have reset the signal that follows the parent's death.
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
