@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +32,7 @@ class Site:
             "NDIF_PUBLIC_URL": url,
             # Results are fetched by their address, however small.
             "NDIF_MAX_INLINE_RESULT_BYTES": "0",
+            "NDIF_MAX_INCOMING_BYTES": "8MiB",
         }
         self._server = StartedServer(NAME, environment={**environment, **settings})
         self._arguments = (
@@ -82,6 +87,40 @@ def site(
     started = Site(folder, server_environment, tiny_gpt2, runtimes)
     yield started
     started.close()
+
+
+def test_two_clients_behind_nginx_are_counted_as_two(site: Site) -> None:
+    proxy = site.proxy("nginx")
+    proxy.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(proxy.stop)
+
+        def begin(address: str, size: int) -> ssl.SSLSocket:
+            """Send a request but for its last byte."""
+            plain = socket.create_connection(
+                ("127.0.0.1", site.port), timeout=10, source_address=(address, 0)
+            )
+            trusting = ssl.create_default_context(cafile=str(site.folder / "ca.pem"))
+            connection = stack.enter_context(
+                trusting.wrap_socket(plain, server_hostname=tls_proxies.NAME)
+            )
+            connection.sendall(
+                f"POST /request HTTP/1.1\r\nHost: {tls_proxies.NAME}:{site.port}\r\n"
+                f"nnsight-version: 0.8.1\r\nContent-Length: {size + 100}\r\n"
+                "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+                'Content-Disposition: form-data; name="blob"\r\n\r\n'.encode()
+            )
+            connection.sendall(bytes(size))
+            return connection
+
+        first, second = begin("127.0.0.2", 4_000_000), begin("127.0.0.3", 4_000_000)
+        time.sleep(0.5)
+        third = begin("127.0.0.2", 400_000)
+        assert b" 429 " in third.recv(1000)
+        for other in (first, second):
+            other.settimeout(0.3)
+            with pytest.raises(TimeoutError):  # it is not refused
+                other.recv(1)
 
 
 @pytest.mark.parametrize("kind", ["Caddy", "nginx", "nginx with its own Host"])

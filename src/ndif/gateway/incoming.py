@@ -17,6 +17,8 @@ from ndif.stores.disk import disk_problem
 from ndif.stores.objects import DiskError
 from ndif.tasks import timeout
 
+_WORTH_KEEPING = 4096
+"""Smallest piece of a payload that is kept as it came; smaller ones are copied together."""
 MAX_ENVELOPE = 1 << 20
 """Bytes that a request may have beside its payload, and a message of a client without a job in all."""
 _IN_MEMORY = 256 << 20
@@ -156,34 +158,42 @@ class IncomingPayload:
     def __init__(self, create: Callable[[], PayloadFile], unfinished: Unfinished) -> None:
         self._create = create
         self._unfinished = unfinished
-        self._tail = bytearray()
+        self._tail: list[bytearray | memoryview] = []
+        self._tail_size = 0
         self._file: PayloadFile | None = None
 
     def add(self, data: bytes | memoryview) -> None:
         """Take more of it, into memory."""
-        self._tail += data
+        self._tail_size += len(data)
+        if len(data) >= _WORTH_KEEPING:
+            self._tail.append(memoryview(data))
+        elif self._tail and isinstance(last := self._tail[-1], bytearray):
+            last += data
+        else:
+            self._tail.append(bytearray(data))
 
     async def spill(self) -> None:
         """Write to the disk what is more than memory may hold."""
-        if len(self._tail) > MAX_IN_MEMORY:
+        if self._tail_size > MAX_IN_MEMORY:
             await self._write()
 
     async def finish(self) -> Payload:
         """Return all of it."""
         if self._file is None:
-            return self._tail
+            return bytearray().join(self._tail)
         await self._write()
         return self._file
 
     async def _write(self) -> None:
-        tail, self._tail = self._tail, bytearray()
+        tail, size = self._tail, self._tail_size
+        self._tail, self._tail_size = [], 0
         try:
             if self._file is None:
                 self._file = self._create()
-            await asyncio.to_thread(self._file.append, tail)
+            await asyncio.to_thread(self._file.append, *tail)
         except OSError as error:
             raise DiskError(disk_problem(error)) from error
-        self._unfinished.to_disk(len(tail))
+        self._unfinished.to_disk(size)
 
     def discard(self) -> None:
         """Delete its file."""

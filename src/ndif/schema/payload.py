@@ -44,13 +44,17 @@ class PayloadFile:
         """Return True if the content begins with these few bytes."""
         return self._head.startswith(prefix)
 
-    def append(self, content: bytes | bytearray) -> None:
+    def append(self, *pieces: Buffer) -> None:
         """Write at the end of the file."""
         # Without O_CREAT: a file that was discarded meanwhile stays so.
-        with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND), "wb") as file:
-            file.write(content)
-        self._head += bytes(content[: _HEAD - len(self._head)])
-        self._size += len(content)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            for piece in pieces:
+                left = memoryview(piece)
+                self._head += bytes(left[: _HEAD - len(self._head)])
+                self._size += len(left)
+                while left:
+                    left = left[file.write(left) :]
 
     def read(self) -> bytes:
         """Return the whole content."""
@@ -76,4 +80,5 @@ class PayloadFile:
             self._delete()
 
 
+Buffer = bytes | bytearray | memoryview
 Payload = bytes | bytearray | PayloadFile
