@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr
 
 from ndif.cli.main import cli
 from ndif.config import reference as variables
-from ndif.config.reference import VariableError, changed, example, read, unread
+from ndif.config.reference import VariableError, changed, example, read, unread, without_secrets
 from ndif.config.settings import Settings, settings
 from ndif.config.units import parse_gpus
 
@@ -99,6 +99,7 @@ def test_secrets_are_neither_shown_nor_written_down(monkeypatch: pytest.MonkeyPa
     assert "hunter2" not in repr(values)
     assert values["NDIF_PASSWORD"].value == "(hidden)"
     assert values["NDIF_BROKER_URL"].value == "redis://(hidden)@broker:6379/0"
+    assert without_secrets("redis://:p@ss:w@broker/0") == "redis://(hidden)@broker/0"
     assert values["NDIF_SCHEDULE"].value == "https://calendar.org/ical/(hidden)/basic.ics?(hidden)"
     assert "hunter2" not in repr(changed(More()))
 

@@ -21,6 +21,8 @@ from tests.serving import serving
 
 TOKEN = "hf_" + "tOkEnOfTheOperator" * 2
 PASSWORD = "pAsSwOrDoFtHeOpErAtOr"
+OURS = "kEyOfThEoBjEcTsToRe"
+"""A secret that the control plane alone has a use for."""
 _CHUNK = 1 << 24
 
 
@@ -57,9 +59,10 @@ def descendants(pid: int) -> list[int]:
     return [below for child in map(int, children) for below in (child, *descendants(child))]
 
 
-def holds(pid: int, secret: str) -> bool:
-    """Return True if `secret` is anywhere in the writable memory of a process."""
-    sought = secret.encode()
+def held(pid: int, *secrets: str) -> set[str]:
+    """Return the secrets that are anywhere in the writable memory of a process."""
+    sought = {secret.encode(): secret for secret in secrets}
+    longest, found = max(map(len, sought)), set()
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             addresses, access, *_ = line.split()
@@ -69,9 +72,9 @@ def holds(pid: int, secret: str) -> bool:
             with contextlib.suppress(OSError, OverflowError, ValueError):
                 for at in range(start, end, _CHUNK):
                     memory.seek(at)
-                    if sought in memory.read(min(_CHUNK + len(sought), end - at)):
-                        return True
-    return False
+                    content = memory.read(min(_CHUNK + longest, end - at))
+                    found |= {secret for one, secret in sought.items() if one in content}
+    return found
 
 
 @pytest.mark.parametrize("options", [("--sandbox",), ()], ids=["sandboxed", "trusted"])
@@ -89,6 +92,7 @@ def test_no_secret_is_in_the_memory_of_model_processes(
         "HF_HOME": str(tmp_path / "server"),
         "HF_TOKEN": TOKEN,
         "AWS_SECRET_ACCESS_KEY": PASSWORD,
+        "NDIF_OBJECT_STORE_SECRET_KEY": OURS,
     }
     server = LocalServer(NAME, *options, environment=environment)
     try:
@@ -100,11 +104,13 @@ def test_no_secret_is_in_the_memory_of_model_processes(
         client.run("scenario_reads_of_layers_and_logits")
         client.close()
         # Looking works: the server itself has both.
-        assert holds(server.process.pid, PASSWORD)
+        assert held(server.process.pid, PASSWORD, OURS) == {PASSWORD, OURS}
         near = descendants(server.process.pid)
         assert len(near) >= 2  # a zygote and its runners
         readable = near if os.getuid() == 0 else near[:1]
-        found = [pid for pid in readable if holds(pid, TOKEN) or holds(pid, PASSWORD)]
+        found = set[str]().union(*(held(pid, TOKEN, PASSWORD, OURS) for pid in readable))
+        # A trusted user has the operator's account, and has no use for what is the control plane's.
         assert bool(found) is not bool(options), (found, near)
+        assert OURS not in found
     finally:
         server.stop()

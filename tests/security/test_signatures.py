@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from ndif.host.execution import announcement
+from ndif.host.request_lifecycle import Party, RequestLifecycle
 from ndif.schema.deployment import OperationError
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
@@ -33,8 +34,9 @@ from ndif.stores.broker.redis.job_channels import JobReceiver, JobSender
 from ndif.stores.broker.signing import Signer, unverified
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import FileStore
+from ndif.stores.objects.port import end_key
 from ndif.stores.redis import Redis, connect
-from ndif.stores.responder import Responder
+from ndif.stores.responder import Responder, last_response
 from ndif.tasks import end, within
 from tests import frames
 from tests.on_loop import on_loop
@@ -73,6 +75,7 @@ class World:
     async def stop(self) -> None:
         for broker in self._brokers:
             await broker.stop()
+        await self.attacker.flushall()  # tests share this Redis
         await self.attacker.aclose()
 
     async def another(self, *secrets: str) -> RedisBroker:
@@ -192,6 +195,29 @@ async def test_what_is_no_job_at_all_leaves_the_queue(
         claimed = await within(world.leader.claim(), PATIENCE_S)
         assert (claimed.id, claimed.refusal) == (honest.id, "")
         while await world.attacker.xlen("queue") != 1:  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("had_ended", [True, False])
+@on_loop
+async def test_the_owner_of_a_refused_job_reads_why_and_no_other_end_is_lost(
+    redis: RedisServer, tmp_path: Path, had_ended: bool
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        objects = FileStore(tmp_path, 3600)
+        responder = Responder(world.leader, objects)
+        forged = a_request(callback="http://127.0.0.1:1/would-be-asked")
+        if had_ended:
+            await objects.put(end_key(forged.id), b'{"status": "COMPLETED"}')
+        await world.put(encode_request(forged))
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        lifecycle = RequestLifecycle(world.leader, responder, Party.QUEUE)
+        assert lifecycle.claim(claimed)
+        await lifecycle.fail(claimed, claimed.refusal)
+        told = json.loads(await last_response(objects, forged.id) or b"")
+        assert told["status"] == ("COMPLETED" if had_ended else "ERROR")
+        assert had_ended or "Send it again" in told["description"]
+        while await world.attacker.xlen("queue"):  # noqa: ASYNC110 - another process's
             await asyncio.sleep(0.01)
 
 

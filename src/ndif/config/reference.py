@@ -17,7 +17,7 @@ from ndif.config.units import Unit, format_exactly
 from ndif.errors import NdifError, problems
 
 _HIDDEN = "(hidden)"
-_SECRETS = re.compile(r"(?<=://)[^/@]*:[^/@]*(?=@)|(?<=/)private-[^/]*|(?<=\?).*")
+_SECRETS = re.compile(r"(?<=://)[^/]*:[^/]*(?=@)|(?<=/)private-[^/]*|(?<=\?).*")
 """Secrets of an address: a password, the private part of a calendar's path, a signature."""
 _LINE_WIDTH = 98
 

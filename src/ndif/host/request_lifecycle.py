@@ -525,6 +525,10 @@ class RequestLifecycle:
         elif response.delivered:
             # The replica that delivered the response may be lost before it lets go of the request.
             await self.broker.release(request)
+        elif request.refusal:
+            # Nobody signed it, and it may have the id of another job, whose end stays.
+            await self.responder.ensure_end(request, response)
+            await self.broker.release(request)
         elif await self._is_complete(request):
             # Two leaders sent it to two replicas: the first end holds.
             await self.responder.ensure_end(request, response)

@@ -22,7 +22,7 @@ from ndif.distribution import install_command
 from ndif.host.gpus import Driver, DriverError, select_visible
 from ndif.host.runtimes import SUPPORTED, Runtimes
 from ndif.launch.run_folder import RunFolders
-from ndif.launch.services.plan import SERVICES, addresses, contradictions
+from ndif.launch.services.plan import SERVICES, addresses, contradictions, secret_problems
 from ndif.launch.services.service import ServiceError, disk_space_problem, free_bytes
 from ndif.net import StartError, listen
 from ndif.sizes import format_size
@@ -181,6 +181,10 @@ def _services(options: Settings) -> Iterator[Check]:
         else:
             how = "answers" if service is None else "`ndif start` starts it"
             yield Check(name, "ok", f"{address}: {how}")
+            if name == "broker":
+                starts = () if service is None else (service,)
+                problems = secret_problems(options, starts)
+                yield from (Check("cluster's secret", "problem", text) for text in problems)
 
 
 def _port(options: Settings) -> Iterator[Check]:

@@ -8,6 +8,7 @@ import functools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -26,6 +27,7 @@ from ndif.server.node_actor import NodeActor
 from ndif.stores.broker import Broker
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.redis.job_channels import JobSender
+from ndif.stores.broker.signing import digest
 from ndif.stores.objects import FileStore, ObjectStore
 from tests import frames
 from tests.services.ray import RayServer
@@ -128,7 +130,7 @@ class Client:
     async def send(self, payload: bytes, *, trusted: bool = True) -> Request:
         request = a_request(payload, self._session.id, trusted=trusted)
         await self._broker.submit(request)
-        return request
+        return replace(request, digest=digest(payload))  # as it is claimed
 
     async def until(self, request: Request, status: Status) -> Response:
         while True:

@@ -54,11 +54,11 @@ def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], l
             problems.append(str(error))
     starts = tuple(service for service in found if service is not None)
     if role in ("all", "api") and options.broker_url and not problems:
-        problems += _secret_problems(options, starts)
+        problems += secret_problems(options, starts)
     return starts, problems
 
 
-def _secret_problems(options: Settings, starts: Iterable[Service]) -> Iterator[str]:
+def secret_problems(options: Settings, starts: Iterable[Service]) -> Iterator[str]:
     """Check the secret that this server shares with others on the same broker."""
     try:
         found = cluster_secrets(options)

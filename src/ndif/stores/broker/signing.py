@@ -50,11 +50,12 @@ class Signer:
         if not secrets or not all(secrets):
             raise ValueError("an empty secret would let everyone sign")
         self.secrets = tuple(secrets)
-        self._keys = tuple(derive(secret, "broker") for secret in secrets)
+        # A copy of one that has its key takes a fifth of the time of a new one.
+        self._macs = tuple(hmac.new(derive(one, "broker"), digestmod=_ALGORITHM) for one in secrets)
 
     def sign(self, place: str, content: bytes) -> bytes:
         """Return the content with its signature; unsigned bytes may be appended."""
-        mac = _mac(self._keys[0], place, content)
+        mac = _mac(self._macs[0], place, content)
         return _HEAD.pack(mac, len(content)) + content
 
     def split(self, place: str, message: bytes) -> Signed:
@@ -64,7 +65,7 @@ class Signer:
         mac, length = _HEAD.unpack_from(message)
         end = _HEAD.size + length
         content = message[_HEAD.size : end]
-        if not any(hmac.compare_digest(mac, _mac(key, place, content)) for key in self._keys):
+        if not any(hmac.compare_digest(mac, _mac(one, place, content)) for one in self._macs):
             raise SignatureError(UNSIGNED)
         return Signed(content, message[end:])
 
@@ -95,7 +96,9 @@ def digest(payload: bytes | bytearray) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def _mac(key: bytes, place: str, content: bytes) -> bytes:
-    named = place.encode(errors="surrogatepass")
+def _mac(keyed: hmac.HMAC, place: str, content: bytes) -> bytes:
+    named, mac = place.encode(errors="surrogatepass"), keyed.copy()
     # The length of the place keeps its end apart from the beginning of the content.
-    return hmac.digest(key, _PLACE.pack(len(named)) + named + content, _ALGORITHM)
+    mac.update(_PLACE.pack(len(named)) + named)
+    mac.update(content)
+    return mac.digest()

@@ -146,6 +146,7 @@ class RedisBroker:
         """Trusted requests that were claimed here not long ago."""
         self._confirmations = _Confirmations(self.channels, f"confirmations:{self._consumer}")
         self._listening = asyncio.Lock()
+        self._confirming = asyncio.Semaphore(_BATCH)
         self._uploads: dict[str, int] = {}
         """The number of the last upload of each hybrid job."""
         self._claimed: asyncio.Queue[Request] = asyncio.Queue(_BATCH)
@@ -393,20 +394,28 @@ class RedisBroker:
             start(self._confirm(request), self._releases, f"confirmation of {request.id}")
 
     async def _confirm(self, request: Request) -> None:
-        try:
-            if request.subscription_id is not None:
-                is_to_run = await self._is_awaited(request, request.subscription_id)
-            elif await retry(lambda: self._objects.get(end_key(request.id)), _UPDATE_S):
-                await self.release(
-                    request
-                )  # it has ended, and its leader did not come to let go of it
-                return
-            else:
-                is_to_run = bool(await self._objects.get(update_key(request.id)))
-        except (BrokerError, ObjectStoreError) as error:
-            logger.warning("request %s is not confirmed: %s", request.id, error)
-            is_to_run = False
-        await self._claimed.put(request if is_to_run else replace(request, refusal=_UNCONFIRMED))
+        """Let a trusted request that may have run be claimed, or its end; drop one that has its end."""
+        async with self._confirming:
+            while True:
+                try:
+                    is_to_run = await self._is_to_run(request)
+                    break
+                except (BrokerError, ObjectStoreError) as error:
+                    logger.warning("request %s waits to be confirmed: %s", request.id, error)
+                await asyncio.sleep(_LOOK_S)
+        if is_to_run is None:
+            await self.release(request)  # its leader did not come to let go of it
+        else:
+            refusal = "" if is_to_run else _UNCONFIRMED
+            await self._claimed.put(replace(request, refusal=refusal))
+
+    async def _is_to_run(self, request: Request) -> bool | None:
+        """Return True if a request is confirmed to have no end, None if it has one, else False."""
+        if request.subscription_id is not None:
+            return await self._is_awaited(request, request.subscription_id)
+        if await self._objects.get(end_key(request.id)):
+            return None
+        return bool(await self._objects.get(update_key(request.id)))
 
     async def _is_awaited(self, request: Request, subscription_id: str) -> bool:
         """Return True if the gateway of a live request says that its client waits for its end."""
