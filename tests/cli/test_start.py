@@ -127,7 +127,8 @@ def a_place(environment: dict[str, str], root: Path) -> Iterator[Place]:
     try:
         yield place
     finally:
-        place.ndif("stop", "--services")
+        if any(root.glob("current")) or any(root.glob("services/*/current")):
+            place.ndif("stop", "--services")
         assert within(lambda: not place.processes()), place.processes()
 
 

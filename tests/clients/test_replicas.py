@@ -18,7 +18,7 @@ from tests.conftest import NAME, client_environment
 PATIENCE_S = 30
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(server_environment: dict[str, str]) -> Iterator[LocalServer]:
     """Two replicas of one thread each."""
     started = LocalServer(NAME, "--replicas", "2", "--threads", "1", environment=server_environment)
@@ -28,10 +28,12 @@ def server(server_environment: dict[str, str]) -> Iterator[LocalServer]:
         started.stop()
 
 
-@pytest.fixture
-def client(server: LocalServer, tiny_gpt2: Path, tmp_path: Path) -> Iterator[Client]:
+@pytest.fixture(scope="module")
+def client(
+    server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
     """A client of theirs."""
-    environment = client_environment(server, tmp_path, None)
+    environment = client_environment(server, tmp_path_factory.mktemp("client"), None)
     started = Client("scenarios_replicas", NAME, tiny_gpt2, environment)
     yield started
     started.close()

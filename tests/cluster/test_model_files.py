@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from ndif.cluster import model_files
 from ndif.cluster.controller import Controller
 from ndif.cluster.model_files import ModelFilesStorage
 from ndif.cluster.models import Models
+from ndif.cluster.replica import Replica
 from ndif.control.remote import Publisher
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
 from ndif.schema.deployment import DeploymentConfig
@@ -100,6 +102,22 @@ async def test_a_model_is_served_to_clients_before_any_replica_is_up(
         # One that is deployed while the server runs, too.
         models.put(replace(config, repo_id="org/later"))
         assert (await until_served(f"{url}/api/models/org/later")).json()["id"] == "org/later"
+
+
+def test_files_that_a_replica_has_loaded_are_those_that_clients_have(tmp_path: Path) -> None:
+    config = DeploymentConfig(NAME, "org/name", dedicated=True)
+    models = Models([config])
+    storing = ModelFilesStorage(models, FileStore(tmp_path, 3600))
+    replica = SimpleNamespace(
+        is_up=True, model=next(iter(models)), actor=SimpleNamespace(model={"files": "hub/a.zip"})
+    )
+    assert storing.stored == {}
+    storing.note([cast(Replica, replica)])
+    entry = {"files": "hub/a.zip", "revision": None, "task": None}
+    # Also once the replica is gone, until the model has other files.
+    assert storing.stored == {NAME: entry}
+    models.put(replace(config, checkpoint="/another/folder"))
+    assert storing.stored == {}
 
 
 @on_loop

@@ -46,33 +46,33 @@ def find(model: Model) -> ModelFiles | None:
     return ModelFiles(config.repo_id, folder, config.revision, task)
 
 
-def files_of(replicas: Iterable[Replica]) -> StoredFiles:
-    """Return the files that replicas have stored (`ModelActor.model`)."""
-    return {
-        each.model.config.repo_id: {
-            "files": each.actor.model["files"],
-            "revision": each.model.config.revision,
-            "task": each.model.config.task,
-        }
-        for each in replicas
-        if each.is_up and each.model.provides_files and "files" in each.actor.model
-    }
+class _Archive(NamedTuple):
+    """The key of an archive in the object store, and the task that its model's config names."""
+
+    key: str
+    task: str | None = None
+
+
+_Source = tuple[str, str | None]
+"""Checkpoint and revision."""
+
+
+def _source(model: Model) -> _Source:
+    return model.deployment.checkpoint, model.deployment.revision
 
 
 @dataclass(eq=False)
 class ModelFilesStorage:
     """Stores the files of each accepted model that are on this machine, before any replica has loaded it.
 
-    A replica stores its own once it is up: those of a repository may be on its node alone.
+    A replica stores its own once it is up, and clients then have those: the files of a repository
+    may be on its node alone, or newer there.
     """
 
     models: Models
     objects: ObjectStore
-    _known: dict[tuple[str, str | None], tuple[ModelFiles, str]] = field(
-        default_factory=dict, init=False
-    )
-    """Files and the key of their archive by checkpoint and revision."""
-    _look_again: dict[tuple[str, str | None], float] = field(default_factory=dict, init=False)
+    _known: dict[_Source, _Archive] = field(default_factory=dict, init=False)
+    _look_again: dict[_Source, float] = field(default_factory=dict, init=False)
 
     @property
     def stored(self) -> StoredFiles:
@@ -80,12 +80,18 @@ class ModelFilesStorage:
         stored: StoredFiles = {}
         for model in self.models:
             config = model.deployment
-            known = self._known.get((config.checkpoint, config.revision))
+            known = self._known.get(_source(model))
             if known is not None and model.provides_files:
-                found, key = known
-                entry = {"files": key, "revision": config.revision, "task": found.task}
+                task = config.task or known.task
+                entry = {"files": known.key, "revision": config.revision, "task": task}
                 stored.setdefault(config.repo_id, entry)
         return stored
+
+    def note(self, replicas: Iterable[Replica]) -> None:
+        """Note the files that replicas have stored (`ModelActor.model`)."""
+        for each in replicas:
+            if each.is_up and "files" in each.actor.model:
+                self._known[_source(each.model)] = _Archive(each.actor.model["files"])
 
     async def run(self) -> None:
         """Store files until cancelled."""
@@ -100,11 +106,11 @@ class ModelFilesStorage:
             await asyncio.sleep(_INTERVAL_S)
 
     async def _store(self, model: Model) -> None:
-        source = model.deployment.checkpoint, model.deployment.revision
+        source = _source(model)
         now = asyncio.get_running_loop().time()
         if source in self._known or self._look_again.get(source, now) > now:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
         if (found := await asyncio.to_thread(find, model)) is not None:
             key = await publish(found.folder, found.revision, self.objects)
-            self._known[source] = found, key
+            self._known.setdefault(source, _Archive(key, found.task))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ndif.cluster.controller import Controller
-from ndif.cluster.model_files import ModelFilesStorage, files_of
+from ndif.cluster.model_files import ModelFilesStorage
 from ndif.cluster.status import client_status, describe
 from ndif.config.units import format_duration
 from ndif.control.control_plane import ControlPlane
@@ -65,7 +65,8 @@ class Publisher:
             try:
                 await self._write(MODELS, describe(models))
                 await self._write(STATUS, client_status(self.controller, self.coming()))
-                await self._write(FILES, {**self.model_files.stored, **files_of(replicas)})
+                self.model_files.note(replicas)
+                await self._write(FILES, self.model_files.stored)
             except BrokerError as error:
                 logger.warning("the models could not be published: %s", error)
             await asyncio.sleep(_INTERVAL_S)

@@ -158,7 +158,7 @@ class _Life:
     dispatched: float | None = None
     """Unix seconds of the last time that it was sent to a replica."""
     end: Response | None = None
-    """Its terminal response, which may yet have to be delivered."""
+    """Terminal response, which may yet have to be delivered."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -19,11 +19,12 @@ from starlette.applications import Starlette
 
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResultRoute
-from ndif.stores.objects import FileStore
+from ndif.stores.objects import FileStore, files
 from tests.on_loop import on_loop
 from tests.stores.objects.stores import files_in, request_key, response_key, result_key
 
 LONG_S = 3600.0
+REFETCH_S = 0.3
 HERE = "http://here"
 
 OUTSIDE = (
@@ -108,7 +109,10 @@ async def gone(store: FileStore, key: str) -> None:
 
 
 @on_loop
-async def test_what_is_fetched_once_goes_when_it_has_been(tmp_path: Path) -> None:
+async def test_what_is_fetched_once_goes_when_it_has_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_REFETCH_S", REFETCH_S)
     store = FileStore(tmp_path, LONG_S)
     key, content = result_key(), os.urandom(16 << 20)
     await store.put(key, content)
@@ -119,14 +123,17 @@ async def test_what_is_fetched_once_goes_when_it_has_been(tmp_path: Path) -> Non
         async with http.stream("GET", url) as leaving:
             await anext(leaving.aiter_raw(1000))
         # Longer than a fetched one is kept: neither a part nor a broken download counts.
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(2 * REFETCH_S)
         assert (await http.get(url)).content == content
         await asyncio.wait_for(gone(store, key), 10)
         assert (await http.get(url)).status_code == 404
 
 
 @on_loop
-async def test_what_may_be_fetched_again_stays(tmp_path: Path) -> None:
+async def test_what_may_be_fetched_again_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_REFETCH_S", REFETCH_S)
     store = FileStore(tmp_path, LONG_S)
     key = result_key()
     await store.put(key, b"content")
@@ -136,7 +143,7 @@ async def test_what_may_be_fetched_again_stays(tmp_path: Path) -> None:
         assert (await http.get(once.removesuffix("&once=1"))).status_code == 403
         assert (await http.get(f"{often}&once=1")).status_code == 403
         assert (await http.get(often)).content == b"content"
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(2 * REFETCH_S)
         assert (await http.get(often)).content == b"content"
 
 
