@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from ndif.config.settings import Settings
 from ndif.launch.machine_checks import check_machine
 from ndif.launch.preflight import ServerOptions, preflight
 from ndif.queue.fair_queue import Entry, FairQueue
+from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 from ndif.stores.accounts import Caller, FileAccounts, NoSuchKeyError, OpenAccounts
 from ndif.stores.guesses import Guesses, TooManyGuessesError
 from tests.on_loop import on_loop
@@ -205,3 +208,41 @@ def test_inventing_keys_on_an_open_server_is_one_user(runtimes: Path, tmp_path: 
             for submit in (served.submit, served.submit_old)
         }
     assert len(users) == 1
+
+
+# Adapters of other users
+
+
+@pytest.mark.skipif(bool(missing_layers(detect_layers())), reason="this machine cannot confine")
+def test_names_of_adapters_of_others_are_not_listed(tmp_path: Path) -> None:
+    adapter = tmp_path / "models--ada--unpublished"
+    (adapter / "snapshots").mkdir(parents=True)
+    (adapter / "snapshots" / "adapter_config.json").write_text("of ada")
+    ran = subprocess.run(
+        [sys.executable, "-c", _CONFINED, tmp_path], capture_output=True, text=True, check=True
+    )
+    # Who knows its name has it.
+    assert ran.stdout.split("\n")[:4] == ["PermissionError"] * 3 + ["of ada"]
+
+
+_CONFINED = """
+import os, sys
+from pathlib import Path
+from ndif.sandbox.confinement.confinement import Confinement
+
+root, here = Path(sys.argv[1]), os.dup(1)
+confinement = Confinement.prepare(
+    "require", readable=[], unlisted=[root], memory_bytes=1 << 30, result_bytes=0, max_threads=64
+)
+channel = confinement.detach(here)
+confinement.apply()
+said = []
+adapter = root / "models--ada--unpublished"
+for folder in (root, adapter, adapter / "snapshots"):
+    try:
+        said.append(str(os.listdir(folder)))
+    except OSError as error:
+        said.append(type(error).__name__)
+said.append((adapter / "snapshots/adapter_config.json").read_text())
+os.write(channel, "\\n".join(said).encode())
+"""

@@ -89,7 +89,9 @@ def _confinement(
 ) -> Confinement:
     return Confinement.prepare(
         untrusted.sandbox,
-        readable=(*checkpoint_paths(folder), Path(untrusted.adapters).resolve()),
+        readable=checkpoint_paths(folder),
+        # Which adapters others use is theirs to tell.
+        unlisted=[Path(untrusted.adapters).resolve()],
         memory_bytes=untrusted.memory_bytes,
         result_bytes=untrusted.result_bytes,
         max_threads=untrusted.max_threads,

@@ -80,6 +80,8 @@ class Confinement:
     """Descriptor of the Landlock ruleset; None if this kernel has no Landlock."""
     calls: Filter | None
     """The seccomp filter of system calls; None if this machine has no seccomp."""
+    unlisted: tuple[Path, ...] = ()
+    """Folders whose files can be read by who knows their names."""
 
     @classmethod
     def prepare(
@@ -91,6 +93,7 @@ class Confinement:
         result_bytes: int,
         max_threads: int,
         driver: DriverFiles | None = None,
+        unlisted: Iterable[Path] = (),
     ) -> Confinement:
         """Compile the rules of a confinement; the arguments are its attributes.
 
@@ -98,7 +101,7 @@ class Confinement:
             ConfinementError: If this machine cannot confine as `mode` requires.
         """
         verify(mode)
-        files = tuple(readable)
+        files, named = tuple(readable), tuple(unlisted)
         rules = calls = None
         if mode != "off":
             with _allowing_less(mode):
@@ -106,8 +109,10 @@ class Confinement:
                 from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
-            rules = _create_ruleset(mode, *_paths(files, driver))
-        return cls(mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls)
+            rules = _create_ruleset(mode, *_paths(files, driver), (), named)
+        return cls(
+            mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls, named
+        )
 
     def detach(self, channel: int) -> int:
         """Drop what this process inherited from its parent, and return the new number of `channel`.

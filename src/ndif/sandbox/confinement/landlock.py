@@ -49,12 +49,16 @@ def abi() -> int:
 
 
 def create_ruleset(
-    readable: Iterable[Path], writable: Iterable[Path], truncatable: Iterable[Path] = ()
+    readable: Iterable[Path],
+    writable: Iterable[Path],
+    truncatable: Iterable[Path] = (),
+    unlisted: Iterable[Path] = (),
 ) -> int:
     """Return the descriptor of a ruleset that permits the given paths, and no other file access.
 
     No file can be executed, created, renamed or removed. Paths that do not exist are left out. `writable`
-    may also be opened for writing, `truncatable` may also be truncated when opened, as by `fopen`.
+    may also be opened for writing, `truncatable` may also be truncated when opened, as by `fopen`. Files in
+    `unlisted` can be read by who knows their names.
     """
     version = abi()
     attributes = _Attributes(
@@ -74,6 +78,7 @@ def create_ruleset(
         (readable, _READ),
         (writable, _WRITE | device),
         (truncatable, _WRITE | truncation),
+        (unlisted, FSAccess.READ_FILE),
     ):
         for path in paths:
             _allow(rules, path, access)
