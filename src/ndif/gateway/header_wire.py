@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import socketio
@@ -11,14 +12,13 @@ from starlette.datastructures import Headers
 from ndif.config.settings import Settings
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.results import is_job_id
+from ndif.gateway.socket_io_channel import Acknowledgements, SocketIoChannel
 from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import header_frame
 from ndif.stores.broker import Broker, Subscription
 
-_UPDATE = "blocking_response"
-"""The event that clients of this wire wait for."""
 _MAX_QUOTED = 100
 """Characters of a header that an answer repeats."""
 
@@ -52,9 +52,10 @@ class SocketIoSubscriptions:
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
-        self._open: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
+        self._open: dict[str, _Open] = {}
         self._server = socketio.AsyncServer(
             async_mode="asgi",
+            client_manager=Acknowledgements(self._acknowledge),
             # The middleware `SameOrigin` decides for every route which pages may connect.
             cors_allowed_origins="*",
             max_http_buffer_size=settings.socketio_max_http_buffer_size,
@@ -67,20 +68,26 @@ class SocketIoSubscriptions:
 
     async def fail_all(self, description: str) -> None:
         """Send every subscribed client an ERROR with this description for each of its unfinished jobs."""
-        for sid, (subscription, _) in list(self._open.items()):
-            for request_id in list(subscription.unfinished):
-                frame = header_frame(Response(request_id, Status.ERROR, description))
-                await self._server.emit(_UPDATE, frame, to=sid)
+        for each in (everyone := list(self._open.values())):
+            for request_id in list(each.subscription.unfinished):
+                each.channel.put(header_frame(Response(request_id, Status.ERROR, description)))
+        await asyncio.gather(*(each.channel.sent() for each in everyone))
 
     async def _connect(self, sid: str, _environ: Any, _auth: Any = None) -> None:
         subscription = await self._broker.subscribe(sid)
-        self._open[sid] = subscription, asyncio.create_task(self._forward(subscription))
+        channel = SocketIoChannel(self._server, sid)
+        work = [channel.run(), _forward(subscription, channel)]
+        self._open[sid] = _Open(subscription, channel, [asyncio.create_task(each) for each in work])
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
         if opened := self._open.pop(sid, None):
-            subscription, forwarding = opened
-            forwarding.cancel()
-            await subscription.close()
+            for task in opened.tasks:
+                task.cancel()
+            await opened.subscription.close()
+
+    def _acknowledge(self, sid: str) -> None:
+        if opened := self._open.get(sid):
+            opened.channel.acknowledge()
 
     async def _upload(self, sid: str, *arguments: Any) -> None:
         """Store what a hybrid job's client computed: the bytes, and the job's id."""
@@ -88,7 +95,18 @@ class SocketIoSubscriptions:
             case (bytes() as content, str() as request_id) if is_job_id(request_id):
                 await self._broker.upload(request_id, sid, content)
 
-    async def _forward(self, subscription: Subscription) -> None:
-        while True:
-            frame = await subscription.next()
-            await self._server.emit(_UPDATE, frame, to=subscription.id)
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A connected client."""
+
+    subscription: Subscription
+    channel: SocketIoChannel
+    tasks: list[asyncio.Task[None]]
+
+
+async def _forward(subscription: Subscription, channel: SocketIoChannel) -> None:
+    while True:
+        frame = await subscription.next()
+        assert isinstance(frame, bytes)  # noqa: S101 - as frames of this wire are
+        channel.put(frame)
