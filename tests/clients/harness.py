@@ -30,11 +30,6 @@ CHEAP_TLS = {"SSL_CERT_FILE": str(CLIENTS / "nobody.pem")}
 """Clients read every certificate there is for each of their HTTP requests, which takes 30 ms of a core, and
 here none of them is ever needed: one that nobody has the key of."""
 
-_LOST_IN_CLIENT = "(_handle_eio_message):"
-"""Where python-socketio's client has lost an update: it handles each frame of an update in a thread of its
-own, and on a busy machine a later one may come first. Such a client waits for ever (docs/clients.md)."""
-_ATTEMPTS = 4
-
 
 def scenarios(module: str) -> list[str]:
     """The scenarios of a module, without importing it: this process has no client in it."""
@@ -141,7 +136,7 @@ class StartedServer(LocalServer):
 
 
 class Client:
-    """One generation's client process; another where that one hangs by a fault of its own."""
+    """One generation's client process; another once that one has ended or hung."""
 
     def __init__(self, module: str, name: str, folder: Path, environment: dict[str, str]) -> None:
         self._arguments = (module, name, str(folder))
@@ -156,16 +151,12 @@ class Client:
     def _start(self) -> None:
         self._process = fork_server().fork(self._arguments, self._environment)
         self._errors: deque[str] = deque(maxlen=200)
-        self._has_lost = threading.Event()
         threading.Thread(target=self._read_errors, args=(self._process,), daemon=True).start()
         assert self._answer()["ready"]
 
     def _read_errors(self, process: ForkedClient) -> None:
         for line in process.stderr:
             self._errors.append(line.rstrip())
-            if _LOST_IN_CLIENT in line:
-                self._has_lost.set()
-                process.kill()
 
     def _answer(self) -> dict[str, object]:
         line = self._process.stdout.readline()
@@ -177,16 +168,12 @@ class Client:
 
     def run(self, scenario: str) -> None:
         """Run one scenario; its failure is this test's."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                failed = self._run(scenario)
-                break
-            except AssertionError:
-                self._process.wait()
-                lost = self._has_lost.is_set()
-                self._start()  # for those who come after, too
-                if not lost or attempt == _ATTEMPTS:
-                    raise
+        try:
+            failed = self._run(scenario)
+        except AssertionError:
+            self._process.wait()
+            self._start()  # for those who come after
+            raise
         assert failed is None, f"{failed}\n--- client's output ---\n" + "\n".join(self._errors)
 
     def _run(self, scenario: str) -> object:

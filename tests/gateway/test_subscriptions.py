@@ -1,4 +1,4 @@
-"""The live channels of a gateway that stops."""
+"""The live channels of a gateway: one that stops, and clients that handle messages in any order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import engineio
+import pytest
 import socketio
 import uvicorn
 from starlette.applications import Starlette
@@ -15,12 +22,15 @@ from starlette.routing import Mount
 from websockets.asyncio.client import connect
 
 from ndif.config.settings import Settings
+from ndif.gateway import socket_io_channel
 from ndif.gateway.caller import subscription_of
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
 from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
+from ndif.schema.response import InlineResult, Response
 from ndif.schema.status import Status
+from ndif.schema.wires import torch_bytes
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
 from ndif.tasks import end
@@ -33,6 +43,18 @@ def a_request(subscription_id: str, wire: Wire) -> Request:
     return Request(model, "", wire, b"", False, "", subscription_id=subscription_id)
 
 
+@contextlib.asynccontextmanager
+async def served(app: Starlette) -> AsyncIterator[str]:
+    """The address of an application."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            await end([serving])
+
+
 @on_loop
 async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
     broker = MemoryBroker()
@@ -40,13 +62,9 @@ async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
         WebSocketSubscriptions(broker, OpenAccounts(hotswapping=False), Settings()),
         SocketIoSubscriptions(broker, Settings()),
     )
-    app = Starlette(routes=[*websockets.routes(), Mount("/ws", app=socket_io.app)])
+    routes = [*websockets.routes(), Mount("/ws", app=socket_io.app)]
     async with contextlib.AsyncExitStack() as stack:
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        stack.push_async_callback(end, [serving])
+        address = await stack.enter_async_context(served(Starlette(routes=routes)))
         newer = await stack.enter_async_context(connect(f"ws://{address}/subscribe"))
         older = await stack.enter_async_context(socketio.AsyncSimpleClient())
         await older.connect(
@@ -65,3 +83,80 @@ async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
         assert {each.id for each in told[:2]} == {each.id for each in requests[:2]}
         assert told[2].id == requests[2].id
         assert {(each.status, each.description) for each in told} == {(Status.ERROR, "It stops.")}
+
+
+class Disordered(engineio.Client):  # type: ignore[misc] # it has no types
+    """A client of a busy machine: the thread of any message may wait while others run."""
+
+    _random = random.Random(19)
+
+    def start_background_task(self, target: Any, *arguments: Any, **named: Any) -> threading.Thread:
+        """See `engineio.Client`. Each message has a thread."""
+
+        def late() -> None:
+            time.sleep(self._random.choice((0, 0.01, 0.02)))
+            with contextlib.suppress(ValueError):  # as such a thread ends that has lost its message
+                target(*arguments, **named)
+
+        if target != self.handlers.get("message"):
+            return super().start_background_task(target, *arguments, **named)
+        return super().start_background_task(late)
+
+
+class Busy(socketio.Client):  # type: ignore[misc]
+    """python-socketio's client, on such a machine."""
+
+    def _engineio_client_class(self) -> type:
+        return Disordered
+
+
+def received(address: str, connected: Callable[[str], object]) -> list[Response]:
+    """The updates that a client of nnsight 0.7 gets until its job ends."""
+    told: list[Response] = []
+    client = socketio.SimpleClient()
+    client.client_class = Busy
+    with client:
+        client.connect(f"http://{address}", socketio_path="/ws/socket.io", transports=["websocket"])
+        connected(client.sid)
+        while not told or not told[-1].status.terminal:
+            told.append(frames.read(client.receive(timeout=20)[1]))
+    return told
+
+
+@on_loop
+async def test_updates_reach_a_client_that_handles_its_messages_in_any_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket_io_channel, "_PATIENCE_S", 0.1)
+    broker, lines = MemoryBroker(), [f"line {index}" for index in range(40)]
+    socket_io = SocketIoSubscriptions(broker, Settings())
+    loop = asyncio.get_running_loop()
+    connected: asyncio.Queue[str] = asyncio.Queue()
+
+    def note(sid: str) -> None:
+        loop.call_soon_threadsafe(connected.put_nowait, sid)
+
+    async with served(Starlette(routes=[Mount("/ws", app=socket_io.app)])) as address:
+        client = asyncio.create_task(asyncio.to_thread(received, address, note))
+        request = a_request(await connected.get(), Wire.HEADERS)
+        await broker.submit(request)
+        result = InlineResult(torch_bytes({"hidden": 1}), compressed=False)
+        for update in (
+            *(
+                Response(request.id, each)
+                for each in (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+            ),
+            *(Response(request.id, Status.LOG, line) for line in lines),
+            Response(request.id, Status.STREAM, data=b"a function"),
+            *(Response(request.id, Status.LOG, line) for line in lines),
+            Response(request.id, Status.COMPLETED, "Done.", result),
+        ):
+            await broker.publish(request, update)
+            await asyncio.sleep(0.002)
+        told = await client
+    logged = [each.description for each in told if each.status is Status.LOG]
+    assert "\n".join(logged).split("\n") == lines * 2
+    statuses = [each.status for each in told if each.status is not Status.LOG]
+    assert statuses[-2:] == [Status.STREAM, Status.COMPLETED]
+    assert statuses == [*dict.fromkeys(statuses)]
+    assert told[-1].data == {"hidden": 1}

@@ -14,7 +14,13 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
-from ndif.schema.wires import envelope_fields, envelope_frame, header_fields, header_frame
+from ndif.schema.wires import (
+    envelope_fields,
+    envelope_frame,
+    header_fields,
+    header_frame,
+    join_header_frames,
+)
 
 ID = "01234567-89ab-cdef-0123-456789abcdef"
 STORED = StoredResult("http://here/results/x?expires=1&signature=2", 12345)
@@ -125,6 +131,38 @@ def test_the_header_wire_uses_the_statuses_that_its_clients_know(status: Status)
     assert read == {"id": ID, "status": expected, "description": "Words."}
     assert read["status"] in known
     assert type(read["status"]) is str
+
+
+def joined(*updates: Response) -> bytes | None:
+    first, second = map(header_frame, updates)
+    return join_header_frames(first, second)
+
+
+@pytest.mark.parametrize("text", ["", "id", "LOG", "description", "Ünïcode, 行, 🗼", "x" * 16_000])
+def test_lines_of_log_are_joined(text: str) -> None:
+    frame = joined(Response(ID, Status.LOG, text), Response(ID, Status.LOG, "two"))
+    assert frame == header_frame(Response(ID, Status.LOG, f"{text}\ntwo"))
+
+
+def test_many_lines_of_log_are_not_joined() -> None:
+    assert joined(Response(ID, Status.LOG, "x" * 17_000), Response(ID, Status.LOG, "two")) is None
+
+
+def test_a_terminal_status_makes_the_one_before_it_superfluous() -> None:
+    result = InlineResult(saved({"hidden": torch.ones(2, 3)}), False)
+    end = Response(ID, Status.COMPLETED, "Done.", result)
+    for status in (Status.QUEUED, Status.DEPLOYING, Status.DISPATCHED, Status.RUNNING):
+        assert joined(Response(ID, status, "Words."), end) == header_frame(end)
+    for response in (
+        Response(ID, Status.LOG, "a line"),
+        Response(ID, Status.STREAM, data=b"\x80\x04N."),
+        Response("another", Status.RUNNING),
+    ):
+        assert joined(response, end) is None
+    running = Response(ID, Status.RUNNING)
+    for response in (running, end, Response(ID, Status.LOG), Response(ID, Status.STREAM, data=b"")):
+        assert joined(Response(ID, Status.DISPATCHED), response) is None or response is end
+        assert joined(end, response) is None
 
 
 def test_the_header_wire_sends_an_address_with_its_size() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,13 @@ from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.results import is_job_id
+from ndif.gateway.socket_io_channel import Acknowledgements, SocketIoChannel
 from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import header_frame
 from ndif.stores.broker import Broker, Subscription
 
-_UPDATE = "blocking_response"
-"""The event that clients of this wire wait for."""
 _MAX_QUOTED = 100
 """Characters of a header that an answer repeats."""
 
@@ -74,9 +73,10 @@ class SocketIoSubscriptions:
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
         self._max_unread_bytes = settings.max_unread_bytes
-        self._open: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
+        self._open: dict[str, _Open] = {}
         self._server = socketio.AsyncServer(
             async_mode="asgi",
+            client_manager=Acknowledgements(self._acknowledge),
             # The middleware `SameOrigin` decides for every route which pages may connect.
             cors_allowed_origins="*",
             max_http_buffer_size=settings.socketio_max_http_buffer_size,
@@ -94,10 +94,10 @@ class SocketIoSubscriptions:
 
     async def fail_all(self, description: str) -> None:
         """Send every subscribed client an ERROR with this description for each of its unfinished jobs."""
-        for sid, (subscription, _) in list(self._open.items()):
-            for request_id in list(subscription.unfinished):
-                frame = header_frame(Response(request_id, Status.ERROR, description))
-                await self._server.emit(_UPDATE, frame, to=sid)
+        for each in (everyone := list(self._open.values())):
+            for request_id in list(each.subscription.unfinished):
+                each.channel.put(header_frame(Response(request_id, Status.ERROR, description)))
+        await asyncio.gather(*(each.channel.sent() for each in everyone))
 
     async def _connect(self, sid: str, environ: Any, _auth: Any = None) -> bool:
         scope = environ["asgi.scope"]
@@ -110,30 +110,42 @@ class SocketIoSubscriptions:
         # Only a job's block asks its client for results.
         state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
         subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
-        self._open[sid] = subscription, asyncio.create_task(self._forward(sid, subscription))
+        channel = SocketIoChannel(self._server, sid)
+        work = [channel.run(), _forward(subscription, channel)]
+        self._open[sid] = _Open(subscription, channel, [asyncio.create_task(each) for each in work])
         return True
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
         if opened := self._open.pop(sid, None):
-            subscription, forwarding = opened
-            forwarding.cancel()
-            await subscription.close()
+            for task in opened.tasks:
+                task.cancel()
+            await opened.subscription.close()
+
+    def _acknowledge(self, sid: str) -> None:
+        if opened := self._open.get(sid):
+            opened.channel.acknowledge()
 
     async def _upload(self, sid: str, *arguments: Any) -> None:
         """Store what a hybrid job's client computed: the bytes, and the job's id."""
         match arguments:
             case (bytes() as content, str() as request_id) if is_job_id(request_id):
                 if opened := self._open.get(sid):
-                    await self._broker.upload(request_id, opened[0].id, content)
+                    await self._broker.upload(request_id, opened.subscription.id, content)
 
-    async def _forward(self, sid: str, subscription: Subscription) -> None:
-        while True:
-            frame = await subscription.next()
-            await self._server.emit(_UPDATE, frame, to=sid)
-            with contextlib.suppress(KeyError):  # it is gone
-                # The next frame waits here, where it is counted, until the client reads this one.
-                await self._connection(sid).queue.join()
 
-    def _connection(self, sid: str) -> Any:
-        """Return the Engine.IO socket of a client, or raise a `KeyError`."""
-        return self._server.eio.sockets[self._server.manager.eio_sid_from_sid(sid, "/")]
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A connected client."""
+
+    subscription: Subscription
+    channel: SocketIoChannel
+    tasks: list[asyncio.Task[None]]
+
+
+async def _forward(subscription: Subscription, channel: SocketIoChannel) -> None:
+    while True:
+        # Updates wait in the subscription, where they are counted.
+        await channel.until_takes_more()
+        frame = await subscription.next()
+        assert isinstance(frame, bytes)  # noqa: S101 - as frames of this wire are
+        channel.put(frame)

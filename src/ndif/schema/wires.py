@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import pickletools
 import struct
 from collections.abc import Mapping
 from typing import Any
 
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import InlineResult, Response, StoredResult
+from ndif.schema.status import Status
 
 
 def envelope_fields(response: Response) -> dict[str, Any]:
@@ -56,6 +59,47 @@ def header_frame(response: Response) -> bytes:
             raise ValueError("an inline result of this wire must not be compressed")
         return torch_bytes_with(header_fields(response), "data", response.data.content, load=True)
     return torch_bytes(header_fields(response))
+
+
+_MAX_JOINED = 16 << 10
+"""Bytes of lines of LOG to which another is joined; each is copied with every line that follows."""
+_HEADER_TEXTS = 6
+"""Texts at the beginning of the mapping of `header_fields`: three names, each with its value."""
+
+
+def join_header_frames(first: bytes, second: bytes) -> bytes | None:
+    """Return one frame that a client may get for two of `header_frame`; None if it needs both.
+
+    Lines of LOG are joined, and a terminal status makes the one before it superfluous.
+    """
+    (of, status, text), (also_of, next_status, next_text) = map(_read_header, (first, second))
+    if of != also_of or status is Status.STREAM or status.terminal:
+        return None
+    if status is Status.LOG:
+        if next_status is not Status.LOG or len(first) > _MAX_JOINED:
+            return None
+        return header_frame(Response(of, Status.LOG, f"{text}\n{next_text}"))
+    return second if next_status.terminal else None
+
+
+def _read_header(frame: bytes) -> tuple[str, Status, str]:
+    """Return the id, the status and the description in what `header_frame` returned."""
+    file = io.BytesIO(frame)
+    file.seek(len(_HEAD))
+    texts: list[str] = []
+    memo: dict[object, str] = {}
+    # A list of instructions, of which none is carried out.
+    for code, value, _ in pickletools.genops(file):
+        if code.name == "BINUNICODE":
+            texts.append(str(value))
+        elif code.name == "BINGET":
+            texts.append(memo[value])
+        elif code.name == "BINPUT" and texts:
+            memo[value] = texts[-1]
+        if len(texts) == _HEADER_TEXTS:
+            break
+    _, request_id, _, status, _, description = texts
+    return request_id, Status(status), description
 
 
 def frame(request: Request, response: Response) -> str | bytes:

@@ -69,7 +69,7 @@ def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     return found
 
 
-def show_lines(codes: list[tuple[CodeType, int]], info: Any, internal: str) -> str:
+def show_lines(codes: Sequence[tuple[CodeType, int]], info: Any, internal: str) -> str:
     """Return the lines of the block `info` that were running, as `explain_block` shows them."""
     # Above the block are the frames that started its thread.
     own = itertools.dropwhile(lambda each: not each[0].co_filename.startswith(_COMPILED), codes)

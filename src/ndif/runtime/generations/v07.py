@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import nnsight
@@ -94,18 +94,60 @@ interleaving.Mediator.start = _start_known
 interleaving.Thread = _thread
 
 
+_BLOCKS = "__ndif_blocks__"
+"""The attribute of an error that says what the blocks were doing when the error came."""
+_GAVE = "__ndif_gave__"
+"""The attribute of a mediator for the lines of its block that last gave the model a value."""
+
+_exit = interleaving.Interleaver.__exit__
+_handle_swap = interleaving.Mediator.handle_swap_event
+_NOT_OF_THE_MODEL = (
+    ExceptionWrapper,  # a block raised it, and its traceback shows the line
+    interleaving.EarlyStopException,
+    interleaving.Cancelation,
+)
+
+
+def _exit_and_note(
+    interleaver: Any, cls: type[BaseException] | None, error: BaseException | None, tb: Any
+) -> Any:
+    """Replace `Interleaver.__exit__`: if an error of the model ends a run, note where its blocks were."""
+    if error is not None and not isinstance(error, _NOT_OF_THE_MODEL):
+        blocks = [
+            (codes, mediator.info)
+            for mediator in interleaver.mediators
+            for codes in (getattr(mediator, _GAVE, ()), _codes_of(mediator))
+        ]
+        setattr(error, _BLOCKS, blocks)
+    return _exit(interleaver, cls, error, tb)
+
+
+def _codes_of(mediator: Any) -> list[tuple[CodeType, int]]:
+    """Return the code and the line of the calls in which the thread of a block waits."""
+    worker = mediator.worker
+    return codes_above(sys._current_frames().get(worker.ident)) if worker is not None else []
+
+
+def _handle_swap_and_note(mediator: Any, provider: Any, requester: Any, value: Any) -> Any:
+    """Replace `Mediator.handle_swap_event`: note the line of the block, whose thread waits for its end.
+
+    `Mediator.swap`, which that thread calls, may not be replaced: it looks for the block among its callers.
+    """
+    if provider == requester:
+        setattr(mediator, _GAVE, _codes_of(mediator))
+    return _handle_swap(mediator, provider, requester, value)
+
+
 def _where_blocks_were(error: BaseException) -> str:
     """Return the lines of the blocks that were running when the model raised `error`."""
-    if isinstance(error, ExceptionWrapper):  # a block raised it, and its traceback shows the line
-        return ""
-    now = sys._current_frames()
-    lines = dict.fromkeys(
-        show_lines(codes_above(now[thread.ident]), mediator.info, _INTERNAL)
-        for mediator, thread in _started
-        if thread.ident in now
-    )
+    blocks = getattr(error, _BLOCKS, ())
+    lines = dict.fromkeys(show_lines(codes, info, _INTERNAL) for codes, info in blocks)
     shown = "\n".join(filter(None, lines))
     return f"\nIn the model, while your block was here:\n{shown}" if shown else ""
+
+
+interleaving.Interleaver.__exit__ = _exit_and_note
+interleaving.Mediator.handle_swap_event = _handle_swap_and_note
 
 
 _INTERNAL = str(Path(nnsight.__file__).parent)

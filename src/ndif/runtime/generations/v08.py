@@ -189,19 +189,21 @@ _BLOCK = "__ndif_block__"
 _GAVE = "__ndif_gave__"
 """The attribute of a mediator for the lines of its block that last gave the model a value."""
 
-_cancel = interleaver.Interleaver.cancel
+_exit = interleaver.Interleaver.__exit__
 _swap = interleaver.Mediator.swap
 
 
-def _cancel_and_say(self: Any) -> None:
-    """Replace `Interleaver.cancel`: if an error of the model ends a run, note where its blocks were."""
-    error = sys.exc_info()[1]
-    if error is not None and not hasattr(error, "__intervention_tb__"):
+def _exit_and_say(
+    self: Any, cls: type[BaseException] | None, error: BaseException | None, tb: Any
+) -> Any:
+    """Replace `Interleaver.__exit__`: if an error of the model ends a run, note where its blocks were."""
+    stopped = error is None or isinstance(error, interleaver.EarlyStopException)
+    if not stopped and not hasattr(error, "__intervention_tb__"):
         lines = dict.fromkeys(line for each in self.mediators for line in _lines_of(each) if line)
         if lines:
             shown = "\n".join(lines)
             setattr(error, _BLOCK, f"\nIn the model, while your block was here:\n{shown}")
-    _cancel(self)
+    return _exit(self, cls, error, tb)
 
 
 def _lines_of(mediator: Any) -> Iterator[str]:
@@ -233,7 +235,7 @@ def _above(frame: FrameType | None) -> list[tuple[_Frame, int]]:
     return found
 
 
-interleaver.Interleaver.cancel = _cancel_and_say
+interleaver.Interleaver.__exit__ = _exit_and_say
 interleaver.Mediator.swap = classmethod(_swap_and_note)
 
 
