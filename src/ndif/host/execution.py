@@ -61,7 +61,7 @@ class Execution:
             has_live_client=request.subscription_id is not None,
         )
         until_begun: asyncio.Task[None] | None = None
-        is_stored = False
+        admitted = is_stored = False
         try:
             payload = await self._broker.payload(request)
             until_begun = runner.kill_if_frozen()
@@ -89,6 +89,7 @@ class Execution:
                         if request.subscription_id is None:  # a client that polls
                             if refused := await self._refusal(request, len(body)):
                                 return refused
+                            admitted = not request.trusted
                             await self._objects.put(result_key(request.id), body)
                             is_stored = True
                             return self._stored(request, header, len(body))
@@ -103,6 +104,7 @@ class Execution:
                         size = os.fstat(upload.fileno()).st_size
                         if refused := await self._refusal(request, size):
                             return refused
+                        admitted = not request.trusted
                         size = await upload.commit(result_key(request.id))
                         is_stored = True
                         return self._stored(request, header, size)
@@ -117,7 +119,8 @@ class Execution:
                 until_begun.cancel()
             if upload is not None:
                 upload.discard()
-            self._objects.room.settle(request.id, stored=is_stored)
+            if admitted:
+                self._objects.room.settle(request.id, stored=is_stored)
 
     async def _refusal(self, request: Request, size: int) -> Response | None:
         """Return the error for an untrusted user whose result there is no room for."""

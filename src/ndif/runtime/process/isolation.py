@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
 from ndif.runtime.spec import UntrustedSettings
-from ndif.sandbox.confinement.confinement import Confinement, DriverFiles, checkpoint_paths
+from ndif.sandbox.confinement.confinement import (
+    Confinement,
+    DriverFiles,
+    checkpoint_paths,
+    module_path,
+)
 
 if TYPE_CHECKING:
     from ndif.runtime.process.namespaces import Namespaces
@@ -84,12 +90,30 @@ def _permitted(untrusted: UntrustedSettings, confinement: Confinement) -> Permit
     return PermittedPaths.of(*confinement.paths())
 
 
+def _operator_modules(untrusted: UntrustedSettings) -> list[Path]:
+    """Return the folders of the modules that the operator lets a block import, wherever they are."""
+    if not untrusted.protector or not untrusted.whitelist:
+        return []
+    from ndif.sandbox.protector.whitelist import Whitelist
+
+    roots = {name.partition(".")[0] for name in Whitelist.read(Path(untrusted.whitelist)).modules}
+    found: list[Path] = []
+    for root in roots:
+        with suppress(ImportError, ValueError):
+            found += module_path(find_spec(root))
+    return found
+
+
 def _confinement(
     untrusted: UntrustedSettings, folder: Path, driver: DriverFiles | None
 ) -> Confinement:
     return Confinement.prepare(
         untrusted.sandbox,
-        readable=(*checkpoint_paths(folder), Path(untrusted.adapters).resolve()),
+        readable=(
+            *checkpoint_paths(folder),
+            Path(untrusted.adapters).resolve(),
+            *_operator_modules(untrusted),
+        ),
         memory_bytes=untrusted.memory_bytes,
         result_bytes=untrusted.result_bytes,
         max_threads=untrusted.max_threads,
