@@ -20,6 +20,7 @@ from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaL
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
+from ndif.stores.objects.room import RoomLimits
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
     PROMPT,
@@ -186,6 +187,31 @@ async def test_a_result_for_which_the_disk_has_no_room(
         response = await served.run(reading(client), polled=True)
         assert response.status is Status.ERROR
         assert "its result could not be stored: the server's disk is full" in response.description
+
+
+@pytest.mark.parametrize("polled", [True, False])
+@on_loop
+async def test_a_strangers_results_have_as_much_room_as_the_server_says(
+    polled: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
+) -> None:
+    # Sent in a frame, and written into a file.
+    inline = strict.max_inline_result_bytes if polled else 0
+    settings = strict.model_copy(update={"max_inline_result_bytes": inline})
+    objects, read = FileStore(tmp_path / "results", 3600), reading(client)
+    async with serve(tiny_gpt2, settings=settings, objects=objects) as served:
+        assert (await served.run(read, trusted=False, polled=polled)).status is Status.COMPLETED
+        [stored] = (await objects.unexpired("results")).values()
+        objects.limits = RoomLimits(4 * stored.size, 0.5)
+        assert (await served.run(read, trusted=False, polled=polled)).status is Status.COMPLETED
+        response = await served.run(read, trusted=False, polled=polled)
+        assert response.status is Status.ERROR
+        assert "was not stored: yours that are stored take" in response.description
+        assert "NDIF_MAX_STORED_SHARE" in response.description
+        assert [*objects.root.glob(".ndif-part-*")] == []
+        assert len(await objects.unexpired("results")) == 2
+        for name in await objects.unexpired("results"):
+            await objects.delete(f"results/{name}")
+        assert (await served.run(read, trusted=False, polled=polled)).status is Status.COMPLETED
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ndif.host.watchdogs import ResourceUsage, ResourceWatchdog
+from ndif.sandbox.confinement.cgroup import RunnerCgroups
 from tests.on_loop import on_loop
 
 MIB = 1 << 20
@@ -150,6 +151,22 @@ def test_an_ending_process_has_no_usage() -> None:
         assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     finally:
         os.waitpid(pid, 0)
+
+
+def test_a_watched_process_has_a_cgroup_where_some_can_be_made(
+    process: Process, tmp_path: Path
+) -> None:
+    async def watch_for_a_moment() -> None:
+        watch = ResourceWatchdog(MEMORY, THREADS, lambda: RunnerCgroups(tmp_path))
+        watching = asyncio.create_task(watch.enforce(process.pid, print))
+        await asyncio.sleep(0.3)
+        watching.cancel()
+
+    asyncio.run(watch_for_a_moment())
+    [made] = tmp_path.iterdir()
+    assert (made / "cgroup.procs").read_text() == str(process.pid)
+    assert (made / "memory.max").read_text() == str(MEMORY)
+    assert (made / "pids.max").read_text() == str(THREADS + 1)
 
 
 # What is too much.

@@ -20,6 +20,8 @@ MiB = 1024**2
 GiB = 1024**3
 
 _SECRET_LENGTH = 16
+_TRUSTED_RESULT = 8 * GiB
+"""Maximum size of a trusted user's result, unless it is set."""
 
 OLDEST_REDIS = "6.2"
 """Oldest version of Redis that has XAUTOCLAIM, by which a new leader takes over claimed requests."""
@@ -56,13 +58,19 @@ class Settings(BaseSettings):
     max_unread_bytes: Size = Field(default=16 * MiB, gt=0)
     """Maximum size of the updates that wait until their client reads them; its jobs wait before they
     send more, and a client that lets more updates gather is disconnected."""
-    max_result_bytes: Size = Field(default=8 * GiB, gt=0)
-    """Maximum size of a result before compression; a larger one is an ERROR."""
+    max_result_bytes: Size = Field(default=1 * GiB, gt=0)
+    """Maximum size of a result before compression; a larger one is an ERROR. Unless this is set, a trusted
+    user's may have 8GiB."""
     max_inline_result_bytes: Size = Field(default=8 * MiB, ge=0)
     """Maximum size of a result that is sent on the client's live channel; a larger one is
     stored and fetched."""
     result_ttl_s: Duration = Field(default=7200, gt=0)
     """Time that a result and its signed URL stay valid."""
+    max_stored_bytes: Size = Field(default=64 * GiB, gt=0)
+    """Maximum size of all stored results together; a further one is an ERROR until others have
+    expired. Results of trusted users count, and are stored all the same."""
+    max_stored_share: float = Field(default=0.25, gt=0, le=1)
+    """Maximum fraction of NDIF_MAX_STORED_BYTES that the results of one user take."""
     broker_url: str = Field(
         default="",
         description=f"Redis ({OLDEST_REDIS} or newer) or Valkey, as redis://HOST:PORT, that joins "
@@ -287,6 +295,11 @@ class Settings(BaseSettings):
                 "NDIF_AUTOSCALE_BACKOFF_S must not be more than NDIF_AUTOSCALE_LONGEST_BACKOFF_S"
             )
         return self
+
+    def largest_result(self, *, trusted: bool) -> int:
+        """Return the maximum bytes of a result of a trusted or an untrusted user."""
+        is_set = "max_result_bytes" in self.model_fields_set
+        return _TRUSTED_RESULT if trusted and not is_set else self.max_result_bytes
 
     @property
     def has_own_secret(self) -> bool:

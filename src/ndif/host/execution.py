@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,7 @@ class Execution:
             has_live_client=request.subscription_id is not None,
         )
         until_begun: asyncio.Task[None] | None = None
+        admitted = is_stored = False
         try:
             payload = await self._broker.payload(request)
             until_begun = runner.kill_if_frozen()
@@ -85,7 +87,11 @@ class Execution:
                         await runner.send({"kind": "file"}, fds=[upload.fileno()])
                     case "result":
                         if request.subscription_id is None:  # a client that polls
+                            if refused := await self._refusal(request, len(body)):
+                                return refused
+                            admitted = not request.trusted
                             await self._objects.put(result_key(request.id), body)
+                            is_stored = True
                             return self._stored(request, header, len(body))
                         result = InlineResult(body, header.get("compressed") is True)
                         meta = parse_meta(header)
@@ -95,7 +101,12 @@ class Execution:
                             # The user must not get a file that the runner can still write to.
                             runner.kill()
                             await runner.exit_code(EXIT_PATIENCE_S)
+                        size = os.fstat(upload.fileno()).st_size
+                        if refused := await self._refusal(request, size):
+                            return refused
+                        admitted = not request.trusted
                         size = await upload.commit(result_key(request.id))
+                        is_stored = True
                         return self._stored(request, header, size)
                     case "error":
                         if header.get("ends") is True:
@@ -108,6 +119,15 @@ class Execution:
                 until_begun.cancel()
             if upload is not None:
                 upload.discard()
+            if admitted:
+                self._objects.room.settle(request.id, stored=is_stored)
+
+    async def _refusal(self, request: Request, size: int) -> Response | None:
+        """Return the error for an untrusted user whose result there is no room for."""
+        if request.trusted:
+            return None
+        why = await self._objects.room.admit(request.id, request.user, size)
+        return None if why is None else Response(request.id, Status.ERROR, why)
 
     def _instructions(self, request: Request) -> dict[str, Any]:
         # Clients of that wire load a result straight out of its frame, without decompressing it.
@@ -117,7 +137,7 @@ class Execution:
             "compressed": request.compress,
             "env": dict(request.env),
             "max_payload": self._settings.max_request_bytes,
-            "max_result": self._settings.max_result_bytes,
+            "max_result": self._settings.largest_result(trusted=request.trusted),
             "max_inline": self._settings.max_inline_result_bytes,
             "compress_inline": request.compress and not loaded_from_frame,
             "compress_stored": request.compress,

@@ -26,7 +26,7 @@ from ndif.host.runner_protocol import LimitError, NoLiveClientError
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_weights import SharedWeights
 from ndif.host.snapshot import publish
-from ndif.host.watchdogs import GpuWatch, ResourceWatchdog
+from ndif.host.watchdogs import GpuWatch, ResourceWatchdog, runner_cgroups
 from ndif.runtime.spec import ModelSpec, UntrustedSettings
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
@@ -123,7 +123,9 @@ class LocalModelActor:
         self._adapters = Adapters(
             runtime, settings.adapters, settings.max_adapter_bytes, settings.adapter_cache_bytes
         )
-        self._watch = ResourceWatchdog(settings.runner_memory_bytes, settings.runner_max_threads)
+        self._watch = ResourceWatchdog(
+            settings.runner_memory_bytes, settings.runner_max_threads, runner_cgroups
+        )
         self._runner: RunnerHandle | None = None
         self._verifying: asyncio.Task[None] | None = None
         self._waited: RunnerHandle | None = None

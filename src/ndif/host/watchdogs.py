@@ -6,6 +6,7 @@ No kernel limit counts the former by process, and torch limits the latter for ea
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndif.host.gpus import Driver, DriverError, Gpu
+from ndif.sandbox.confinement.cgroup import CgroupError, RunnerCgroups
 from ndif.sizes import format_size
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class ResourceWatchdog:
 
     memory_bytes: int
     max_threads: int
+    find_cgroups: Callable[[], RunnerCgroups | None] = lambda: None
+    """Returns the cgroups that hold the same limits; None where this server can make none."""
 
     def exceeded(self, before: ResourceUsage, now: ResourceUsage) -> str | None:
         """Return the message for the user of a request that exceeds a limit; None if it does not."""
@@ -75,11 +79,31 @@ class ResourceWatchdog:
     async def enforce(self, pid: int, end: Callable[[str], None]) -> None:
         """Call `end` with the reason if process `pid` exceeds a limit; return when it has ended."""
         before = ResourceUsage.of(pid)
+        cgroups = self.find_cgroups()
+        if before is not None and cgroups is not None:
+            # Threads that wait already count, too.
+            limits = (self.memory_bytes, before.threads + self.max_threads)
+            try:
+                # The kernel may take a while to move a process.
+                await asyncio.to_thread(cgroups.place, pid, *limits)
+            except OSError as error:
+                logger.warning("process %d has no cgroup of its own: %s", pid, error)
         while before is not None and (now := ResourceUsage.of(pid)) is not None:
             if reason := self.exceeded(before, now):
                 end(reason)
                 return
             await asyncio.sleep(_EVERY_S)
+
+
+@functools.cache
+def runner_cgroups() -> RunnerCgroups | None:
+    """Return the cgroups below this server's own, prepared; None if it can make none."""
+    try:
+        found = RunnerCgroups.find()
+        found.prepare()
+    except (CgroupError, OSError):
+        return None  # `ndif doctor` says why
+    return found
 
 
 @dataclass(frozen=True, slots=True)

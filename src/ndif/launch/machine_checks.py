@@ -25,6 +25,7 @@ from ndif.launch.run_folder import RunFolders
 from ndif.launch.services.plan import SERVICES, addresses, contradictions, secret_problems
 from ndif.launch.services.service import ServiceError, disk_space_problem, free_bytes
 from ndif.net import StartError, listen
+from ndif.sandbox.confinement.confinement import holds_packages
 from ndif.sizes import format_size
 from ndif.stores.accounts import FileAccounts, KeysError
 
@@ -72,6 +73,14 @@ def check_machine(options: Settings) -> list[Check]:
 
 def _python(_: Settings) -> Iterator[Check]:
     yield Check("Python", "ok", platform.python_version())
+    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if not holds_packages(Path(entry)):
+            yield Check(
+                "PYTHONPATH",
+                "note",
+                f"{entry} holds more than installed packages: untrusted code can read of it only what a "
+                "model process has loaded, and the modules of NDIF_WHITELIST",
+            )
 
 
 def _gpus(_: Settings) -> Iterator[Check]:

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResultRoute
 from ndif.stores.objects import FileStore, ObjectStore
+from ndif.stores.objects.room import Room, RoomLimits
 from tests.on_loop import on_loop
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 from tests.stores.objects.stores import files_in, request_key, response_key, result_key
@@ -298,3 +299,89 @@ async def test_a_stopped_store_keeps_what_it_has(form: Form, tmp_path: Path) -> 
 def flipped(text: str) -> str:
     """`text` with another last character."""
     return text[:-1] + ("0" if text[-1] != "0" else "1")
+
+
+# Room for results.
+
+
+async def store_result(store: ObjectStore, user: str, size: int) -> str | None:
+    """Store a result as a host does, and return why it was not."""
+    request = str(uuid.uuid4())
+    if why := await store.room.admit(request, user, size):
+        return why
+    await store.put(f"results/{request}.pt", bytes(size))
+    store.room.settle(request, stored=True)
+    return None
+
+
+@on_loop
+async def test_one_user_takes_a_share_and_all_take_no_more_than_the_limit(
+    form: Form, tmp_path: Path
+) -> None:
+    limits = RoomLimits(1000, 0.5)
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        store.limits = limits
+        assert await store_result(store, "ada", 400) is None
+        why = await store_result(store, "ada", 101)
+        assert why is not None
+        assert "takes 101B and was not stored: yours that are stored take 400B" in why
+        assert "of at most 500B, which one user's may take (NDIF_MAX_STORED_SHARE)" in why
+        assert "is deleted in 60 min" in why
+        assert await store_result(store, "ada", 100) is None
+        assert await store_result(store, "bob", 450) is None
+        why = await store_result(store, "eve", 51)
+        assert why is not None
+        assert "those of all users that are stored take 950B, of at most 1,000B together" in why
+        assert await store_result(store, "eve", 50) is None
+        assert await store_result(store, "eve", 0) is None
+
+
+@on_loop
+async def test_what_is_stored_is_counted_after_a_restart(form: Form, tmp_path: Path) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        store.limits = RoomLimits(1000, 0.5)
+        assert await store_result(store, "ada", 400) is None
+        await store.put(result_key(), bytes(300))  # of a user of whom nothing is known
+        store.room = Room(store)
+        assert await store_result(store, "ada", 101) is not None
+        assert await store_result(store, "bob", 301) is not None
+        assert await store_result(store, "bob", 300) is None
+
+
+@on_loop
+async def test_room_is_given_back(form: Form, tmp_path: Path) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        store.limits = RoomLimits(1000, 0.5)
+        admitted = [str(uuid.uuid4()) for _ in range(5)]
+        for each in admitted:
+            assert await store.room.admit(each, "ada", 100) is None
+        # Results that are about to be stored count.
+        assert await store_result(store, "ada", 1) is not None
+        store.room.settle(admitted[0], stored=False)
+        assert await store_result(store, "ada", 100) is None
+        for each in admitted[1:]:
+            store.room.settle(each, stored=False)
+        # One that was deleted, as after it was fetched, is not counted once its room is needed.
+        [result] = list(await store.unexpired("results"))
+        await store.delete(f"results/{result}")
+        assert await store_result(store, "ada", 500) is None
+        assert await store_result(store, "ada", 1) is not None
+
+
+@on_loop
+async def test_expired_results_make_room(form: Form, tmp_path: Path) -> None:
+    async with form.open(tmp_path, 0.4) as (store, _):
+        store.limits = RoomLimits(1000, 0.5)
+        assert await store_result(store, "ada", 500) is None
+        await asyncio.sleep(0.5 if isinstance(store, FileStore) else 2.5)
+        assert await store_result(store, "ada", 500) is None
+        assert len(await store.unexpired("results")) <= 1
+
+
+@on_loop
+async def test_many_at_once_are_admitted_as_one_after_the_other(form: Form, tmp_path: Path) -> None:
+    async with form.open(tmp_path, LONG_S) as (store, _):
+        store.limits = RoomLimits(1000, 0.5)
+        ids = [str(uuid.uuid4()) for _ in range(20)]
+        refused = await asyncio.gather(*(store.room.admit(each, "ada", 100) for each in ids))
+        assert len([why for why in refused if why is None]) == 5

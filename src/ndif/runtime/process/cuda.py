@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from ndif.runtime.process.children import fork
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError
-from ndif.sandbox.confinement.confinement import DriverFiles, library_folders
+from ndif.sandbox.confinement.confinement import DriverFiles, interpreter_paths
 
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 """A function and its arguments that rebuild a tensor in another process."""
@@ -145,7 +145,7 @@ class Cuda:
         minors = gpu_minors(_information(), identities)
         devices = {_UVM_TOOLS, *_open_nodes()}
         return DriverFiles(
-            libraries=tuple(sorted({str(folder) for folder in library_folders()})),
+            libraries=tuple(map(str, interpreter_paths())),
             devices=tuple(sorted(node for node in devices if _is_ours(node, minors))),
             shared_memory=tuple(sorted(_counters(handles))),
         )

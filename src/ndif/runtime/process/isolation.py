@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
 from ndif.runtime.spec import UntrustedSettings
-from ndif.sandbox.confinement.confinement import Confinement, DriverFiles, checkpoint_paths
+from ndif.sandbox.confinement.confinement import (
+    Confinement,
+    DriverFiles,
+    checkpoint_paths,
+    module_path,
+)
 
 if TYPE_CHECKING:
     from ndif.runtime.process.namespaces import Namespaces
@@ -81,7 +87,21 @@ def _permitted(untrusted: UntrustedSettings, confinement: Confinement) -> Permit
         return None
     from ndif.sandbox.protector.audit import PermittedPaths
 
-    return PermittedPaths.of(*confinement.paths())
+    return PermittedPaths.of(*confinement.paths(), confinement.unlisted)
+
+
+def _operator_modules(untrusted: UntrustedSettings) -> list[Path]:
+    """Return the folders of the modules that the operator lets a block import, wherever they are."""
+    if not untrusted.protector or not untrusted.whitelist:
+        return []
+    from ndif.sandbox.protector.whitelist import Whitelist
+
+    roots = {name.partition(".")[0] for name in Whitelist.read(Path(untrusted.whitelist)).modules}
+    found: list[Path] = []
+    for root in roots:
+        with suppress(ImportError, ValueError):
+            found += module_path(find_spec(root))
+    return found
 
 
 def _confinement(
@@ -89,7 +109,7 @@ def _confinement(
 ) -> Confinement:
     return Confinement.prepare(
         untrusted.sandbox,
-        readable=checkpoint_paths(folder),
+        readable=(*checkpoint_paths(folder), *_operator_modules(untrusted)),
         # Which adapters others use is theirs to tell.
         unlisted=[Path(untrusted.adapters).resolve()],
         memory_bytes=untrusted.memory_bytes,

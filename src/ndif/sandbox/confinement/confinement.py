@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,8 @@ _OWN_THREADS = Path("/proc/self/task")
 """Directory where drivers from version 570 on name their threads; if refused, cuInit returns 304."""
 _DRIVER_VARIABLES = ("CUDA_", "CUBLAS_", "NVIDIA_", "PYTORCH_", "TORCH_")
 """Prefixes of environment variables that select GPUs and configure how they compute."""
+_LIBRARY_ROOTS = ("/lib", "/lib64", "/usr", "/opt", "/nix", "/gnu")
+"""Folders of libraries that the system installs."""
 _CHANNEL_FD, _RULESET_FD = 3, 4
 _ENV_START, _ENV_END = 47, 48
 """Indices of fields of /proc/PID/stat, counted from the state (proc_pid_stat(5))."""
@@ -52,7 +55,7 @@ class DriverFiles:
     """Files that a process on GPUs needs, found by a process that already uses them."""
 
     libraries: tuple[str, ...]
-    """Folders of the libraries that the driver has loaded."""
+    """Folders of the interpreter, and of all libraries once the driver has loaded its own."""
     devices: tuple[str, ...]
     """Device files of the driver and of the GPUs in use."""
     shared_memory: tuple[str, ...]
@@ -262,19 +265,62 @@ def verify(mode: Mode) -> None:
 
 
 def interpreter_paths() -> list[Path]:
-    """Return the folders of Python, of its packages, and of the libraries that they load."""
-    paths = {Path(path) for path in sys.path if path}
-    paths.update(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+    """Return the folders of Python, of its packages, and of the libraries that they load.
+
+    Another folder of the search path, such as a source tree or somebody's home, holds more than packages.
+    Of such a one only the packages and modules that this process has loaded are returned.
+    """
     # A virtual environment has packages of its own and the modules of its base interpreter.
-    for prefix in (sys.prefix, sys.base_prefix):
-        for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-            paths.add(Path(sysconfig.get_path(name, vars={"base": prefix, "platbase": prefix})))
-    paths.update(library_folders())
+    places = [None, *({"base": each, "platbase": each} for each in (sys.prefix, sys.base_prefix))]
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    paths = {Path(sysconfig.get_path(name, vars=place)) for place in places for name in names}
+    paths.update(path for path in map(Path, filter(None, sys.path)) if holds_packages(path))
+    paths.update(_loaded_elsewhere(paths))
+    paths.update(_libraries(paths))
     return sorted(path.resolve() for path in paths if path.exists())
 
 
+def holds_packages(path: Path) -> bool:
+    """Return True for a folder of installed packages, or an archive of modules."""
+    if path.name in ("site-packages", "dist-packages") or path.is_file():
+        return True
+    return any(path.glob("*.dist-info"))
+
+
+def module_path(spec: object) -> list[Path]:
+    """Return the folders of a package, or the file of a module; nothing for a built-in one."""
+    if not isinstance(spec, ModuleSpec):
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(each) for each in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.has_location and spec.origin else []
+
+
+def _loaded_elsewhere(folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield what was loaded from outside some folders: packages and modules without a dot in their name."""
+    known = tuple(folders)
+    for name, module in list(sys.modules.items()):
+        if "." not in name:
+            for path in module_path(getattr(module, "__spec__", None)):
+                if not any(path.is_relative_to(each) for each in known):
+                    yield path
+
+
+def _libraries(folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield the folder of each loaded library, which may load its neighbours later.
+
+    Of a folder that is neither the system's nor among `folders`, yield the libraries alone.
+    """
+    known = (*folders, *map(Path, (*_LIBRARY_ROOTS, sys.prefix, sys.base_prefix)))
+    for folder in set(library_folders()):
+        if any(folder.is_relative_to(each) for each in known):
+            yield folder
+        else:
+            yield from folder.glob("*.so*")
+
+
 def library_folders() -> Iterable[Path]:
-    """Yield the folder of each loaded library, which may load its neighbours later."""
+    """Yield the folder of each loaded library."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         name = line.partition("/")[2]
         if ".so" in name:

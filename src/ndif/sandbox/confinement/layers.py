@@ -9,6 +9,8 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndif.sandbox.confinement.cgroup import CgroupError, RunnerCgroups
+
 _PACKAGE = "landlock>=1.0.0.dev5"
 """As pyproject.toml requires it: without a version, pip takes a release that is too old."""
 _FIRST_KERNEL = (5, 13)
@@ -103,4 +105,18 @@ def _always() -> list[Layer]:
         Layer("limits: memory, files, core", True, True, "setrlimit, and the resource watchdog"),
         Layer("limits: threads", True, False, threads),
         Layer("other processes' memory, beyond Landlock", scope != "0", False, ptrace),
+        _cgroup(),
     ]
+
+
+def _cgroup() -> Layer:
+    name = "limits: a cgroup per request"
+    try:
+        base = RunnerCgroups.find().base
+    except (CgroupError, OSError) as error:
+        advice = (
+            f"none: {error}; covered by the resource watchdog and seccomp. With cgroups of version 2, "
+            "`systemd-run --user --scope -p Delegate=yes ndif …` delegates one"
+        )
+        return Layer(name, False, False, advice)
+    return Layer(name, True, False, f"below {base}")

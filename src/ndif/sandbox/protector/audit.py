@@ -40,15 +40,19 @@ class PermittedPaths:
 
     reading: tuple[str, ...]
     writing: tuple[str, ...]
+    unlisted: tuple[str, ...] = ()
+    """Folders whose files may be read and whose names may not."""
 
     @classmethod
-    def of(cls, readable: Iterable[Path], writable: Iterable[Path]) -> PermittedPaths:
+    def of(
+        cls, readable: Iterable[Path], writable: Iterable[Path], unlisted: Iterable[Path] = ()
+    ) -> PermittedPaths:
         """Resolve the paths below which a process may read, and those below which it may also write."""
-        read, written = (
+        read, written, named = (
             tuple(dict.fromkeys(os.path.realpath(path) for path in paths))
-            for paths in (readable, writable)
+            for paths in (readable, writable, unlisted)
         )
-        return cls((*read, *written), written)
+        return cls((*read, *written), written, named)
 
 
 def refuse_effects(permitted: PermittedPaths) -> None:
@@ -57,13 +61,14 @@ def refuse_effects(permitted: PermittedPaths) -> None:
     A refused call raises PermissionError, as it would under the kernel's confinement.
     """
     reading, writing = permitted.reading, permitted.writing
+    opening = (*reading, *permitted.unlisted)
 
     def check_open(arguments: tuple[Any, ...]) -> None:
         path, _, flags = arguments
         if isinstance(path, int):
             return  # a descriptor that is open already
         writes = isinstance(flags, int) and flags & _WRITES
-        _check(path, writing if writes else reading)
+        _check(path, writing if writes else opening)
 
     def check_read(arguments: tuple[Any, ...]) -> None:
         if not isinstance(arguments[0], int):

@@ -11,6 +11,7 @@ from ndif.stores.objects.port import DiskError as DiskError
 from ndif.stores.objects.port import ObjectStore as ObjectStore
 from ndif.stores.objects.port import ObjectStoreError as ObjectStoreError
 from ndif.stores.objects.port import Upload as Upload
+from ndif.stores.objects.room import RoomLimits
 
 
 def open_store(settings: Settings, folder: Path, secret: str | None = None) -> ObjectStore:
@@ -18,8 +19,9 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
 
     Processes that share the folder sign its URLs with the same `secret`.
     """
+    limits = RoomLimits(settings.max_stored_bytes, settings.max_stored_share)
     if not settings.object_store_url:
-        return FileStore(folder, settings.result_ttl_s, secret)
+        return FileStore(folder, settings.result_ttl_s, secret, limits)
     try:
         # One machine needs no obstore.
         from ndif.stores.objects.s3 import S3Address, S3Store
@@ -40,4 +42,5 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
         ),
         settings.result_ttl_s,
         folder=folder,
+        limits=limits,
     )

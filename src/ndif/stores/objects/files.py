@@ -10,13 +10,14 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import mkstemp
 
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.stores.disk import disk_problem, space_problem, sync
 from ndif.stores.objects.port import SWEPT, DiskError, check, is_key, is_ours, lifetime_s
+from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -66,10 +67,18 @@ class FileUpload:
 class FileStore:
     """The embedded form of `ObjectStore`."""
 
-    def __init__(self, root: Path, ttl_s: float, secret: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        ttl_s: float,
+        secret: str | None = None,
+        limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
+    ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root.resolve()
         self.ttl_s = ttl_s
+        self.limits = limits
+        self.room = Room(self)
         # A random secret makes URLs invalid that were signed before a restart.
         self._secret = secret.encode() if secret else secrets.token_bytes(32)
         self._sweeper: asyncio.Task[None] | None = None
@@ -124,6 +133,22 @@ class FileStore:
         """See `ObjectStore.delete`."""
         with _disk_errors(), contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
+
+    async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
+        """See `ObjectStore.unexpired`."""
+        with _disk_errors():
+            return await asyncio.to_thread(self._unexpired, folder)
+
+    def _unexpired(self, folder: str) -> dict[str, StoredObject]:
+        found = {}
+        for path in (self.root / folder).glob("*"):
+            if is_ours(f"{folder}/{path.name}"):
+                _delete_old(path, lifetime_s(folder, self.ttl_s))
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.lstat()
+                    age_s = time.time() - status.st_mtime
+                    found[path.name] = StoredObject(status.st_size, age_s)
+        return found
 
     def problem(self) -> str | None:
         """See `ObjectStore.problem`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Protocol
 
 from ndif.schema.payload import Payload, PayloadFile
+from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 
 
 class ObjectStoreError(Exception):
@@ -32,14 +34,17 @@ class Upload(Protocol):
 class ObjectStore(Protocol):
     """Objects by key, each of which expires.
 
-    Keys are `results/{id}.pt`, `responses/{id}.json` for a polled job's last update, `ends/{id}.json` for
-    its terminal response, and `requests/{id}` for a payload that is too large for the queue. Models from
-    `hub/` never expire. `put`, `get`, `delete` and `Upload.commit` raise
-    `ObjectStoreError` if the store stays unreachable.
+    Keys are `results/{id}.pt`, `owners/{id}.{digest}` for the user of a result, `responses/{id}.json` for
+    a polled job's last update, `ends/{id}.json` for its terminal response, and `requests/{id}` for a
+    payload that is too large for the queue. Models from `hub/` never expire. `put`, `get`, `delete` and
+    `Upload.commit` raise `ObjectStoreError` if the store stays unreachable.
     """
 
     ttl_s: float
     """Seconds after which results and responses expire."""
+    limits: RoomLimits
+    room: Room
+    """Room for results within the limits."""
 
     async def start(self) -> None:
         """Start to delete expired objects."""
@@ -67,6 +72,9 @@ class ObjectStore(Protocol):
 
     async def delete(self, key: str) -> None:
         """Delete the object `key`, if there is one."""
+
+    async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
+        """Return the objects of a folder by name, after deleting those that have expired."""
 
     def problem(self) -> str | None:
         """Return the sentence that the store takes little more; None if it is not known to."""
@@ -96,11 +104,13 @@ def result_key(request_id: str) -> str:
     return f"results/{request_id}.pt"
 
 
-SWEPT = ("results", "responses", "ends", "requests")
+SWEPT = ("results", "responses", "ends", "requests", "owners")
 """Folders whose objects expire. Objects in `hub` are named after their content and stay, as models do."""
 _KEY = re.compile(rf"({'|'.join((*SWEPT, 'hub'))})/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_OURS = re.compile(rf"results/{_UUID}\.pt|(responses|ends)/{_UUID}\.json|requests/{_UUID}")
+_OURS = re.compile(
+    rf"results/{_UUID}\.pt|(responses|ends)/{_UUID}\.json|requests/{_UUID}|owners/{_UUID}\.[0-9a-f]{{16}}"
+)
 _REQUEST_S = 86_400.0
 """Minimum lifetime of a request, which may wait longer than results live and is deleted by its claimer."""
 

@@ -11,7 +11,7 @@ import mmap
 import os
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -27,6 +27,7 @@ from obstore.store import S3Store as Bucket
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.stores.objects.files import PART, delete_parts
 from ndif.stores.objects.port import SWEPT, ObjectStoreError, check, is_key, is_ours, lifetime_s
+from ndif.stores.objects.room import Room, RoomLimits, StoredObject
 from ndif.tasks import end
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ class S3Store:
         ttl_s: float,
         *,
         folder: Path | None = None,
+        limits: RoomLimits = RoomLimits(),  # noqa: B008 - it is immutable
         patience_s: float = _PATIENCE_S,
         hurried_s: float = _HURRIED_S,
     ) -> None:
@@ -208,6 +210,8 @@ class S3Store:
         A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`.
         """
         self.ttl_s = ttl_s
+        self.limits = limits
+        self.room = Room(self)
         self._address = address
         self._folder = folder or Path(gettempdir())
         try:
@@ -309,17 +313,35 @@ class S3Store:
                 if not no_bucket(error):
                     raise
 
-    async def _sweep(self, folder: str) -> None:
+    async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
+        """See `ObjectStore.unexpired`."""
+        found: dict[str, StoredObject] = {}
+        with self._errors():
+            try:
+                await self._sweep(folder, found)
+            except BaseError as error:
+                if not no_bucket(error):
+                    raise
+        return found
+
+    async def _sweep(self, folder: str, kept: dict[str, StoredObject] | None = None) -> None:
+        """Delete the expired objects of a folder, and add the others to `kept`."""
         age = timedelta(seconds=lifetime_s(folder, self.ttl_s) + _CLOCK_S)
         async for found in obstore.list(self._hurried, folder, chunk_size=1000):
-            oldest = datetime.now(timezone.utc) - age
-            past = [
-                each["path"]
-                for each in found
-                if is_ours(each["path"]) and each["last_modified"] < oldest
-            ]
+            now = datetime.now(timezone.utc)
+            ours = [each for each in found if is_ours(each["path"])]
+            past = [each["path"] for each in ours if each["last_modified"] < now - age]
             with contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._hurried, past)
+            if kept is not None:
+                kept.update(
+                    (
+                        each["path"].rpartition("/")[2],
+                        StoredObject(each["size"], (now - each["last_modified"]).total_seconds()),
+                    )
+                    for each in ours
+                    if each["last_modified"] >= now - age
+                )
 
     async def _create_bucket(self) -> None:
         """Create the bucket by a signed request, because obstore has no call for that."""

@@ -1,0 +1,101 @@
+"""A cgroup for each runner, where this server may make some (cgroups(7), version 2).
+
+The kernel then counts what a process cannot hide: shared memory, page tables, and memory of the kernel's
+own. Nothing depends on it: the resource watchdog and the filter of system calls hold without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_SERVER = "ndif-server"
+"""The cgroup of the server's own processes: one that has processes can have none below it."""
+_RUNNER = "ndif-runner-"
+_CONTROLLERS = ("memory", "pids")
+_DELEGATED = ("user.delegate", "trusted.delegate")
+"""Attributes by which systemd says that the owner of a cgroup may make others below it."""
+
+
+class CgroupError(Exception):
+    """This server can make no cgroups; the message is a clause that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerCgroups:
+    """The cgroups below the one that this server was given."""
+
+    base: Path
+
+    @classmethod
+    def find(cls, root: Path = _ROOT, own: Path = _OWN) -> RunnerCgroups:
+        """Return the cgroup that this server may divide, without changing anything.
+
+        Raises:
+            CgroupError: If there is none.
+        """
+        if not (root / "cgroup.controllers").is_file():
+            raise CgroupError("the controllers of this machine are those of version 1")
+        lines = own.read_text().splitlines()
+        path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+        base = root / path.lstrip("/")
+        if base.name == _SERVER:
+            base = base.parent
+        lacking = set(_CONTROLLERS) - set((base / "cgroup.controllers").read_text().split())
+        if lacking:
+            raise CgroupError(f"it has no controller {min(lacking)!r}")
+        if not (_is_delegated(base) or _is_of_a_container(base, path)):
+            raise CgroupError("its cgroup is not delegated to it")
+        if not all(os.access(base / each, os.W_OK) for each in (".", "cgroup.procs")):
+            raise CgroupError(f"it may not write to {base}")
+        return cls(base)
+
+    def prepare(self) -> None:
+        """Move the processes of this cgroup into one of their own, and pass the controllers on."""
+        server = self.base / _SERVER
+        server.mkdir(exist_ok=True)
+        for pid in (self.base / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (server / "cgroup.procs").write_text(pid)
+        (self.base / "cgroup.subtree_control").write_text(
+            " ".join(f"+{each}" for each in _CONTROLLERS)
+        )
+
+    def place(self, pid: int, memory_bytes: int, max_tasks: int) -> None:
+        """Limit what process `pid` takes from here on; what it holds already stays counted elsewhere."""
+        self.remove_empty()
+        made = self.base / f"{_RUNNER}{pid}-{os.urandom(4).hex()}"
+        made.mkdir()
+        limits = {
+            "memory.max": memory_bytes,
+            "memory.swap.max": 0,
+            "memory.oom.group": 1,
+            "pids.max": max_tasks,
+        }
+        for name, limit in limits.items():
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap has no limit of it
+                (made / name).write_text(str(limit))
+        (made / "cgroup.procs").write_text(str(pid))
+
+    def remove_empty(self) -> None:
+        """Remove the cgroups of runners that have ended or that have another one."""
+        for each in self.base.glob(f"{_RUNNER}*"):
+            with contextlib.suppress(OSError):  # it has a process still
+                each.rmdir()
+
+
+def _is_delegated(base: Path) -> bool:
+    for name in _DELEGATED:
+        with contextlib.suppress(OSError):
+            if os.getxattr(base, name) == b"1":
+                return True
+    return False
+
+
+def _is_of_a_container(base: Path, path: str) -> bool:
+    """Return True for the root of a namespace of cgroups, which has a type as the machine's has not."""
+    return path == "/" and (base / "cgroup.type").exists()

@@ -1,0 +1,144 @@
+"""Room for stored results: what all of them may take together, and what one user's may."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ndif.sizes import format_size
+
+_RECOUNT_S = 10.0
+"""Seconds after which results are counted again: other processes store and delete them, too."""
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLimits:
+    """Limits of the bytes of stored results; by default there are none."""
+
+    all_bytes: float = float("inf")
+    share: float = 1.0
+    """Fraction of them that the results of one user may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object of a listing."""
+
+    size: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The bytes of stored results."""
+
+    total: int = 0
+    by_user: Mapping[str, int] = field(default_factory=dict)
+    oldest_s: Mapping[str, float] = field(default_factory=dict)
+    """Age of each user's oldest result, and of the oldest of all as that of ""."""
+
+    @classmethod
+    def of(cls, results: Mapping[str, StoredObject], owners: Mapping[str, StoredObject]) -> Usage:
+        """Add up listings of results (`ID.pt`) and of their owners (`ID.OWNER`)."""
+        owner_of = dict(name.split(".", 1) for name in owners)
+        by_user: dict[str, int] = {}
+        oldest: dict[str, float] = {}
+        for name, each in results.items():
+            owner = owner_of.get(name.removesuffix(".pt"), "")
+            by_user[owner] = by_user.get(owner, 0) + each.size
+            for key in {owner, ""}:
+                oldest[key] = max(oldest.get(key, 0.0), each.age_s)
+        return cls(sum(by_user.values()), by_user, oldest)
+
+    def plus(self, owner: str, size: int) -> Usage:
+        """Return this usage and another result."""
+        mine = self.by_user.get(owner, 0) + size
+        return Usage(self.total + size, {**self.by_user, owner: mine}, self.oldest_s)
+
+
+def refusal(usage: Usage, owner: str, size: int, limits: RoomLimits, ttl_s: float) -> str | None:
+    """Return the sentence for a user whose result there is no room for; None if there is room."""
+    mine, share = usage.by_user.get(owner, 0), int(min(limits.all_bytes * limits.share, 1 << 62))
+    if mine + size > share:
+        taken, whose = mine, "yours"
+        rule = f"{format_size(share)}, which one user's may take (NDIF_MAX_STORED_SHARE)"
+    elif usage.total + size > limits.all_bytes:
+        taken, whose, owner = usage.total, "those of all users", ""
+        rule = f"{format_size(limits.all_bytes)} together (NDIF_MAX_STORED_BYTES)"
+    else:
+        return None
+    left_s = ttl_s - usage.oldest_s.get(owner, 0.0)
+    when = (
+        f" The oldest of them is deleted in {max(1, round(left_s / _MINUTE_S))} min."
+        if taken
+        else ""
+    )
+    return (
+        f"The result takes {format_size(size)} and was not stored: {whose} that are stored take "
+        f"{format_size(taken)}, of at most {rule}.{when} Save fewer values, reduce them inside the "
+        "trace, or wait for results with blocking=True, which are deleted once they are fetched."
+    )
+
+
+class _Store(Protocol):
+    ttl_s: float
+    limits: RoomLimits
+
+    async def put(self, key: str, content: bytes, *, soon: bool = False) -> None: ...
+
+    async def unexpired(self, folder: str) -> Mapping[str, StoredObject]: ...
+
+
+class Room:
+    """The room of one store, as this process knows it.
+
+    Owns the count of stored results and the results that are admitted and not yet stored. The count comes
+    from a listing of the store, and so outlives this process; the owner of each result is the name of an
+    empty object beside it. Deleting expired objects is left to the store.
+    """
+
+    def __init__(self, store: _Store) -> None:
+        self._store = store
+        self._counted = Usage()
+        self._counted_at = float("-inf")
+        self._admitted: dict[str, tuple[str, int]] = {}
+        self._counting = asyncio.Lock()
+
+    async def admit(self, request_id: str, user: str, size: int) -> str | None:
+        """Keep room for a result, or return the sentence that says why there is none."""
+        owner = hashlib.blake2b(user.encode(), digest_size=8).hexdigest()
+        async with self._counting:
+            if time.monotonic() - self._counted_at > _RECOUNT_S:
+                await self._count()
+            why = self._refusal(owner, size)
+            if why is not None:
+                # Some may have expired, or may have been fetched, since they were counted.
+                await self._count()
+                why = self._refusal(owner, size)
+            if why is not None:
+                return why
+            self._admitted[request_id] = owner, size
+        await self._store.put(f"owners/{request_id}.{owner}", b"")
+        return None
+
+    def settle(self, request_id: str, *, stored: bool) -> None:
+        """Count an admitted result as stored, or give its room back."""
+        owner, size = self._admitted.pop(request_id, ("", 0))
+        if stored and size:
+            self._counted = self._counted.plus(owner, size)
+
+    def _refusal(self, owner: str, size: int) -> str | None:
+        usage = self._counted
+        for each in self._admitted.values():
+            usage = usage.plus(*each)
+        return refusal(usage, owner, size, self._store.limits, self._store.ttl_s)
+
+    async def _count(self) -> None:
+        results = await self._store.unexpired("results")
+        owners = await self._store.unexpired("owners")
+        self._counted, self._counted_at = Usage.of(results, owners), time.monotonic()

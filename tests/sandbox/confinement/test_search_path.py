@@ -1,0 +1,72 @@
+"""Tests of what a runner may read of the folders on Python's search path, and of loaded libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+import ndif
+from ndif.config.settings import Settings
+from ndif.launch.machine_checks import check_machine
+
+PROGRAM = """
+import ctypes, json, sys
+import helper, single
+ctypes.CDLL(sys.argv[1])
+from ndif.sandbox.confinement.confinement import interpreter_paths
+print(json.dumps([str(path) for path in interpreter_paths()]))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Somebody's home, with a module, a package and a library beside what is nobody's business."""
+    home = (tmp_path / "home").resolve()
+    for name in ("helper/__init__.py", "unused/__init__.py", "single.py", "secret", "lib/secret"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    folder = Path(json.__file__).parents[1] / "lib-dynload"
+    library = next(folder.glob(f"*{EXTENSION_SUFFIXES[0]}"))
+    shutil.copy(library, home / "lib" / "own.so")
+    return home
+
+
+def test_a_folder_of_the_search_path_is_read_only_as_far_as_it_is_loaded(
+    home: Path, tmp_path: Path
+) -> None:
+    overlay = (tmp_path / "overlay").resolve()
+    (overlay / "nnsight-0.7.0.dist-info").mkdir(parents=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", PROGRAM, home / "lib" / "own.so"],
+        env={**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{overlay}", "PYTHONSAFEPATH": "1"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    readable = {Path(each) for each in json.loads(answer.stdout)}
+    of_home = {each for each in readable if each.is_relative_to(home)}
+    assert of_home == {home / "helper", home / "single.py", home / "lib" / "own.so"}
+    for each in (home / "secret", home / "lib" / "secret", Path.home() / ".netrc", Path.cwd()):
+        assert not any(each.is_relative_to(path) for path in readable), each
+    assert {
+        overlay,
+        Path(ndif.__file__).parent.resolve(),
+        Path(json.__file__).parents[1],
+    } <= readable
+
+
+def test_doctor_names_what_is_no_folder_of_packages(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{home}{os.pathsep}")
+    [check] = [each for each in check_machine(Settings()) if each.name == "PYTHONPATH"]
+    assert check.state == "note"
+    assert check.detail.startswith(f"{home} holds more than installed packages")
