@@ -72,6 +72,18 @@ def open_accounts(settings: Settings) -> Accounts:
     return FileAccounts(settings.api_keys.expanduser())
 
 
+def may_trust(settings: Settings) -> bool:
+    """Return True if the code of some user may run unconfined, as far as this machine knows."""
+    if settings.ray_address:  # a node of a cluster has no keys
+        return True
+    if settings.api_keys is None:
+        return False
+    try:
+        return FileAccounts(settings.api_keys.expanduser()).trusts_any
+    except KeysError:
+        return True
+
+
 @dataclass(frozen=True)
 class OpenAccounts:
     """The form of `Accounts` that needs no key: all users have the same privileges."""
@@ -144,6 +156,11 @@ class FileAccounts:
         if account is None:
             raise NoSuchKeyError("This server does not know the API key. Ask its operator for one.")
         return account
+
+    @property
+    def trusts_any(self) -> bool:
+        """Return True if the code of one of the users runs unconfined."""
+        return any(account.trusted for account in self._accounts.values())
 
     def _refresh(self) -> None:
         """Read the file if it has changed; usually no more than its date is read."""

@@ -46,8 +46,16 @@ def apply_limits(
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_MAX_DESCRIPTORS, _MAX_DESCRIPTORS))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, result_bytes))
     if memory_bytes is not None:
-        most = _writable_bytes() + memory_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        limit_memory(memory_bytes)
+
+
+def limit_memory(extra_bytes: int) -> None:
+    """Limit the memory of this process for good to what it has and `extra_bytes`."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = _writable_bytes() + extra_bytes
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def limit_tasks(max_threads: int) -> None:
@@ -84,6 +92,19 @@ def allow_result_file() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
+@contextlib.contextmanager
+def limited_memory(extra_bytes: int) -> Iterator[None]:
+    """Limit the memory of this process to what it has and `extra_bytes` while the context lasts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _writable_bytes() + extra_bytes
+    if soft == resource.RLIM_INFINITY or most < soft:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def _writable_bytes() -> int:
     """Return the private writable memory of this process, as RLIMIT_DATA counts it."""
     fields = _status(Path("/proc/self"))
@@ -113,6 +134,8 @@ def _status(process: Path) -> dict[str, str]:
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_V3 = 0x20080522
+_READ_SEARCH = 1 << 2
+"""CAP_DAC_READ_SEARCH: root reads files of other users by it."""
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -131,6 +154,15 @@ def drop_privileges() -> None:
     prctl(_PR_SET_DUMPABLE, 0)
     # A change of capabilities may have reset the signal that follows the parent's death.
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def keep_reading() -> None:
+    """Drop the capabilities of this thread for good, except the one to read every user's files."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    sets = _Data()
+    check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), sets), "capget")
+    kept = [each & _READ_SEARCH for each in sets[:2]]
+    _set_capabilities(_Data(*kept))
 
 
 @contextlib.contextmanager

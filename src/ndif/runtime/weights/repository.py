@@ -1,0 +1,240 @@
+"""The files of a checkpoint, judged before a library loads them.
+
+Whoever wrote a repository chose its configs, and transformers opens some of the paths that a config names.
+Names that nothing opens (`_name_or_path`, often a folder of the author's machine) are left alone. The
+boundary is the confinement of the process that loads; this says in a sentence what that would show as a
+file that is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from os import walk
+from pathlib import Path
+from typing import Any
+
+from ndif.runtime.tracebacks import UserFacingError
+from ndif.sizes import format_size
+
+CONFIG = "config.json"
+_ADAPTER = "adapter_config.json"
+_INDEX = ".index.json"
+
+_TOKENIZER_FILES = ("*_config.json", "special_tokens_map.json")
+"""Configs whose keys become arguments of a tokenizer, which opens those that end in `_file`."""
+_READ = (CONFIG, "config.*.json", *_TOKENIZER_FILES, "added_tokens.json", "chat_template.json")
+_VOCABULARIES = ("tokenizer*.json", "vocab*.json", "tekken.json")
+_LARGEST = (
+    (f"*{_INDEX}", 32 << 20),
+    *((name, 16 << 20) for name in _READ),
+    *((name, 128 << 20) for name in _VOCABULARIES),
+)
+"""Largest sizes of files that are parsed, by the first pattern that a name matches.
+
+Indexes of the largest models have 20 MB, and tokenizers 35 MB. Parsed, hostile JSON takes twenty times its
+size.
+"""
+
+_PATHS = frozenset(
+    (
+        # Of a model's config.
+        *("transformers_weights", "backbone", "architecture"),
+        # Of tokenizers and processors.
+        *("gguf_file", "vocab", "merges", "audio_tokenizer_name_or_path", "repo_or_path"),
+        *("mecab_option", "sudachi_config_path", "sudachi_resource_dir"),
+    )
+)
+"""Keys whose text a library opens, or hands to another one that does."""
+_CODE = frozenset(("auto_map", "custom_pipelines"))
+"""Keys that name Python code; nothing reads them where the repository's code is not trusted."""
+_COLLECTIONS = _CODE | {
+    *("configuration_files", "fast_tokenizer_files", "init_inputs", "speaker_embeddings"),
+    "weight_map",
+}
+"""Keys of lists and objects in which every text is such a path."""
+_REPLACED = frozenset(("tokenizer_file", "special_tokens_map_file", "tokenizer_config_file"))
+"""Keys of a tokenizer's config that transformers overwrites; authors' machines leave paths in them."""
+_BEFORE_CONVERSION = frozenset(("vocab_file", "merges_file"))
+"""Keys that are read where there is no tokenizer.json."""
+_WORDS = re.compile(r"[\s:=,]+|--")
+"""Separators in a value around a path: "local-dir:/a", "-d /a", "/a--module.Class"."""
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_DATA = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+"""Files that operators link into a folder from where their disks have room."""
+
+
+class RepositoryError(UserFacingError):
+    """A checkpoint's files are not to be loaded; the message says why."""
+
+
+def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
+    """Raise a RepositoryError if loading the checkpoint in `folder` could reach beyond it.
+
+    Args:
+        folder: A folder of the Hub's cache, or an operator's own.
+        remote_code: The operator trusts the repository's Python code.
+        pickled: Weights may be pickles, which can run code as they are read.
+    """
+    for file in sorted(folder.rglob("*")):
+        if file.is_symlink():
+            _require_inside(file, folder)
+    for file in _parsed(folder):
+        for key, value in _entries(_read_json(file, folder)):
+            if _is_path(file, folder, key, remote_code=remote_code) and _leaves(value):
+                raise RepositoryError(
+                    f"Its {file.relative_to(folder)} names {value[:_SHOWN]!r} as {key!r}. A repository may "
+                    "name files of its own alone, without `..` and without a leading slash."
+                )
+    if not pickled and (found := [file for file in weights(folder).files if is_pickled(file)]):
+        raise RepositoryError(
+            f"Its weights are pickled ({found[0].name}), and reading a pickle can run code. Ask its author "
+            "for safetensors; the server's operator can allow pickled weights "
+            "(NDIF_ALLOW_PICKLED_WEIGHTS)."
+        )
+
+
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The files that transformers loads the weights of a checkpoint from, there or not."""
+
+    files: tuple[Path, ...]
+    dtype: str | None = None
+    """The dtype that their index names; None without one."""
+
+
+def weights(folder: Path) -> Weights:
+    """Return the weights of the checkpoint in `folder`, or raise a RepositoryError."""
+    own = _read_json(folder / CONFIG, folder)
+    explicit = own.get("transformers_weights") if isinstance(own, dict) else None
+    named = [explicit] if isinstance(explicit, str) else [*_WEIGHTS, *_PICKLED]
+    first = next((folder / name for name in named if (folder / name).is_file()), None)
+    if first is None:  # a distributed checkpoint, or none
+        return Weights(tuple(sorted(folder.glob("*.safetensors"))))
+    if not first.name.endswith(_INDEX):
+        return Weights((first,))
+    index = _read_json(first, folder)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise RepositoryError(f"Its {first.name} does not say which file holds which weight.")
+    metadata = index.get("metadata")
+    dtype = metadata.get("dtype") if isinstance(metadata, dict) else None
+    files = tuple(folder / name for name in sorted(set(shards.values())))
+    return Weights(files, dtype if isinstance(dtype, str) else None)
+
+
+def largest(name: str) -> int | None:
+    """Return the largest size that a file of this name may have; None if it is not parsed."""
+    return next((size for kind, size in _LARGEST if fnmatchcase(name, kind)), None)
+
+
+def is_pickled(file: Path) -> bool:
+    """Return True if transformers would read weights of that name by unpickling them."""
+    return file.suffix != ".safetensors"
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Return True for a revision's folder in the Hub's cache."""
+    return folder.parent.name == "snapshots" and (folder.parent.parent / "blobs").is_dir()
+
+
+def _require_inside(link: Path, folder: Path) -> None:
+    """Raise a RepositoryError if a link leads out of the folder, or of its repository's cache."""
+    try:
+        target = link.resolve(strict=True)
+        mode = target.stat().st_mode
+    except (OSError, RuntimeError):  # a dangling or circular link: there is nothing to read
+        return
+    home = folder.resolve()
+    roots = [home]
+    if is_snapshot(home):
+        # A snapshot's files link to the repository's blobs, which may link to the cache's.
+        repository = home.parent.parent
+        roots += [repository / "blobs", repository.parent / "blobs"]
+    elif stat.S_ISREG(mode) and any(fnmatchcase(link.name, kind) for kind in _DATA):
+        return
+    if not any(target.is_relative_to(root) for root in roots):
+        raise RepositoryError(
+            f"Its {link.relative_to(folder)} is a link to {target}, outside of the checkpoint's folder. "
+            "Put a copy of the file there instead."
+        )
+
+
+def _parsed(folder: Path) -> Iterator[Path]:
+    """Yield the configs and indexes of a checkpoint; raise a RepositoryError if a file is too large."""
+    for parent, folders, names in walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in sorted(names):
+            limit = largest(name)
+            file = Path(parent, name)
+            if limit is None or not file.is_file():
+                continue
+            size = file.stat().st_size
+            if size > limit:
+                raise RepositoryError(
+                    f"Its {file.relative_to(folder)} has {format_size(size)}; such a file may have "
+                    f"{format_size(limit)}."
+                )
+            if name.endswith(_INDEX) or any(fnmatchcase(name, kind) for kind in _READ):
+                yield file
+
+
+def _read_json(file: Path, folder: Path) -> Any:
+    """Return a file's content as transformers would read it; None if that is no JSON."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise RepositoryError(
+            f"Its {file.relative_to(folder)} is nested too deeply to be read."
+        ) from error
+    except (OSError, ValueError):  # which loading explains
+        return None
+
+
+def _entries(content: Any) -> Iterator[tuple[str, str]]:
+    """Yield every text in a JSON value with its key; in one of `_COLLECTIONS`, with the collection's."""
+    left: list[tuple[str, Any]] = [("", content)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, str):
+            yield key, value
+        elif isinstance(value, dict):
+            left += [(key if key in _COLLECTIONS else name, each) for name, each in value.items()]
+        elif isinstance(value, list):
+            left += [(key if key in _COLLECTIONS else "", each) for each in value]
+
+
+def _is_path(file: Path, folder: Path, key: str, *, remote_code: bool) -> bool:
+    """Return True if transformers opens what this key of a config names."""
+    if key in _CODE:
+        return remote_code
+    if file.name == _ADAPTER:
+        # Beside a config an adapter's base is not loaded, unless the checkpoint is loaded by its name.
+        is_base = key == "base_model_name_or_path"
+        return is_base and (is_snapshot(folder.resolve()) or not (folder / CONFIG).exists())
+    if key in _PATHS or key in _COLLECTIONS:
+        return True
+    if not key.endswith("_file") or not any(
+        fnmatchcase(file.name, kind) for kind in _TOKENIZER_FILES
+    ):
+        return False
+    if file.name == "special_tokens_map.json":  # merged last
+        return True
+    is_converted = key in _BEFORE_CONVERSION and file.with_name("tokenizer.json").exists()
+    return key not in _REPLACED and not is_converted
+
+
+def _leaves(path: str) -> bool:
+    """Return True if a text has an absolute path in it, or one that climbs."""
+    return any(
+        word.startswith("/") or ".." in re.split(r"[/\\]", word) for word in _WORDS.split(path)
+    )
