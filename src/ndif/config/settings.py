@@ -223,6 +223,9 @@ class Settings(BaseSettings):
     """Maximum output that one request may print."""
     max_log_lines_per_s: float = Field(default=1000, gt=0)
     """Maximum lines that one request may print per second, averaged over ten seconds."""
+    allow_pickled_weights: bool | None = None
+    """True to load models whose weights are pickles alone (pytorch_model.bin), which are read confined. By
+    default `ndif local start` does, `ndif start` does not."""
     max_adapter_bytes: Size = Field(default=2 * GiB, gt=0)
     """Maximum size of an adapter that is downloaded for an untrusted request."""
     adapter_cache_bytes: Size = Field(default=20 * GiB, gt=0)

@@ -32,6 +32,11 @@ def sign_of_life(pid: int) -> Hashable:
     return object()
 
 
+def parent(pid: int) -> int:
+    """Return the parent of process `pid`, or raise an `OSError` if it has ended."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def sign_of_family(pid: int) -> Hashable:
     """Return a value that changes while process `pid` or a child of it runs, or waits for a disk."""
     try:

@@ -59,6 +59,8 @@ class Found:
 
     repo_id: str | None
     task: str | None
+    folder: str | None = field(default=None, compare=False)
+    """The folder of the files; None for a checkpoint that is a folder itself."""
 
 
 async def download(
@@ -80,8 +82,12 @@ async def download(
                         progress(done, total)
                     case {"failed": str(why)}:
                         pass
-                    case {"repo_id": str() | None as repo_id, "task": str() | None as task}:
-                        found = Found(repo_id, task)
+                    case {
+                        "repo_id": str() | None as repo_id,
+                        "task": str() | None as task,
+                        "folder": str(folder),
+                    }:
+                        found = Found(repo_id, task, folder)
         await process.wait()
     if found is None:
         raise DownloadError(why)

@@ -32,6 +32,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.accounts import may_trust
 from ndif.stores.broker import Broker
 from ndif.stores.objects import DiskError, ObjectStore, ObjectStoreError
 from ndif.tasks import end
@@ -99,6 +100,7 @@ class LocalModelActor:
             threads=config.threads,
             untrusted=_untrusted(settings) if untrusted else None,
             trust_remote_code=config.trust_remote_code,
+            pickled=bool(settings.allow_pickled_weights),
             max_memory=_for_tensors(gpu_mem_bytes_by_id or {}, context_bytes),
         )
         self._context_bytes = context_bytes
@@ -255,6 +257,10 @@ class LocalModelActor:
     async def _fork(self, *, fresh: bool) -> RunnerHandle:
         if not self._forks:
             raise ModelProcessError(self._away)
+        if not fresh and self.process.is_confined:
+            # A user is trusted who was not when it was loaded: the next process is not confined.
+            self.process.kill()
+            raise ModelProcessError("the model is loaded again for users who are trusted")
         return await self.process.fork(fresh=fresh, reused=fresh and self._per_user)
 
     @property
@@ -478,4 +484,5 @@ def _untrusted(settings: Settings) -> UntrustedSettings:
         max_threads=settings.runner_max_threads,
         adapters=str(settings.adapters),
         scope=settings.runner_scope,
+        alone=settings.sandbox != "off" and not may_trust(settings),
     )

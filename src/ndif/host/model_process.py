@@ -9,7 +9,7 @@ import os
 import signal
 import uuid
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ndif.host.channel import Channel, ProtocolError
 from ndif.host.device_errors import DeviceFailure, device_failure
 from ndif.host.environment import bind
 from ndif.host.fork_server import ForkServers, Process
-from ndif.host.heartbeat import FROZEN_S, sign_of_family, sign_of_life, until_frozen
+from ndif.host.heartbeat import FROZEN_S, parent, sign_of_family, sign_of_life, until_frozen
 from ndif.host.hub import DownloadError, Found, download
 from ndif.host.port import ActorError, Progress
 from ndif.host.runner_handle import RunnerHandle, describe_exit
@@ -40,6 +40,15 @@ _VERIFY_S = 60.0
 _PINGS = 10
 """Pings to a process in the time after which it counts as frozen."""
 _ANSWERS = ("verified", "cached", "uncached", "failed")
+
+
+@contextlib.contextmanager
+def _well_formed() -> Iterator[None]:
+    """Turn the errors of a frame that lacks what its kind has into a ProtocolError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a frame lacks what its kind has ({error!r})") from error
 
 
 class ModelProcessError(ActorError):
@@ -82,6 +91,8 @@ class ModelProcess:
     _process: Process | None = None
     _control: Channel | None = None
     _runners: dict[str, RunnerHandle] = field(default_factory=dict)
+    _waiting: set[str] = field(default_factory=set)
+    """Runners that wait for a file of their own, which they cannot open."""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _output: asyncio.Task[None] | None = None
     _failed: str = ""
@@ -105,13 +116,13 @@ class ModelProcess:
         try:
             started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:
-                # Meanwhile the process imports what it needs, if no fork server has.
-                if self.spec.untrusted is not None and not self.spec.is_folder:
+                # Meanwhile the process imports what it needs, if no fork server has. It reaches no hub.
+                if not self.spec.is_folder:
                     found = await self._download(timeout_s, progress)
                 control = await within(started, timeout_s)
             finally:
                 await end([started])
-            spec = replace(self.spec, task=found.task)
+            self.spec = spec = replace(self.spec, task=found.task, folder=found.folder)
             await control.send({"kind": "load", "spec": spec.header()})
             self._tasks.append(asyncio.create_task(self._end_if_frozen(), name="sign of life"))
             await within(self._loaded(control, progress), timeout_s)
@@ -126,8 +137,9 @@ class ModelProcess:
             else:
                 raise
             raise ModelProcessError(why) from error
-        if found.repo_id is not None:
-            self.model = {**self.model, "repo_id": found.repo_id}
+        # What a repository's files make of its process, they do not say whose model it is.
+        folder = found.folder or self.spec.checkpoint
+        self.model = {**self.model, "repo_id": found.repo_id, "folder": folder}
         self._is_loaded = True
         self._tasks.append(asyncio.create_task(self._listen(control), name="model process control"))
         self._tasks.append(asyncio.create_task(self._ping(control), name="model process pings"))
@@ -191,6 +203,11 @@ class ModelProcess:
             ) from error
 
     async def _loaded(self, control: Channel, progress: Progress) -> None:
+        """Answer the process until it has loaded its model."""
+        with _well_formed():
+            await self._answer(control, progress)
+
+    async def _answer(self, control: Channel, progress: Progress) -> None:
         while True:
             header, body = await control.receive(lambda _: _MAX_MESSAGE)
             match header["kind"]:
@@ -201,18 +218,23 @@ class ModelProcess:
                     raise ModelProcessError(self._failed)
                 case "weights":
                     self._is_awaited = True  # perhaps until another process has filled the memory
-                    fd = await self.weights.of(self, header["name"], int(header["size"]))
+                    name = self._own(header["name"])
+                    fd = await self.weights.of(self, name, int(header["size"]))
                     self._is_awaited = False
-                    filled = self.weights.filled(header["name"])
+                    filled = self.weights.filled(name)
                     given = [] if fd is None else [fd]
                     await control.send({"kind": "weights", "filled": filled}, fds=given)
                 case "filled":
-                    self.weights.fill(header["name"], usable=bool(header["usable"]))
+                    self.weights.fill(self._own(header["name"]), usable=bool(header["usable"]))
                 case "ready":
-                    self.model, self.load_s = header["model"], float(header["load_s"])
+                    self.model, self.load_s = dict(header["model"]), float(header["load_s"])
                     self.loaded_at = float(header["loaded_at"])
                     self.exposes_weights = bool(header["exposed"])
                     return
+
+    def _own(self, name: str) -> str:
+        """Return the name of weights of this model's files: no process can ask for those of others."""
+        return f"{self.spec.folder or self.spec.checkpoint}:{name}"
 
     @property
     def device_failure(self) -> DeviceFailure | None:
@@ -224,12 +246,20 @@ class ModelProcess:
         """Return the zygote's process id; None before it is started. Owner and runners are its children."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def is_confined(self) -> bool:
+        """Return True if the process that forks runners is confined, as they are: none can be trusted."""
+        untrusted = self.spec.untrusted
+        return untrusted is not None and untrusted.alone and not self.exposes_weights
+
     async def fork(self, *, fresh: bool, reused: bool = False) -> RunnerHandle:
         """Fork a runner. A fresh one is confined and runs one request, or with `reused` several."""
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
         channel, theirs = Channel.pair()
         runner = RunnerHandle(uuid.uuid4().hex, channel, self.frozen_s)
+        if reused and self.is_confined:
+            self._waiting.add(runner.id)
         self._runners[runner.id] = runner
         try:
             with theirs:
@@ -240,6 +270,24 @@ class ModelProcess:
         except OSError as error:
             raise ModelProcessError(self._why_it_ended()) from error
         return runner
+
+    async def _forked(self, runner: RunnerHandle, pid: int) -> None:
+        """Record a runner's process id, and give it the file that a confined fork cannot open.
+
+        By that file the peak of its memory is reset.
+        """
+        with contextlib.suppress(OSError):  # it has ended, as the next frame says
+            # What a repository's files make of the process, it gets no other killed.
+            if parent(pid) != self.pid:
+                raise ProtocolError(f"process {pid} is none that it has forked")
+            if runner.id in self._waiting:
+                self._waiting.discard(runner.id)
+                file = os.open(f"/proc/{pid}/clear_refs", os.O_WRONLY)
+                try:
+                    await runner.channel.send({"kind": "clear refs"}, fds=[file])
+                finally:
+                    os.close(file)
+            runner.forked(pid)
 
     async def end_runners(self) -> None:
         """End every runner, and wait until they are gone; if one cannot be ended, the process ends."""
@@ -324,7 +372,19 @@ class ModelProcess:
         self._end()
 
     async def _listen(self, control: Channel) -> None:
-        with contextlib.suppress(EOFError, ProtocolError):
+        try:
+            await self._hear(control)
+        except EOFError:
+            pass
+        except ProtocolError as error:
+            logger.error("model process %s: %s; it is ended", self.spec.checkpoint, error)  # noqa: TRY400
+            self.kill()
+        await self._hear_last_words()
+        self._end()
+
+    async def _hear(self, control: Channel) -> None:
+        """Handle the process's frames until it ends."""
+        with _well_formed():
             while True:
                 header, body = await control.receive(lambda _: _MAX_MESSAGE)
                 if header["kind"] in _ANSWERS:
@@ -340,12 +400,10 @@ class ModelProcess:
                 if runner is None:
                     continue
                 if header["kind"] == "forked":
-                    runner.forked(int(header["pid"]))
+                    await self._forked(runner, int(header["pid"]))
                 elif header["kind"] == "exited":
                     del self._runners[runner.id]
                     runner.exited(int(header["code"]))
-        await self._hear_last_words()
-        self._end()
 
     async def _hear_last_words(self) -> None:
         """Read the last lines of the output, which may say why the process has ended."""

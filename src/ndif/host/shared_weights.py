@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _KIB = 1024
+_MOST = 512
+"""Files in memory that one process may have: the shards of a model are fewer."""
 
 
 @dataclass(eq=False)
@@ -33,6 +35,8 @@ class SharedWeights:
         Waits while another process fills the memory. Returns None if the machine has too little memory:
         then the files stay in the page cache, which the kernel can shrink.
         """
+        if sum(user in memory.users for memory in self._memory.values()) >= _MOST:
+            return None
         while (memory := self._memory.get(name)) is not None:
             await memory.settled.wait()
             if memory.usable:

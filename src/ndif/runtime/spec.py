@@ -25,6 +25,8 @@ class UntrustedSettings:
     """The cache of adapters that untrusted requests may name."""
     scope: Literal["auto", "request", "user"] = "request"
     """`request`: a process a request; `user`: a process for one key's requests; `auto`: `user` on GPUs."""
+    alone: bool = False
+    """True if no request is trusted: then the process that forks runners is confined as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class ModelSpec:
     """None: every request is trusted."""
     trust_remote_code: bool = False
     """True to run Python code of the checkpoint while it is loaded."""
+    pickled: bool = False
+    """True to load weights that are pickled, where the checkpoint has no others."""
+    folder: str | None = None
+    """The folder of a repository's files, once they are on this machine."""
     max_memory: Mapping[int, int] | None = None
     """Bytes that the model's tensors may take, by the index of each GPU; None: no limit.
 
@@ -57,6 +63,11 @@ class ModelSpec:
     def is_folder(self) -> bool:
         """Return True if the checkpoint is a folder of this machine, for which no hub is asked."""
         return Path(self.checkpoint).is_dir()
+
+    @property
+    def files(self) -> Path:
+        """Return the folder of the checkpoint's files on this machine."""
+        return Path(self.folder or self.checkpoint)
 
     def header(self) -> dict[str, Any]:
         """Return the value of a frame header."""

@@ -69,6 +69,8 @@ class Local:
         )
         config = self.deployment()
         options = read()
+        if options.allow_pickled_weights is None:
+            options = options.model_copy(update={"allow_pickled_weights": True})
         if self.sandbox:
             try:
                 verify(options.sandbox)

@@ -106,6 +106,18 @@ def open_accounts(settings: Settings) -> Accounts:
     return FileAccounts(settings.api_keys.expanduser())
 
 
+def may_trust(settings: Settings) -> bool:
+    """Return True if the code of some user may run unconfined, as far as this machine knows."""
+    if settings.ray_address:  # a node of a cluster has no keys
+        return True
+    if settings.api_keys is None:
+        return False
+    try:
+        return FileAccounts(settings.api_keys.expanduser()).trusts_any
+    except KeysError:
+        return True
+
+
 @dataclass(frozen=True)
 class OpenAccounts:
     """The form of `Accounts` that needs no key: all users have the same privileges."""
@@ -213,6 +225,11 @@ class FileAccounts:
     def _blinded(self, digest: str) -> str:
         """Return what the time of a comparison may tell of: nobody outside can choose or foresee it."""
         return hmac.new(self._blind, digest.encode(), hashlib.sha256).hexdigest()
+
+    @property
+    def trusts_any(self) -> bool:
+        """Return True if the code of one of the users runs unconfined."""
+        return any(account.trusted for account in self._accounts.values())
 
     def _refresh(self) -> None:
         """Read the file if it has changed; usually no more than its date is read."""

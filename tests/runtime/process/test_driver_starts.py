@@ -95,7 +95,7 @@ def without_thread_names(_: PretendDriver) -> None:
     from ndif.sandbox.confinement import landlock
 
     create = landlock.create_ruleset
-    landlock.create_ruleset = lambda readable, writable, _=(): create(readable, writable)
+    landlock.create_ruleset = lambda readable, writable, *_: create(readable, writable)
 
 
 def without_plain_handles(_: PretendDriver) -> None:

@@ -29,17 +29,20 @@ def size(module: Any) -> int:
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 
 
+PLAIN = {"dtype": "auto", "trust_remote_code": False}
+
+
 class TestLoadArguments:
     """The arguments for transformers, by the memory that was given."""
 
     def test_one_gpu(self) -> None:
         spec = ModelSpec("m", "0.8", device="auto", max_memory={3: GIB})
-        assert load_arguments(spec) == {"dtype": "auto", "device_map": "cuda:3"}
+        assert load_arguments(spec) == {**PLAIN, "device_map": "cuda:3"}
 
     def test_several(self) -> None:
         spec = ModelSpec("m", "0.8", device="auto", max_memory={1: GIB, 2: 2 * GIB})
         assert load_arguments(spec) == {
-            "dtype": "auto",
+            **PLAIN,
             "device_map": "auto",
             "max_memory": {1: GIB, 2: 2 * GIB},
         }
@@ -48,7 +51,7 @@ class TestLoadArguments:
     def test_a_device_that_is_named_goes_first(self, device: str) -> None:
         spec = ModelSpec("m", "0.8", device=device, max_memory={1: GIB, 2: GIB})
         expected = {} if device == "cpu" else {"device_map": device}
-        assert load_arguments(spec) == {"dtype": "auto", **expected}
+        assert load_arguments(spec) == {**PLAIN, **expected}
 
     def test_it_survives_a_frame(self) -> None:
         spec = ModelSpec("m", "0.8", max_memory={0: GIB, 10: 7}, trust_remote_code=True)

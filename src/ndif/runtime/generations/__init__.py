@@ -69,9 +69,6 @@ class Generation:
 
     def describe(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the facts about the loaded model that its host may publish."""
-        from transformers.utils import cached_file
-
-        config = cached_file(spec.checkpoint, "config.json", revision=spec.revision)
         module = self.model._module
         return {
             "class": type(module).__name__,
@@ -79,21 +76,9 @@ class Generation:
             "dtype": str(module.dtype).removeprefix("torch."),
             "device": str(module.device),
             "task": getattr(self.model, "task", None),
-            "folder": str(Path(config).parent),
-            "config": _read_config(Path(config)),
-            "repo_id": self._canonical_name(spec),
+            "folder": str(spec.files),
+            "config": _read_config(spec.files / "config.json"),
         }
-
-    def _canonical_name(self, spec: ModelSpec) -> str | None:
-        """Return a repository's name as its hub spells it: "openai-community/gpt2" for "gpt2"."""
-        try:
-            return (
-                None
-                if spec.is_folder
-                else json.loads(self.model._remoteable_model_key())["repo_id"]
-            )
-        except Exception:  # no hub answers
-            return None
 
     def warmup_payload(self, prompt: str) -> bytes:
         """Return a payload, not compressed, that runs `prompt` and saves the first part of the output."""

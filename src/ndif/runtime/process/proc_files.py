@@ -114,12 +114,14 @@ class ProcFiles:
     tasks: int
 
     @classmethod
-    def open(cls) -> ProcFiles:
-        """Open the files."""
+    def open(cls, clear_refs: int | None = None) -> ProcFiles:
+        """Open the files; `clear_refs` is that one where the host has opened it for this process."""
         with without_capabilities():
+            if clear_refs is None:
+                clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
             return cls(
                 os.open("/proc/self/pagemap", os.O_RDONLY),
-                os.open("/proc/self/clear_refs", os.O_WRONLY),
+                clear_refs,
                 os.open("/proc/self/statm", os.O_RDONLY),
                 os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY),
             )

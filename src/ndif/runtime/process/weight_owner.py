@@ -34,6 +34,7 @@ from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import sentence
 from ndif.runtime.weights.cached_weights import CachedWeights
 from ndif.runtime.weights.checksum import WeightChecksum
+from ndif.runtime.weights.loading import read_confined
 from ndif.runtime.weights.restoration import Source, from_safetensors, restore
 from ndif.runtime.weights.weights import (
     ExportedWeights,
@@ -121,7 +122,9 @@ class WeightOwner:
         driver.start("cuda:0", owner_shares(spec.max_memory))
         if cache is None:
             started = time.perf_counter()
-            generation.load(spec)
+            # The thread that reads opens the devices that the driver has open, and no others.
+            files = driver.files((), ())
+            read_confined(spec, lambda: generation.load(spec), driver=files)
             load_s = time.perf_counter() - started
             model = generation.describe(spec)
         else:
@@ -196,7 +199,8 @@ class WeightOwner:
     def _load_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         report_progress(None)
         again = create_generation(self._spec.generation)
-        again.load(replace(self._spec, device="cpu"))
+        spec = replace(self._spec, device="cpu")
+        read_confined(spec, lambda: again.load(spec), driver=self._driver.files((), ()))
         tensors = collect(again.model._module)
         return {name: tensors[name] for name in names}
 

@@ -6,6 +6,7 @@ weights copy-on-write. Weights on GPUs are held by another process (see `weight_
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -14,19 +15,21 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ndif.runtime.frames import Channel
 from ndif.runtime.process.children import (
+    FirstToBeKilled,
     end_with_parent,
     ended_children,
     fork,
     wake_for_children,
 )
 from ndif.runtime.spec import ModelSpec, by_index
-from ndif.runtime.tracebacks import sentence
+from ndif.runtime.tracebacks import UserFacingError, sentence
 
 if TYPE_CHECKING:
     from ndif.runtime.process.cuda import Cuda
@@ -45,16 +48,20 @@ def main(fd: int, driver: Cuda | None = None) -> None:
     import transformers  # noqa: F401
 
     from ndif.runtime.process.cuda import Cuda
-    from ndif.runtime.weights.fetch import require_readable
+    from ndif.runtime.weights.fetch import cached_folder, explain_unavailable, require_readable
 
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
     try:
+        if spec.folder is None:
+            spec = replace(spec, folder=str(cached_folder(spec)))
         require_readable(spec)
         zygote = Zygote(control, spec, driver or Cuda())
     except Exception as error:
         traceback.print_exc()
-        control.send({"kind": "failed"}, sentence(error).encode())
+        is_said = isinstance(error, UserFacingError)
+        why = sentence(error) if is_said else explain_unavailable(spec, error)
+        control.send({"kind": "failed"}, why.encode())
         return
     zygote.serve()
 
@@ -80,6 +87,8 @@ class Zygote:
         self._isolation: Isolation | None = None
         self._warmup_request: WarmupRequest | None = None
         self._pages: Pages | None = None
+        self._first_to_be_killed: FirstToBeKilled | None = None
+        """Set where this process is confined, and its forks can no longer name themselves."""
         # Before anything else asks torch for its devices.
         self._driver = driver if driver.uses_devices(spec) else None
         """None on CPUs."""
@@ -128,21 +137,30 @@ class Zygote:
     def _load(self) -> dict[str, Any]:
         from ndif.runtime.process.warmup_request import WarmupRequest
         from ndif.runtime.weights.huge_pages import share, weights_of
+        from ndif.runtime.weights.loading import read_confined
         from ndif.runtime.weights.weights import report_progress
 
         report_progress(self._control)
         started = time.perf_counter()
-        self._generation.load(self._spec)
+        untrusted = self._spec.untrusted
+        whole = untrusted is not None and untrusted.alone
+        if whole:
+            self._first_to_be_killed = FirstToBeKilled()
+        model = read_confined(self._spec, self._read, whole=whole)
         load_s, loaded_at = time.perf_counter() - started, time.time()
-        model = self._generation.describe(self._spec)
         share(weights_of(Path(model["folder"])), self._control)
         self._warmup_request = WarmupRequest(self._generation)
         self._warmup_request.run()
         return {"model": model, "load_s": load_s, "loaded_at": loaded_at}
 
+    def _read(self) -> dict[str, Any]:
+        self._generation.load(self._spec)
+        return self._generation.describe(self._spec)
+
     def _load_in_owner(self, driver: Cuda) -> dict[str, Any]:
         """Load the weights in another process, and build the model without them here."""
         from ndif.runtime.process.weight_owner import WeightOwnerClient
+        from ndif.runtime.weights.loading import read_confined
         from ndif.runtime.weights.weights import check, report_progress
 
         self._weight_owner = WeightOwnerClient(
@@ -150,7 +168,7 @@ class Zygote:
         )
         owned, loaded_at = self._weight_owner.exported, time.time()
         report_progress(None)
-        self._generation.load_meta(self._spec, owned.placement)
+        read_confined(self._spec, lambda: self._generation.load_meta(self._spec, owned.placement))
         check(self._generation.model._module, owned.weights.names)
         if reached := driver.find_early_start():
             raise RuntimeError(reached)
@@ -227,9 +245,10 @@ class Zygote:
         self._control.send({"kind": "uncached", "model": model})
 
     def _fork(self, runner: str, fd: int, *, fresh: bool, reused: bool) -> None:
-        pid = self._fork_child(
-            lambda: self._run_fresh(fd, reused=reused) if fresh else self._run_kept(fd)
-        )
+        with self._first_to_be_killed or contextlib.nullcontext():
+            pid = self._fork_child(
+                lambda: self._run_fresh(fd, reused=reused) if fresh else self._run_kept(fd)
+            )
         os.close(fd)
         self._runners[pid] = runner
         self._control.send({"kind": "forked", "runner": runner, "pid": pid})
@@ -269,7 +288,10 @@ class Zygote:
         if owner is not None:
             owner.leave_to_parent()
         channel = Channel(socket.socket(fileno=isolation.confinement.detach(fd)))
-        proc_files = ProcFiles.open() if reused else None
+        proc_files = None
+        if reused:
+            files = () if self._first_to_be_killed is None else channel.receive()[2]
+            proc_files = ProcFiles.open(*files)
         try:
             isolation.enter(None if owner is None else lambda: self._start_driver(owner, isolation))
         except Exception as error:
@@ -307,8 +329,11 @@ class Zygote:
                 self._control.send({"kind": "exited", "runner": runner, "code": code})
 
     def _end(self, status: int = 0) -> NoReturn:
+        from ndif.runtime.weights import loading
+
         owner = None if self._weight_owner is None else self._weight_owner.owner
         for pid in [*self._runners, *([owner] if owner else [])]:
             os.kill(pid, signal.SIGKILL)
+        loading.remove_code()
         sys.stderr.flush()
         os._exit(status)

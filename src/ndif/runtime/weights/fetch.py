@@ -108,6 +108,8 @@ _UNUSED = re.compile(
     r"|png|jpe?g|gif|webp|svg|mp4|wav|pdf)|\.gitattributes"
 )
 """Weights in formats for other programs, and files that no program reads."""
+_ADAPTER = "adapter_config.json"
+"""A file that would have another model loaded, and an adapter on top of it."""
 _TEMPLATES = "additional_chat_templates/"
 _OWN_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 """Files that can name classes of another repository."""
@@ -115,6 +117,10 @@ _OWN_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 
 class NoSpaceError(UserFacingError):
     """The disk has too little space for a model."""
+
+
+class PickledError(UserFacingError):
+    """A repository has its weights as pickles alone, which this server does not read."""
 
 
 def main(spec: ModelSpec) -> None:
@@ -140,9 +146,16 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
     except Exception:
         if not is_here(spec, "config.json", spec.revision):
             raise
-        return {"repo_id": None, "task": spec.task}
+        return {"repo_id": None, "task": spec.task, "folder": str(cached_folder(spec))}
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
+    pickles = sorted(name for name in names if _WEIGHTS[1].fullmatch(name))
+    if pickles and not spec.pickled:
+        raise PickledError(
+            f"{spec.checkpoint!r} has its weights only as pickles ({pickles[0]}), and reading a pickle can "
+            "run code. Ask its author for safetensors; the server's operator can allow pickled weights "
+            "(NDIF_ALLOW_PICKLED_WEIGHTS)."
+        )
     missing = sum(sizes[name] for name in names if not is_here(spec, name, found.sha))
     cache = Path(constants.HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
@@ -160,18 +173,27 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
             snapshot_download(repository, allow_patterns="*.py")
     # nnsight 0.6 and 0.7 know no tasks.
     task = spec.task or (found.pipeline_tag if spec.generation == "0.8" else None)
-    return {"repo_id": found.id, "task": task}
+    return {"repo_id": found.id, "task": task, "folder": folder}
+
+
+def cached_folder(spec: ModelSpec) -> Path:
+    """Return the folder of a checkpoint's files on this machine; they must be there."""
+    if spec.is_folder:
+        return Path(spec.checkpoint)
+    config = try_to_load_from_cache(spec.checkpoint, "config.json", revision=spec.revision)
+    return Path(config).parent if isinstance(config, str) else spec.files
 
 
 def needed(sizes: Collection[str], *, own_code: bool) -> list[str]:
     """Return the files that loading reads; all files of a repository without the usual weight files."""
     weights = _usual_weights(sizes)
     if not weights:
-        return list(sizes)
+        return [name for name in sizes if name != _ADAPTER]
     small = [
         name
         for name in sizes
         if not _UNUSED.fullmatch(name)
+        and name != _ADAPTER
         and ("/" not in name or name.startswith(_TEMPLATES) or (own_code and name.endswith(".py")))
     ]
     return weights + small

@@ -42,6 +42,9 @@ _DRIVER_VARIABLES = ("CUDA_", "CUBLAS_", "NVIDIA_", "PYTORCH_", "TORCH_")
 _LIBRARY_ROOTS = ("/lib", "/lib64", "/usr", "/opt", "/nix", "/gnu")
 """Folders of libraries that the system installs."""
 _CHANNEL_FD, _RULESET_FD = 3, 4
+_SNAPSHOTS = "snapshots"
+"""Folder of a repository's revisions in the Hub's cache."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 _ENV_START, _ENV_END = 47, 48
 """Indices of fields of /proc/PID/stat, counted from the state (proc_pid_stat(5))."""
 
@@ -107,12 +110,12 @@ class Confinement:
         files, named = tuple(readable), tuple(unlisted)
         rules = calls = None
         if mode != "off":
-            with _allowing_less(mode):
+            with allowing_less(mode):
                 # Imported here: the import runs another program to find libseccomp.
                 from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
-            rules = _create_ruleset(mode, *_paths(files, driver), (), named)
+            rules = make_ruleset(mode, *_paths(files, driver), (), (), named)
         return cls(
             mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls, named
         )
@@ -132,7 +135,9 @@ class Confinement:
         if os.getsid(0) != os.getpid():
             os.setsid()
         # If memory runs out, the kernel kills this process before others. Set while /proc can be opened.
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        score = Path("/proc/self/oom_score_adj")
+        if score.read_text().strip() != "1000":  # its parent may have seen to it
+            score.write_text("1000")
         _close_other_descriptors(channel, self.rules)
         return _CHANNEL_FD
 
@@ -170,9 +175,9 @@ class Confinement:
             self._attempt(self.calls.load)
 
     def _attempt(self, step: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Take a step unless the mode is "off"; see `_allowing_less`."""
+        """Take a step unless the mode is "off"; see `allowing_less`."""
         if self.mode != "off":
-            with _allowing_less(self.mode):
+            with allowing_less(self.mode):
                 step(*arguments, **options)
 
     def _limit(self, memory_bytes: int | None) -> None:
@@ -184,20 +189,12 @@ class Confinement:
 
     @contextlib.contextmanager
     def _driver_ruleset(self) -> Iterator[int | None]:
-        """Make the wider ruleset in which a driver starts.
-
-        The context keeps the directory of this process's threads open, which a rule of the set refers to.
-        """
+        """Make the wider ruleset in which a driver starts."""
         if self.mode == "off" or self.driver is None:
             yield None
             return
-        threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
-        try:
-            reading, writing = _paths(self.readable, self.driver)
-            reading += map(Path, _DRIVER_STARTS)
-            yield _create_ruleset(self.mode, reading, writing, [_OWN_THREADS])
-        finally:
-            os.close(threads)
+        with driver_ruleset(self.mode, self.readable, self.driver) as rules:
+            yield rules
 
     def _enforce(self, rules: int | None) -> None:
         """Restrict this process to the files of a ruleset; None if this kernel has no Landlock."""
@@ -223,7 +220,7 @@ def driver_variables() -> dict[str, str]:
 
 def _paths(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[Path], list[Path]]:
     """Return the paths that untrusted code may read, and those that it may also write to."""
-    reading = [*interpreter_paths(), *map(Path, _SYSTEM.split()), *readable]
+    reading = [*runtime_paths(), *readable]
     writing = [Path(os.devnull)]
     if driver is not None:
         reading += map(Path, (*_DRIVER.split(), *driver.libraries))
@@ -231,8 +228,9 @@ def _paths(readable: Iterable[Path], driver: DriverFiles | None) -> tuple[list[P
     return reading, writing
 
 
-def _create_ruleset(mode: Mode, *paths: Iterable[Path]) -> int | None:
-    with _allowing_less(mode):
+def make_ruleset(mode: Mode, *paths: Iterable[Path]) -> int | None:
+    """Return a Landlock ruleset; None if this kernel has no Landlock and `mode` allows that."""
+    with allowing_less(mode):
         from ndif.sandbox.confinement.landlock import create_ruleset
 
         return create_ruleset(*paths)
@@ -240,7 +238,24 @@ def _create_ruleset(mode: Mode, *paths: Iterable[Path]) -> int | None:
 
 
 @contextlib.contextmanager
-def _allowing_less(mode: Mode) -> Iterator[None]:
+def driver_ruleset(
+    mode: Mode, readable: Iterable[Path], driver: DriverFiles, creatable: Iterable[Path] = ()
+) -> Iterator[int | None]:
+    """Make a Landlock ruleset in which a GPU's driver starts and works; None without Landlock.
+
+    The context keeps the directory of this process's threads open, which a rule of the set refers to.
+    """
+    threads = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
+    try:
+        reading, writing = _paths(readable, driver)
+        reading += map(Path, _DRIVER_STARTS)
+        yield make_ruleset(mode, reading, writing, [_OWN_THREADS], creatable)
+    finally:
+        os.close(threads)
+
+
+@contextlib.contextmanager
+def allowing_less(mode: Mode) -> Iterator[None]:
     """Turn the failure of a step into ConfinementError if the mode is "require"; ignore it otherwise."""
     try:
         yield
@@ -262,6 +277,11 @@ def verify(mode: Mode) -> None:
             f"Untrusted code cannot be confined on this machine: it lacks {named}. `ndif doctor` shows "
             "every layer. NDIF_SANDBOX=best-effort runs untrusted code with the layers that exist here."
         )
+
+
+def runtime_paths() -> list[Path]:
+    """Return what any confined process may read: the interpreter, its packages, the machine's facts."""
+    return [*interpreter_paths(), *map(Path, _SYSTEM.split())]
 
 
 def interpreter_paths() -> list[Path]:
@@ -328,8 +348,21 @@ def library_folders() -> Iterable[Path]:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return a model's folder and its files, with links into a cache resolved."""
-    return sorted({folder.resolve(), *(file.resolve() for file in folder.rglob("*"))})
+    """Return a model's folder and its files, with links into a cache resolved.
+
+    A snapshot's files link to the blobs of its repository, which may link to those of the cache. Into a
+    folder of their own, operators link weights. No other link is followed: a repository could have any file
+    of this machine read.
+    """
+    folder = folder.resolve()
+    files = {file: file.resolve() for file in folder.rglob("*")}
+    if folder.parent.name != _SNAPSHOTS:
+        return sorted({folder, *(f for name, f in files.items() if name.suffix in _WEIGHTS)})
+    repository = folder.parent.parent
+    blobs = (repository / "blobs", repository.parent / "blobs")
+    of_cache = {file for file in files.values() if any(map(file.is_relative_to, blobs))}
+    # The Hub's library looks up the commit of a revision, and lists those that are here.
+    return sorted({folder.parent, repository / "refs", *of_cache})
 
 
 def _erase_initial_environment() -> None:

@@ -27,6 +27,14 @@ _TRUNCATE_ABI, _NET_ABI, _DEVICE_ABI, _SCOPE_ABI = 3, 4, 5, 6
 _RULE_PATH_BENEATH = 1
 _READ = FSAccess.READ_FILE | FSAccess.READ_DIR
 _WRITE = FSAccess.READ_FILE | FSAccess.WRITE_FILE
+_CREATE = (
+    _READ
+    | _WRITE
+    | FSAccess.MAKE_REG
+    | FSAccess.MAKE_DIR
+    | FSAccess.REMOVE_FILE
+    | FSAccess.REMOVE_DIR
+)
 
 
 class _Attributes(ctypes.Structure):
@@ -52,13 +60,14 @@ def create_ruleset(
     readable: Iterable[Path],
     writable: Iterable[Path],
     truncatable: Iterable[Path] = (),
+    creatable: Iterable[Path] = (),
     unlisted: Iterable[Path] = (),
 ) -> int:
     """Return the descriptor of a ruleset that permits the given paths, and no other file access.
 
-    No file can be executed, created, renamed or removed. Paths that do not exist are left out. `writable`
-    may also be opened for writing, `truncatable` may also be truncated when opened, as by `fopen`. Files in
-    `unlisted` can be read by who knows their names.
+    No file can be executed, and none created, renamed or removed but in `creatable` folders. Paths that do
+    not exist are left out. `writable` may also be opened for writing, `truncatable` may also be truncated
+    when opened, as by `fopen`. Files in `unlisted` can be read by who knows their names.
     """
     version = abi()
     attributes = _Attributes(
@@ -78,6 +87,7 @@ def create_ruleset(
         (readable, _READ),
         (writable, _WRITE | device),
         (truncatable, _WRITE | truncation),
+        (creatable, _CREATE | truncation),
         (unlisted, FSAccess.READ_FILE),
     ):
         for path in paths:

@@ -92,6 +92,19 @@ def allow_result_file() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
+@contextlib.contextmanager
+def limited_memory(extra_bytes: int) -> Iterator[None]:
+    """Limit the memory of this process to what it has and `extra_bytes` while the context lasts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _writable_bytes() + extra_bytes
+    if soft == resource.RLIM_INFINITY or most < soft:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def _writable_bytes() -> int:
     """Return the private writable memory of this process, as RLIMIT_DATA counts it."""
     fields = _status(Path("/proc/self"))
@@ -148,6 +161,15 @@ def drop_privileges(*, keeps_reading: bool = False) -> None:
     prctl(_PR_SET_DUMPABLE, 0)
     # A change of capabilities may have reset the signal that follows the parent's death.
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def keep_reading() -> None:
+    """Drop the capabilities of this thread for good, except the one to read every user's files."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    sets = _Data()
+    check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), sets), "capget")
+    kept = [each & _READ_SEARCH for each in sets[:2]]
+    _set_capabilities(_Data(*kept))
 
 
 @contextlib.contextmanager

@@ -32,6 +32,18 @@ _FILES = """access close close_range dup dup2 dup3 epoll_create epoll_create1 ep
 _SELF = """arch_prctl getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority getrandom
     getresgid getresuid getsid getuid sysinfo uname umask"""
 
+_FORKING = """fork vfork wait4 waitid kill tgkill setsid setpgid seccomp capget capset setrlimit getrlimit
+    landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_create ftruncate socketpair
+    sendmsg sendmmsg recvmmsg getsockname getpeername getsockopt setsockopt shutdown pidfd_open"""
+"""Calls by which a process forks others that confine themselves further, and speaks with its host."""
+_NAMESPACES = 0x7E020000
+"""Flags of clone that make a namespace."""
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+
+_CREATION = "mkdir mkdirat rename renameat renameat2 rmdir unlink unlinkat"
+_MODES = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat"
+
 _ALLOWED = " ".join((_MEMORY, _THREADS, _SIGNALS, _TIME, _FILES, _SELF)).split()
 
 _SHARED, _ANONYMOUS = mmap.MAP_SHARED, mmap.MAP_ANONYMOUS
@@ -78,19 +90,31 @@ class Filter:
     program: bytes
 
     @classmethod
-    def compile(cls, *, devices: bool) -> Filter:
+    def compile(
+        cls, *, devices: bool = False, creation: bool = False, forking: bool = False
+    ) -> Filter:
         """Compile a filter that leaves a process, with all its threads, the calls that a trace needs.
 
         `devices` allows the ioctls by which a GPU is driven; Landlock restricts the device files.
+        `creation` allows to create and remove files, where Landlock permits some; what would change the
+        mode or times of a file does nothing. `forking` allows to fork processes, which may confine
+        themselves further.
         """
         rules = _rules(devices=devices)
+        if forking:
+            _allow_forking(rules)
+        if creation:
+            for name in _CREATION.split():
+                _allow(rules, name)
+            for name in _MODES.split():
+                _add(rules, seccomp.ERRNO(0), name)
         with os.fdopen(os.memfd_create("filter"), "w+b") as file:
             rules.export_bpf(file)
             file.seek(0)
             return cls(file.read())
 
-    def load(self) -> None:
-        """Apply the filter to this process irrevocably."""
+    def load(self, *, this_thread: bool = False) -> None:
+        """Apply the filter to this process irrevocably, or to this thread and those that it starts."""
         code = bytearray(self.program)
         for at in range(0, len(code), _INSTRUCTION.size):
             operation, yes, no, operand = _INSTRUCTION.unpack_from(code, at)
@@ -99,7 +123,8 @@ class Filter:
         instructions = (ctypes.c_char * len(code)).from_buffer(code)
         program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(instructions))
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        done = libc.syscall(_SECCOMP, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(program))
+        flags = 0 if this_thread else _ALL_THREADS
+        done = libc.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))
         check(done, "seccomp")
 
 
@@ -142,9 +167,23 @@ def _rules(*, devices: bool) -> seccomp.SyscallFilter:
     return rules
 
 
+def _allow_forking(rules: seccomp.SyscallFilter) -> None:
+    for name in _FORKING.split():
+        _allow(rules, name)
+    _allow(rules, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _NAMESPACES, 0))
+    for option in (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS):
+        _allow(rules, "prctl", seccomp.Arg(0, seccomp.EQ, option))
+    for command in (_F_ADD_SEALS, _F_GET_SEALS):
+        _allow(rules, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+
+
 def _allow(rules: seccomp.SyscallFilter, name: str, *conditions: seccomp.Arg) -> None:
+    _add(rules, seccomp.ALLOW, name, *conditions)
+
+
+def _add(rules: seccomp.SyscallFilter, action: int, name: str, *conditions: seccomp.Arg) -> None:
     try:
-        rules.add_rule(seccomp.ALLOW, name, *conditions)
+        rules.add_rule(action, name, *conditions)
     except OSError as error:
         # This architecture, or this version of libseccomp, has no such call.
         if error.errno not in (errno.EDOM, errno.EINVAL, errno.EFAULT):

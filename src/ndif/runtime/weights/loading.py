@@ -1,0 +1,175 @@
+"""The reading of a checkpoint: its files are data, whoever wrote them, and lead to no other file."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import transformers.pipelines  # noqa: F401 - torch makes a folder for its cache as this is imported
+from huggingface_hub import constants
+
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.tracebacks import UserFacingError
+from ndif.runtime.weights.fetch import cached_folder, code_of_others
+from ndif.runtime.weights.repository import require_harmless
+from ndif.sandbox.confinement.confinement import DriverFiles, Mode, checkpoint_paths
+from ndif.sandbox.confinement.limits import limit_memory, limited_memory
+from ndif.sandbox.confinement.loading import LoadingConfinement
+from ndif.sizes import format_size
+
+Result = TypeVar("Result")
+
+_WEIGHTS = re.compile(r".*\.(safetensors|bin)")
+_BASE_BYTES = 4 << 30
+_BYTES_PER_BYTE = 8
+"""Memory that loading may take for each byte of weights: those of 4 bits may become those of 32."""
+_MEMORY_MESSAGES = ("MemoryError", "can't allocate memory", "Cannot allocate memory", "bad_alloc")
+
+_REFUSED = re.compile(r"Permission denied|Operation not permitted|PermissionError")
+"""Messages of Python, Rust and the C library when the kernel refuses something."""
+
+_FINDS_ADAPTERS = (
+    "transformers.pipelines",
+    "transformers.integrations.peft",
+    "transformers.models.auto.auto_factory",
+)
+"""Modules of transformers that look for an adapter beside a model."""
+_FINDER = "find_adapter_config_file"
+
+
+class OutsideError(UserFacingError):
+    """Loading a model takes files, or other things, that its repository does not hold."""
+
+
+class TooLargeError(UserFacingError):
+    """Loading a model takes more memory than its weights explain."""
+
+
+def read_confined(
+    spec: ModelSpec,
+    read: Callable[[], Result],
+    *,
+    whole: bool = False,
+    driver: DriverFiles | None = None,
+) -> Result:
+    """Return what `read` makes of a checkpoint's files: it can open no others, and reach nothing else.
+
+    Args:
+        spec: The checkpoint, whose files are on this machine.
+        read: Loads it.
+        whole: True to confine this process for good, and what it forks; else a thread reads.
+        driver: Files of a GPU's driver that this process has started; None on CPUs.
+
+    Raises:
+        UserFacingError: If the files ask for what they may not have.
+    """
+    untrusted = spec.untrusted
+    mode: Mode = "best-effort" if untrusted is None else untrusted.sandbox
+    readable = _readable(spec)
+    if untrusted is not None and whole:
+        adapters = Path(untrusted.adapters)
+        adapters.mkdir(parents=True, exist_ok=True)
+        readable += [adapters, *([Path(untrusted.whitelist)] if untrusted.whitelist else [])]
+    weights = [file for file in spec.files.rglob("*") if _WEIGHTS.match(file.name)]
+    size = sum(file.stat().st_size for file in weights if file.is_file())
+    most = _BASE_BYTES + _BYTES_PER_BYTE * size
+    if untrusted is not None and whole and mode != "off":
+        limit_memory(most + untrusted.memory_bytes)
+    # A driver maps large ranges, which the kernel would count.
+    limit = contextlib.nullcontext() if driver is not None else limited_memory(most)
+    code = _folders_of_code(spec)
+    try:
+        with (
+            LoadingConfinement.prepare(
+                mode, readable, code, whole=whole, driver=driver
+            ) as confinement,
+            limit,
+        ):
+            return confinement.run(lambda: _read_checked(spec, read))
+    except UserFacingError:
+        raise
+    except Exception as error:
+        # A pipeline of transformers puts what went wrong with each class that it tried into its message.
+        said = f"{type(error).__name__}: {error}"
+        if refused := next(filter(_REFUSED.search, said.splitlines()), None):
+            raise OutsideError(
+                f"{spec.checkpoint!r} cannot be loaded: it reaches out of its files ({refused.strip()})."
+            ) from error
+        if any(message in said for message in _MEMORY_MESSAGES):
+            raise TooLargeError(
+                f"Loading {spec.checkpoint!r} took more than {format_size(most)} of memory, and its "
+                f"weights have {format_size(size)}: its config describes another model than its files."
+            ) from error
+        raise
+
+
+def _read_checked(spec: ModelSpec, read: Callable[[], Result]) -> Result:
+    """Return what `read` makes of a checkpoint's files, if they name no others."""
+    require_harmless(spec.files, remote_code=spec.trust_remote_code, pickled=spec.pickled)
+    with _offline(), _without_adapter():
+        return read()
+
+
+def _readable(spec: ModelSpec) -> list[Path]:
+    found = checkpoint_paths(spec.files)
+    if spec.trust_remote_code:
+        for repository in code_of_others(spec.files):
+            found += checkpoint_paths(cached_folder(ModelSpec(repository, spec.generation)))
+    return found
+
+
+def _folders_of_code(spec: ModelSpec) -> list[Path]:
+    """Return the folder that a repository's code is copied to and imported from; none without code."""
+    if not spec.trust_remote_code:
+        return []
+    from transformers import dynamic_module_utils
+
+    # One for each process: no model's code finds another's.
+    folder = tempfile.mkdtemp(prefix="ndif-code-")
+    dynamic_module_utils.HF_MODULES_CACHE = folder
+    _code.append(Path(folder))
+    return [Path(folder)]
+
+
+_code: list[Path] = []
+"""The folders that this process has made for code."""
+
+
+def remove_code() -> None:
+    """Remove the copies of a repository's code that this process has made."""
+    for folder in _code:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Stop the Hub's library from asking a hub: the files are here, and nothing else can be reached."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@contextlib.contextmanager
+def _without_adapter() -> Iterator[None]:
+    """Hide an adapter among a model's files from transformers: it would name another model to load.
+
+    A request names the adapter that it wants.
+    """
+    modules = [sys.modules[name] for name in _FINDS_ADAPTERS if name in sys.modules]
+    before = [getattr(module, _FINDER) for module in modules]
+    for module in modules:
+        setattr(module, _FINDER, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for module, finder in zip(modules, before, strict=True):
+            setattr(module, _FINDER, finder)

@@ -1,0 +1,158 @@
+"""Repositories that attack: what each gets from the process that loads it, and what its user is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nnsight import TransformersModel
+
+from ndif.config.settings import Settings
+from ndif.host.model_process import ModelProcessError
+from ndif.host.port import ReplicaLostError
+from ndif.host.shared_weights import SharedWeights
+from tests.on_loop import on_loop
+from tests.runtime.apart import apart
+from tests.runtime.replica import expected, reading, serve
+from tests.security.repositories import (
+    ATTACKS,
+    Lab,
+    adapter_of_a_folder,
+    code_of_its_own,
+    layer_without_weights,
+    link_to_weights,
+    pickled,
+    without_a_class,
+)
+
+CELLS = [(name, cell) for name, attack in ATTACKS.items() for cell in ("none", *attack.by, "all")]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = apart(
+        "tests.security.repositories", tmp_path_factory.mktemp("attacks")
+    )
+    return found
+
+
+@pytest.mark.parametrize(("name", "cell"), CELLS)
+def test_a_repository_gets_nothing(
+    outcomes: dict[str, dict[str, Any]], name: str, cell: str
+) -> None:
+    outcome = outcomes[name][cell]
+    assert outcome.get("gained") is (cell == "none"), (ATTACKS[name].what, outcome)
+
+
+def test_code_that_is_trusted_still_runs(outcomes: dict[str, dict[str, Any]]) -> None:
+    assert outcomes["trusted code"]["all"]["loaded"], outcomes["trusted code"]["all"]
+
+
+# What the server makes of them
+
+
+@pytest.fixture
+def lab(tiny_gpt2: Path, tmp_path: Path) -> Lab:
+    private = shutil.copytree(tiny_gpt2, tmp_path / "private")
+    weight = torch.empty(0)
+    return Lab(tmp_path, tiny_gpt2, private, weight, tmp_path / "secret", tmp_path / "marker", 1)
+
+
+def strangers(folder: Path, **given: Any) -> Settings:
+    return Settings(protector="off", session_root=folder / "session", **given)
+
+
+REFUSED: dict[str, tuple[Callable[[Lab], Path], str]] = {
+    "an adapter in the place of a model": (adapter_of_a_folder, "config.json"),
+    "a link": (link_to_weights, "model.safetensors"),
+    "pickles that are not allowed": (pickled, "NDIF_ALLOW_PICKLED_WEIGHTS"),
+    "code that is not trusted": (without_a_class, "deploy it with trust_remote_code"),
+    "a config of a larger model": (layer_without_weights, "GiB of memory"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@on_loop
+async def test_it_is_refused_in_a_sentence(lab: Lab, name: str) -> None:
+    make, said = REFUSED[name]
+    with pytest.raises(ModelProcessError) as refused:
+        async with serve(make(lab), settings=strangers(lab.folder)):
+            pass
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_an_adapter_beside_a_model_is_not_loaded(lab: Lab, trusted: bool) -> None:
+    folder = shutil.copytree(lab.own, lab.folder / "model")
+    given = {"base_model_name_or_path": str(lab.private), "peft_type": "LORA", "r": 1}
+    (folder / "adapter_config.json").write_text(json.dumps(given))
+    client = TransformersModel(str(lab.own), task="text-generation")
+    settings = None if trusted else strangers(lab.folder)
+    async with serve(folder, settings=settings) as served:
+        logits = await served.logits(reading(client), trusted=trusted)
+    assert torch.equal(logits, expected(lab.own))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@on_loop
+async def test_pickled_weights_are_loaded_where_they_are_allowed(lab: Lab, trusted: bool) -> None:
+    client = TransformersModel(str(lab.own), task="text-generation")
+    allowing = strangers(lab.folder, allow_pickled_weights=True)
+    async with serve(pickled(lab), settings=allowing) as served:
+        logits = await served.logits(reading(client), trusted=False)
+    assert torch.equal(logits, expected(lab.own))
+
+
+@on_loop
+async def test_code_of_a_repository_that_has_another_class_is_ignored(lab: Lab) -> None:
+    async with serve(code_of_its_own(lab), settings=strangers(lab.folder)) as served:
+        assert served.actor.model["class"] == "GPT2LMHeadModel"
+
+
+@on_loop
+async def test_a_process_is_confined_unless_a_user_is_trusted(lab: Lab) -> None:
+    keys = lab.folder / "keys.yaml"
+    keys.write_text("keys: [{key: a-long-key}]")
+    settings = strangers(lab.folder, api_keys=keys)
+    client = TransformersModel(str(lab.own), task="text-generation")
+
+    def status(pid: int) -> dict[str, str]:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
+
+    async with serve(lab.own, settings=settings) as served:
+        found = status(served.zygote)
+        assert (found["Seccomp"], found["NoNewPrivs"]) == ("2", "1")
+        await served.logits(reading(client), trusted=False)
+        # A user who is trusted since then has the model loaded again.
+        keys.write_text("keys: [{key: a-long-key, tags: [trusted]}]")
+        with pytest.raises(ReplicaLostError):
+            await served.run(reading(client), trusted=True)
+    async with serve(lab.own, settings=settings) as served:
+        assert status(served.zygote)["Seccomp"] == "0"
+        for trusted in (False, True):
+            logits = await served.logits(reading(client), trusted=trusted)
+            assert torch.equal(logits, expected(lab.own))
+
+
+def test_weights_in_memory_are_those_of_the_own_files() -> None:
+    """A process that names another model's weights gets memory of its own."""
+    weights = SharedWeights()
+
+    async def run() -> None:
+        first = await weights.of("first", "/models/a:1:2", 4096)
+        second = await weights.of("second", "/models/b:1:2", 4096)
+        assert None not in (first, second)
+        assert first != second
+        weights.leave("first")
+        weights.leave("second")
+
+    asyncio.run(run())
