@@ -37,6 +37,9 @@ from ndif.tasks import end
 from tests import frames
 from tests.on_loop import on_loop
 
+ME = f"uid {os.geteuid()}"
+"""The name of a caller of this machine."""
+
 
 def a_request(subscription_id: str, wire: Wire) -> Request:
     model = ModelKey("a.B", "org/name")
@@ -71,9 +74,8 @@ async def test_a_gateway_that_stops_names_the_jobs_that_it_ends() -> None:
             f"http://{address}", socketio_path="/ws/socket.io", transports=["websocket"]
         )
         session = json.loads(await newer.recv())["session_id"]
-        me = f"uid {os.geteuid()}"
-        requests = [a_request(subscription_of(session, me), Wire.ENVELOPE) for _ in range(2)]
-        requests += [a_request(subscription_of(older.sid, me), Wire.HEADERS)]
+        requests = [a_request(subscription_of(session, ME), Wire.ENVELOPE) for _ in range(2)]
+        requests += [a_request(subscription_of(older.sid, ME), Wire.HEADERS)]
         for request in requests:
             await broker.submit(request)
         await websockets.fail_all("It stops.")
@@ -138,7 +140,7 @@ async def test_updates_reach_a_client_that_handles_its_messages_in_any_order(
 
     async with served(Starlette(routes=[Mount("/ws", app=socket_io.app)])) as address:
         client = asyncio.create_task(asyncio.to_thread(received, address, note))
-        request = a_request(await connected.get(), Wire.HEADERS)
+        request = a_request(subscription_of(await connected.get(), ME), Wire.HEADERS)
         await broker.submit(request)
         result = InlineResult(torch_bytes({"hidden": 1}), compressed=False)
         for update in (
