@@ -47,14 +47,12 @@ async def an_evaluator(**given: Any) -> AsyncIterator[Evaluator]:
 
 
 @contextlib.asynccontextmanager
-async def an_evaluator_here() -> AsyncIterator[Evaluator]:
-    """An evaluator in an environment that this test changed, with a fork server of its own."""
+async def some_servers() -> AsyncIterator[ForkServers]:
+    """A fork server in an environment that this test changed."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     servers = ForkServers()
     servers.prepare(HERE, untrusted=True)
-    evaluator = Evaluator(fork_servers=servers)
-    yield evaluator
-    await evaluator.stop()
+    yield servers
     servers.stop()
 
 
@@ -215,11 +213,14 @@ async def test_one_whose_hub_takes_its_time_holds_up_no_other(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     port = hub.sockets[0].getsockname()[1]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    async with hub, an_evaluator() as evaluate:
+    async with hub, some_servers() as servers:
+        evaluate = Evaluator(fork_servers=servers)
+        await evaluate(a_config(tiny_gpt2, dtype="bfloat16"), HERE)
         slow = asyncio.create_task(evaluate(a_config(NAME), HERE))
         await asked_for.wait()
         assert (await evaluate(a_config(tiny_gpt2), HERE)).size_bytes > 0
         assert not slow.done()
+        await evaluate.stop()
 
 
 @on_loop
@@ -266,7 +267,8 @@ async def test_a_repository(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
-    async with an_evaluator_here() as evaluate:
+    async with some_servers() as servers:
+        evaluate = Evaluator(fork_servers=servers)
         folder = await evaluate(a_config(tiny_gpt2), HERE)
         found = await evaluate(a_config(NAME), HERE)
         assert found.size_bytes == folder.size_bytes
@@ -274,9 +276,9 @@ async def test_a_repository(
         assert not list((tmp_path / "home").rglob("*.safetensors"))
         with pytest.raises(EvaluationError, match="no repository 'test-org/nothing' on the hub"):
             await evaluate(a_config("test-org/nothing"), HERE)
-    # What was seen once is in the cache, for when no hub answers.
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    async with an_evaluator_here() as evaluate:
+        # What was seen once is in the cache, for when no hub answers.
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        evaluate = Evaluator(fork_servers=servers)
         offline = await evaluate(a_config(NAME), HERE)
         assert offline.size_bytes == folder.size_bytes
         assert (offline.task, offline.repo_id) == ("text-generation", None)

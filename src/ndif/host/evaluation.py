@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndif.config.units import format_duration
+from ndif.host.environment import environment
 from ndif.host.fork_server import ForkServers
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtime
@@ -70,7 +71,7 @@ class Evaluator:
     sandbox: Mode = "best-effort"
     """The confinement of the process that reads, unless the operator trusts the repository's code."""
     untrusted: bool = True
-    """False to have that process forked with the operator's environment, where no other server is."""
+    """False where the only fork server is one with the operator's environment."""
     patience_s: float = 60.0
     """Seconds that a process may take for one model."""
     _outlining: Turns = field(default_factory=lambda: Turns(_OUTLINES_AT_ONCE, _FIRST_TURN_S))
@@ -125,10 +126,14 @@ class Evaluator:
         owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
         with _a_folder() as empty:
             if not spec.is_folder:
-                asked = {"spec": spec.header(), "folder": empty}
+                asked = {
+                    "spec": spec.header(),
+                    "folder": empty,
+                    "environment": environment(runtime),
+                }
                 outline = await self._outlining.run(
                     owner,
-                    lambda: self._ask(runtime, _OUTLINE, spec, asked, untrusted=False),
+                    lambda: self._ask(runtime, _OUTLINE, spec, asked),
                 )
             commit, task = outline["commit"], outline["task"]
             if commit is not None:
@@ -142,7 +147,7 @@ class Evaluator:
             try:
                 answer = await self._reading.run(
                     owner,
-                    lambda: self._ask(runtime, _MEASURE, spec, question, untrusted=self.untrusted),
+                    lambda: self._ask(runtime, _MEASURE, spec, question),
                 )
             except _RefusedError as error:
                 if commit is not None:
@@ -167,15 +172,13 @@ class Evaluator:
         module: str,
         spec: ModelSpec,
         question: Mapping[str, Any],
-        *,
-        untrusted: bool,
     ) -> dict[str, Any]:
         """Return the answer of a process of its own, or raise an `EvaluationError`."""
         try:
             try:
-                answer = await self._ask_once(runtime, module, question, untrusted=untrusted)
+                answer = await self._ask_once(runtime, module, question)
             except _EndedError:  # its fork server may have ended
-                answer = await self._ask_once(runtime, module, question, untrusted=untrusted)
+                answer = await self._ask_once(runtime, module, question)
         except _EndedError as error:
             raise _RefusedError(
                 f"the process that was to work out the size of {spec.checkpoint!r} ended"
@@ -189,14 +192,14 @@ class Evaluator:
         return answer
 
     async def _ask_once(
-        self, runtime: Runtime, module: str, question: Mapping[str, Any], *, untrusted: bool
+        self, runtime: Runtime, module: str, question: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Start a process, ask it and end it."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 process = await self.fork_servers.start(
-                    runtime, module, theirs, untrusted=untrusted, keep_output=False
+                    runtime, module, theirs, untrusted=self.untrusted, keep_output=False
                 )
         except BaseException as error:
             ours.close()

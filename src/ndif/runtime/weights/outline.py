@@ -9,7 +9,9 @@ transformers.
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import shutil
 import socket
 import sys
@@ -20,7 +22,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, get_session, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_session,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+)
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import hf_raise_for_status
@@ -67,6 +76,7 @@ def main(fd: int) -> None:
         if not asked:  # nobody waits any more
             return
         question = json.loads(asked)
+        _take(question["environment"])
         spec = ModelSpec.of(question["spec"])
         try:
             answer = find(spec, Path(question["folder"]))
@@ -74,6 +84,13 @@ def main(fd: int) -> None:
             traceback.print_exc()
             answer = {"failed": explain_unavailable(spec, error)[:_LONGEST_ANSWER]}
         connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _take(variables: Mapping[str, str]) -> None:
+    """Take the operator's environment, which the server that forked this process does not have."""
+    os.environ.clear()
+    os.environ.update(variables)
+    importlib.reload(constants)  # the hub's library reads variables when it is imported
 
 
 def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
