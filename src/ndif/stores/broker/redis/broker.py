@@ -179,11 +179,11 @@ class RedisBroker:
             if held and held + size > self._max_bytes:
                 raise QueueFullError(held, self._max_bytes)
             await self._objects.put(_object_of(request.id), payload)
-        signed = replace(request, digest=digest(payload) if is_inline else "")
+        content = encode_request(request, digest(payload) if is_inline else "")
         held_too_much = await self._submit(
             [record_of(request.id), QUEUE, HELD],
             [
-                self.signer.sign(QUEUE, encode_request(signed)),
+                self.signer.sign(QUEUE, content),
                 request.subscription_id or "",
                 size,
                 self._max_bytes,
