@@ -183,6 +183,11 @@ def test_of_a_server_that_is_killed_no_service_is_left(
     assert within(lambda: started_at(said["pid"]) is None)
     assert within(lambda: not place.processes()), place.processes()
     assert not accepts(port_of(broker))
+    # The next one has a password of its own.
+    place.start(**unlocked)
+    (again,) = passwords(place)
+    assert again != file
+    assert place.read("queue") == {"models": []}
 
 
 def test_one_that_answers_is_used_and_stays(

@@ -58,6 +58,7 @@ class Gateway:
         self.folder = folder
         self.broker = MemoryBroker(spool=Spool(folder / "spool", objects))
         self.incoming = Incoming(settings)
+        accounts = OpenAccounts(hotswapping=False, trusted=True)
         submit = SubmitRoute(
             settings,
             self.broker,
@@ -68,13 +69,13 @@ class Gateway:
                 dict,
                 lambda: True,
             ),
-            OpenAccounts(hotswapping=False, trusted=True),
+            accounts,
             self.incoming,
         )
         self.app = Starlette(
             routes=[
                 *submit.routes(),
-                *WebSocketSubscriptions(self.broker, settings).routes(),
+                *WebSocketSubscriptions(self.broker, accounts, settings).routes(),
                 Mount("/ws", app=SocketIoSubscriptions(self.broker, settings).app),
             ],
             exception_handlers=EXCEPTION_HANDLERS,

@@ -57,9 +57,11 @@ def test_a_foreign_page_cannot_open_a_websocket(server: LocalServer) -> None:
 
 
 def test_a_foreign_page_cannot_open_socket_io(server: LocalServer) -> None:
-    address = f"{server.url}/ws/socket.io/?EIO=4&transport=polling"
-    assert httpx.get(address).status_code == 200
-    assert httpx.get(address, headers={"Origin": "https://evil.example"}).status_code == 403
+    url = server.url.replace("http", "ws")
+    address = f"{url}/ws/socket.io/?EIO=4&transport=websocket"
+    websocket.create_connection(address, timeout=10).close()
+    with pytest.raises(websocket.WebSocketBadStatusException, match=r"403.*another site"):
+        websocket.create_connection(address, origin="https://evil.example", timeout=10)
 
 
 async def status(

@@ -20,7 +20,7 @@ from ndif.host.request_lifecycle import RUNS
 from ndif.schema.status import Status
 from ndif.stores.accounts import Accounts
 from ndif.stores.objects import FileStore, ObjectStore
-from ndif.stores.responder import Kept, last_response
+from ndif.stores.responder import StoredResponse, last_response
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OK = 200
@@ -68,7 +68,7 @@ class ResponseRoute:
                 kept = await last_response(self.store, request_id) or kept
             if update is not None and (kept is None or not kept.status.terminal):
                 fields = {} if kept is None else kept.fields
-                kept = Kept({**fields, **update}, "" if kept is None else kept.user)
+                kept = StoredResponse({**fields, **update}, "" if kept is None else kept.user)
         if kept is None:
             raise HttpError(
                 404,

@@ -102,14 +102,15 @@ def _print_ready(record: RunRecord, run: Run, console: Console) -> None:
 
 
 def _print_secret(run: ServerRun, console: Console) -> None:
-    """Tell the line that other machines of the server need, unless the operator gave it to this one."""
+    """Print the line that other machines of the server need, unless the operator gave it to this one."""
     file = secret_file(run.options)
     if not run.options.broker_url or not file.exists() or run.options.has_own_secret:
         return
     # The value is for a terminal, and not for a log.
     secret = cluster_secrets(run.options)[0] if console.is_terminal else f"$(cat {file})"
     console.print(
-        f"Other machines that serve with this broker need:\n\n    {assignment(secret)}",
+        "Another server with this broker, and a machine that joins this server's Ray cluster, needs:\n\n"
+        f"    {assignment(secret)}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -94,7 +94,7 @@ class Responder:
                 fields = wires.envelope_fields(end)  # as on the other wire
                 try:
                     update = await last_response(self._objects, request_id)
-                    kept = Kept(fields, "" if update is None else update.user)
+                    kept = StoredResponse(fields, "" if update is None else update.user)
                     await self._objects.put(end_key(request_id), kept.encode())
                 except ObjectStoreError as error:  # a full disk keeps no server from starting
                     logger.warning(
@@ -104,7 +104,7 @@ class Responder:
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
         # Without a key that was verified, nobody can be told from others when the job is asked for.
-        content = Kept(
+        content = StoredResponse(
             wires.fields(request, response), request.user if request.key else ""
         ).encode()
         key = (end_key if response.status.terminal else update_key)(request.id)
@@ -118,7 +118,7 @@ class Responder:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResponse:
     """A stored response, and whom it is for."""
 
     fields: dict[str, Any]
@@ -136,13 +136,13 @@ class Kept:
         return json.dumps({**self.fields, _USER: self.user} if self.user else self.fields).encode()
 
     @classmethod
-    def decode(cls, content: bytes) -> Kept:
+    def decode(cls, content: bytes) -> StoredResponse:
         """Return what `encode` wrote."""
         fields = json.loads(content)
         return cls(fields, fields.pop(_USER, ""))
 
 
-async def last_response(objects: ObjectStore, request_id: str) -> Kept | None:
+async def last_response(objects: ObjectStore, request_id: str) -> StoredResponse | None:
     """Return the response that a client polls for: the terminal one, or else the last update.
 
     The two are separate objects, so that no update can hide an end: not one of a leader that does not know
@@ -150,7 +150,7 @@ async def last_response(objects: ObjectStore, request_id: str) -> Kept | None:
     """
     # A file that a loss of power left empty is no end.
     content = await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
-    return Kept.decode(content) if content else None
+    return StoredResponse.decode(content) if content else None
 
 
 async def _call_back(request: Request, response: Response) -> None:

@@ -28,7 +28,7 @@ from ndif.stores.objects import DiskError, FileStore
 from ndif.stores.responder import Responder, last_response
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
-from tests.stores.broker.signers import SECRET
+from tests.stores.broker.signers import SECRET, SIGNER
 from tests.stores.small_disk import fill, small_disk
 
 __all__ = ["small_disk"]
@@ -72,6 +72,13 @@ def objects(tmp_path: Path) -> FileStore:
 async def ids(folder: Path, objects: FileStore) -> list[str]:
     async with opened(folder, objects) as spool:
         return [each.request.id for each in await spool.unfinished()]
+
+
+async def stored(objects: FileStore, request: Request) -> dict[str, Any]:
+    """The response that a client of the request is sent."""
+    response = await last_response(objects, request.id)
+    assert response is not None
+    return response.fields
 
 
 @on_loop
@@ -154,7 +161,7 @@ async def test_what_has_its_end_does_not_run_again(tmp_path: Path, objects: File
     await broker.start()
     await Responder(broker, objects).resume(broker.unfinished)
     assert [(await broker.claim()).id for _ in range(2)] == [torn.id, waits.id]
-    kept = [json.loads(await last_response(objects, r.id) or b"") for r in (ended, torn, waits)]
+    kept = [await stored(objects, each) for each in (ended, torn, waits)]
     assert [each["status"] for each in kept] == ["COMPLETED", "QUEUED", "QUEUED"]
     for request in (torn, waits):
         await objects.put(f"ends/{request.id}.json", end.encode())
@@ -173,7 +180,7 @@ async def test_who_polls_for_what_is_lost_is_told(tmp_path: Path, objects: FileS
     for status in (Status.RUNNING, Status.COMPLETED):
         await responder.respond(ended, Response(ended.id, status))
     await responder.resume([])
-    kept = [json.loads(await last_response(objects, each.id) or b"") for each in (lost, ended)]
+    kept = [await stored(objects, each) for each in (lost, ended)]
     assert [each["status"] for each in kept] == ["ERROR", "COMPLETED"]
     assert "Send it again" in kept[0]["description"]
 
@@ -240,7 +247,7 @@ async def test_a_server_with_a_broker_has_it_run_what_one_without_left(
     claimed = [await leader._broker.claim() for _ in sent]
     assert [replace(c, payload=await leader._broker.payload(c)) for c in claimed] == sent
     assert [each.attempts for each in claimed] == [0, 1]
-    inherited = RedisBroker(redis.url, objects, inline_bytes=1, counts_attempts=True)
+    inherited = RedisBroker(redis.url, objects, SIGNER, inline_bytes=1, counts_attempts=True)
     assert [(await inherited.claim()).attempts for _ in sent] == [0, 1]
     await inherited.stop()
     assert await leader._broker.client.xlen("queue") == 2

@@ -38,12 +38,12 @@ daemonize no
 
 
 def url_with_password(options: Settings) -> str:
-    """Return the broker's URL, with the password that a start from this session root gave it."""
+    """Return the broker's URL, with the password that a run of this session root gave it."""
     parts = urlsplit(options.broker_url)
     run_folders = RunFolders(options.session_root)
-    for current in (run_folders.current(), run_folders.of_service(NAME).current()):
-        if current is not None:
-            file = _password_file(current.folder / "data" / NAME, parts.port or _PORT)
+    for running in (run_folders.running(), run_folders.of_service(NAME).running()):
+        if running is not None:  # one that has ended left a password of no use
+            file = _password_file(running[0].folder / "data" / NAME, parts.port or _PORT)
             if file.is_file() and is_loopback(parts.hostname or "localhost"):
                 return with_password(options.broker_url, file.read_text().strip())
     return options.broker_url

@@ -30,16 +30,16 @@ take both together for a user's opaque name.
 _text = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def encode_request(request: Request) -> bytes:
-    """Encode a request without its payload."""
+def encode_request(request: Request, digest: str = "") -> bytes:
+    """Encode a request without its payload, but with the digest of one that Redis has."""
     record = {name: getattr(request, name) for name in _PLAIN}
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
     if request.attempts:
         record["attempts"] = request.attempts
     if request.key:
         record["user"] = f"{request.user}{_KEY}{request.key}"
-    if request.digest:
-        record["digest"] = request.digest
+    if digest := digest or request.digest:
+        record["digest"] = digest
     return _text(record).encode()
 
 

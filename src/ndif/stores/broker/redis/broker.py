@@ -187,17 +187,17 @@ class RedisBroker:
             if held and held + size > self._max_bytes:
                 raise QueueFullError(held, self._max_bytes)
             await self._objects.put_payload(_object_of(request.id), payload)
-        content = await _in_memory(payload) if is_inline else b""
-        signed = replace(request, digest=digest(content) if is_inline else "")
+        inline = await _in_memory(payload) if is_inline else b""
+        content = encode_request(request, digest(inline) if is_inline else "")
         held_too_much = await self._submit(
             [record_of(request.id), QUEUE, HELD],
             [
-                self.signer.sign(QUEUE, encode_request(signed)),
+                self.signer.sign(QUEUE, content),
                 request.subscription_id or "",
                 size,
                 self._max_bytes,
                 *self._announcement(request),
-                *([content] if is_inline else []),
+                *([inline] if is_inline else []),
             ],
         )
         if held_too_much is not None:

@@ -101,10 +101,10 @@ class JobReceiver:
             logger.warning("a job on %s came before and is refused", self._channel.name)
             return None
         self._last = number
-        request = decode_request(content)
+        request = decode_request(content, payload=signed.rest)
         # Another payload than the signed one is left; the right one is looked for when the job runs.
         is_right = bool(request.digest) and request.digest == digest(signed.rest)
-        return replace(request, payload=signed.rest) if is_right else request
+        return request if is_right else replace(request, payload=b"")
 
     async def give_back(self, request: Request) -> None:
         """Tell the leader that a job came here and did not end."""
