@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 import threading
 import time
@@ -90,6 +91,8 @@ def _attack(
     url: str, kinds: tuple[Attack, ...], number: int, ends: threading.Event, clients: set[Hostile]
 ) -> None:
     """Run one attack after another, each held for a second, until `ends` is set."""
+    # It stands for a program on another machine: its own work should take no core from the server.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
     while not ends.is_set():
         kind = kinds[number % len(kinds)]
         number += 1
