@@ -69,7 +69,8 @@ class Wire:
             if frame == "2":
                 self._socket.send("3")
             elif isinstance(frame, bytes):
-                self._socket.send("431[]")  # the acknowledgement without which nothing follows
+                with contextlib.suppress(OSError, websocket.WebSocketException):  # it may be closed
+                    self._socket.send("431[]")  # the acknowledgement without which nothing follows
                 response = ResponseModel.unpickle(frame)
                 said.append(f"{response.status.name} {response.description}")
             elif not frame:
