@@ -64,7 +64,7 @@ class Wire:
             assert time.monotonic() < deadline, said
             try:
                 frame = self._socket.recv()
-            except websocket.WebSocketConnectionClosedException:
+            except (websocket.WebSocketConnectionClosedException, ConnectionError):
                 return [*said, "CLOSED"]
             if frame == "2":
                 self._socket.send("3")
