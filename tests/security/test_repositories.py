@@ -54,6 +54,10 @@ def test_code_that_is_trusted_still_runs(outcomes: dict[str, dict[str, Any]]) ->
     assert outcomes["trusted code"]["all"]["loaded"], outcomes["trusted code"]["all"]
 
 
+def test_a_module_of_the_operator_is_imported(outcomes: dict[str, dict[str, Any]]) -> None:
+    assert outcomes["modules"]["all"] == {"answer": 42}
+
+
 # What the server makes of them
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 import transformers.pipelines  # noqa: F401 - torch makes a folder for its cache as this is imported
 from huggingface_hub import constants
 
+from ndif.runtime.process.isolation import operator_modules
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError
 from ndif.runtime.weights.fetch import cached_folder, code_of_others
@@ -75,7 +76,8 @@ def read_confined(
     if untrusted is not None and whole:
         adapters = Path(untrusted.adapters)
         adapters.mkdir(parents=True, exist_ok=True)
-        readable += [adapters, *([Path(untrusted.whitelist)] if untrusted.whitelist else [])]
+        readable += [adapters, *operator_modules(untrusted)]
+        readable += [Path(untrusted.whitelist)] if untrusted.whitelist else []
     weights = [file for file in spec.files.rglob("*") if _WEIGHTS.match(file.name)]
     size = sum(file.stat().st_size for file in weights if file.is_file())
     most = _BASE_BYTES + _BYTES_PER_BYTE * size
