@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from ndif.sandbox.confinement.confinement import linked_folders
 from ndif.stores.objects import ObjectStore
 
 _CONFIGS = ("config.json", "*_config.json", "model_index.json")
@@ -119,20 +120,13 @@ def _own_commit(revision: str | None, folder: Path) -> str | None:
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
-    return folder.name if _is_snapshot(folder) else None
-
-
-def _is_snapshot(folder: Path) -> bool:
-    return folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) is not None
+    is_commit = _COMMIT.fullmatch(folder.name) is not None
+    return folder.name if is_commit and linked_folders(folder) else None
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the regular files below a folder: their names for clients and their resolved paths."""
-    roots = [folder]
-    if _is_snapshot(folder):
-        # A snapshot's files link to the repository's blobs, which may link to the cache's.
-        repository = folder.parent.parent
-        roots += [repository / "blobs", repository.parent / "blobs"]
+    roots = (folder, *linked_folders(folder))
     for parent, folders, names in os.walk(folder):
         # `.git`, `.cache` and `.env` are no part of a checkpoint and may be private.
         folders[:] = [name for name in folders if not name.startswith(".")]
