@@ -30,6 +30,7 @@ from ndif.tasks import end
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
 from tests.serving import serving
+from tests.stores.broker.signers import SIGNER
 
 NAME = "org/name"
 
@@ -59,8 +60,8 @@ async def published(
     client, mirror = connect(redis.url), HfMirror(share_weights=False)
     storing = ModelFilesStorage(models, objects)
     controller = Controller(models, unasked, unasked, unasked)  # nothing is deployed
-    publisher = Publisher(controller, storing, SharedCache(client), life_s=60.0)
-    gateway = PublishedHfMirror(mirror, SharedCache(client), objects, folder / "gateway")
+    publisher = Publisher(controller, storing, SharedCache(client, SIGNER), life_s=60.0)
+    gateway = PublishedHfMirror(mirror, SharedCache(client, SIGNER), objects, folder / "gateway")
     tasks = [asyncio.create_task(each.run()) for each in (storing, publisher, gateway)]
     try:
         with serving(Starlette(routes=[Mount("/hub", routes=mirror.routes())])) as url:

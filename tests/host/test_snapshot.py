@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def test_the_same_files_are_packed_the_same(tmp_path: Path) -> None:
     assert packed[0] == packed[1]
     (second / "config.json").write_text('{"a": 1}')
     assert pack(scan(second, None, share_weights=False)) != packed[0]
+
+
+def test_what_a_repository_calls_a_vocabulary_does_not_fill_the_memory(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "of")
+    for name in ("vocab.txt", "model_index.json"):
+        (folder / name).touch()
+        os.truncate(folder / name, 200 << 20)
+    (folder / "merges.txt").touch()
+    os.truncate(folder / "merges.txt", 1 << 40)
+    (folder / "deep_config.json").write_text("[" * 200_000)
+    found = scan(folder, None, share_weights=False)
+    names = {"config.json", "deep_config.json", "tokenizer.json", "original/tokenizer.model"}
+    # Of two that are as large, the first fits.
+    assert set(found.files) == {*names, "model_index.json"}
+    assert found.withheld == {"vocab.txt", "merges.txt", "model.safetensors"}
 
 
 def test_no_name_is_extracted_outside_of_the_folder(tmp_path: Path) -> None:

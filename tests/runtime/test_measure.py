@@ -28,7 +28,7 @@ TEXT, MASK = "text-generation", "fill-mask"
 
 
 def measured(folder: Path, task: str, dtype: str = "auto") -> tuple[int, int]:
-    found = evaluate(ModelSpec(str(folder), "0.8", task=task, dtype=dtype), folder)
+    found = evaluate(ModelSpec(str(folder), "0.8", task=task, dtype=dtype, pickled=True), folder)
     return found["bytes"], found["parameters"]
 
 

@@ -7,11 +7,13 @@ alone, and with both. What it got is seen from outside, or in the model that cam
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -322,6 +324,36 @@ def load(lab: Lab, attack: Attack, cell: str) -> dict[str, Any]:
     return {"gained": attack.gains(lab, model), "error": error, "loaded": model is not None}
 
 
+def import_of_the_operator(lab: Lab) -> dict[str, Any]:
+    """Load a model confined, and import a module of the operator from a folder that is no library's."""
+    from ndif.runtime.weights import loading
+
+    folder, confined = lab.folder / "modules", threading.Event()
+    folder.mkdir()
+    (folder / "labtools.py").write_text("ANSWER = 42")
+    (folder / "private.py").write_text("")
+    (lab.folder / "whitelist.yaml").write_text("modules: [{name: labtools}]")
+    sys.path.append(str(folder))
+
+    def change() -> None:
+        confined.wait()
+        (folder / "notes").touch()
+
+    # The folder changes while the model is there, by a thread that is not confined.
+    changing = threading.Thread(target=change)
+    changing.start()
+    adapters, whitelist = str(lab.folder / "adapters"), str(lab.folder / "whitelist.yaml")
+    untrusted = UntrustedSettings("require", True, whitelist, 1 << 30, 1 << 20, 64, adapters)
+    loading.read_confined(ModelSpec(str(lab.own), "0.8", untrusted=untrusted), int, whole=True)
+    confined.set()
+    changing.join()
+    answer = importlib.import_module("labtools").ANSWER
+    with contextlib.suppress(ImportError, OSError):
+        importlib.import_module("private")
+        return {"answer": None}
+    return {"answer": answer}
+
+
 def in_a_fork(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     reading, writing = os.pipe()
     pid = os.fork()
@@ -375,6 +407,8 @@ def main() -> None:
                 found.setdefault(name, {})[cell] = in_a_fork(
                     lambda place=place, attack=attack, cell=cell: load(place, attack, cell)  # type: ignore[misc]
                 )
+        place = lab("modules")
+        found["modules"] = {"all": in_a_fork(lambda: import_of_the_operator(place))}
     print(json.dumps(found))
 
 

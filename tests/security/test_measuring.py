@@ -68,6 +68,11 @@ def nested(folder: Path) -> None:
     (folder / "config.json").write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}")
 
 
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
 def link(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to("/etc/passwd")
@@ -109,6 +114,10 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         "as 'configuration_files'",
     ),
     "a link out of the folder": (link, "is a link to /etc/passwd"),
+    "pickled weights, which are not allowed": (
+        pickled,
+        r"weights are pickled .*NDIF_ALLOW_PICKLED_WEIGHTS",
+    ),
     "a config of 20 MB": (
         lambda folder: changed(folder, padding="x" * 20_000_000),
         r"Its config\.json has .*; such a file may have 16MiB",
@@ -323,6 +332,21 @@ async def test_a_refusal_is_remembered_for_its_commit_and_nothing_else(site: Sit
         changed(folder, n_layer=4)
         site.publish(name, folder)
         assert (await evaluate(a_config(name), HERE)).size_bytes > 0
+
+
+@on_loop
+async def test_pickled_weights_of_the_hub_are_refused_before_they_are_downloaded(
+    site: Site,
+) -> None:
+    folder = site.folder("pickled")
+    pickled(folder)
+    name = site.publish("evil/pickled", folder)
+    async with an_evaluator(site) as evaluate:
+        with pytest.raises(EvaluationError, match=r"only as pickles .*NDIF_ALLOW_PICKLED_WEIGHTS"):
+            await evaluate(a_config(name), HERE)
+    async with an_evaluator(site, pickled=True) as evaluate:
+        assert (await evaluate(a_config(name), HERE)).size_bytes > 0
+    assert site.downloaded("pytorch_model.bin") == []
 
 
 @on_loop

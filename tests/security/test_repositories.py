@@ -54,6 +54,10 @@ def test_code_that_is_trusted_still_runs(outcomes: dict[str, dict[str, Any]]) ->
     assert outcomes["trusted code"]["all"]["loaded"], outcomes["trusted code"]["all"]
 
 
+def test_a_module_of_the_operator_is_imported(outcomes: dict[str, dict[str, Any]]) -> None:
+    assert outcomes["modules"]["all"] == {"answer": 42}
+
+
 # What the server makes of them
 
 
@@ -90,8 +94,13 @@ async def test_it_is_refused_in_a_sentence(lab: Lab, name: str) -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
-async def test_an_adapter_beside_a_model_is_not_loaded(lab: Lab, trusted: bool) -> None:
+async def test_linked_weights_are_loaded_and_an_adapter_beside_them_is_not(
+    lab: Lab, trusted: bool
+) -> None:
     folder = shutil.copytree(lab.own, lab.folder / "model")
+    weights = (folder / "model.safetensors").rename(lab.folder / "on-another-disk")
+    (folder / "model.safetensors").symlink_to(weights)
+    (folder / "circle").symlink_to("circle")
     given = {"base_model_name_or_path": str(lab.private), "peft_type": "LORA", "r": 1}
     (folder / "adapter_config.json").write_text(json.dumps(given))
     client = TransformersModel(str(lab.own), task="text-generation")

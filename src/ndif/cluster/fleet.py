@@ -210,6 +210,7 @@ class LocalCards:
             fork_servers=fork_servers,
             look_for_cuda=True,
             sandbox="best-effort" if trusted else settings.sandbox,
+            pickled=bool(settings.allow_pickled_weights),
             untrusted=not trusted,
         )
         self._loading: Counter[int] = Counter()

@@ -70,6 +70,8 @@ class Evaluator:
     """True to have processes say if their torch finds a GPU."""
     sandbox: Mode = "best-effort"
     """The confinement of the process that reads, unless the operator trusts the repository's code."""
+    pickled: bool = False
+    """True to measure models whose weights are pickled alone, where the server loads them."""
     untrusted: bool = True
     """False where the only fork server is one with the operator's environment."""
     patience_s: float = 60.0
@@ -89,6 +91,7 @@ class Evaluator:
             task=config.task,
             dtype=config.dtype,
             trust_remote_code=config.trust_remote_code,
+            pickled=self.pickled,
         )
         task = self._known.get(spec)
         if task is None:

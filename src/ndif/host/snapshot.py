@@ -10,11 +10,12 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from ndif.sandbox.confinement.confinement import linked_folders
 from ndif.stores.objects import ObjectStore
 
 _CONFIGS = ("config.json", "*_config.json", "model_index.json")
@@ -30,6 +31,9 @@ _VOCABULARIES = (
 # Only files named here are shared, so that a new format of weights is withheld without a change here.
 _WITHOUT_WEIGHTS = (*_CONFIGS, *_TEMPLATES, *_VOCABULARIES)
 _CODE = "*.py"
+_SHARED = (*_WITHOUT_WEIGHTS, _CODE)
+_MOST_BYTES, _LARGEST_CONFIG = 256 << 20, 16 << 20
+"""Bytes of the files that are shared, since a server holds their archive in memory, and of a config."""
 _WEIGHTS = ("*.safetensors", "*.bin")
 """Files without which a folder of the Hub's cache is one that only its config was read from."""
 
@@ -49,13 +53,11 @@ class Snapshot:
 def scan(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot:
     """Return the shared files of a folder."""
     folder = folder.resolve()
-    found = dict(sorted(_walk(folder)))
-    has_code = any(
-        "/" not in name and _matches(name, _CONFIGS) and _declares_code(path)
-        for name, path in found.items()
-    )
-    shared = (*_WITHOUT_WEIGHTS, _CODE) if has_code else _WITHOUT_WEIGHTS
-    files = {name: path for name, path in found.items() if share_weights or _matches(name, shared)}
+    files = found = dict(sorted(_walk(folder)))
+    if not share_weights:
+        files = _fitting({name: found[name] for name in found if _matches(name, _SHARED)})
+        if not any(_declares_code(name, path) for name, path in files.items()):
+            files = {name: path for name, path in files.items() if not _matches(name, (_CODE,))}
     return Snapshot(files, frozenset(found.keys() - files.keys()), _own_commit(revision, folder))
 
 
@@ -119,20 +121,13 @@ def _own_commit(revision: str | None, folder: Path) -> str | None:
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
-    return folder.name if _is_snapshot(folder) else None
-
-
-def _is_snapshot(folder: Path) -> bool:
-    return folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) is not None
+    is_commit = _COMMIT.fullmatch(folder.name) is not None
+    return folder.name if is_commit and linked_folders(folder) else None
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the regular files below a folder: their names for clients and their resolved paths."""
-    roots = [folder]
-    if _is_snapshot(folder):
-        # A snapshot's files link to the repository's blobs, which may link to the cache's.
-        repository = folder.parent.parent
-        roots += [repository / "blobs", repository.parent / "blobs"]
+    roots = (folder, *linked_folders(folder))
     for parent, folders, names in os.walk(folder):
         # `.git`, `.cache` and `.env` are no part of a checkpoint and may be private.
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -153,9 +148,21 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in patterns)
 
 
-def _declares_code(config: Path) -> bool:
-    """Return True if a config names code in the checkpoint; other scripts are no part of it."""
+def _fitting(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the smallest files, `_MOST_BYTES` together: a repository calls anything a vocabulary."""
+    left, fitting = _MOST_BYTES, set()
+    for size, name in sorted((path.stat().st_size, name) for name, path in files.items()):
+        left -= size
+        if left >= 0:
+            fitting.add(name)
+    return {name: path for name, path in files.items() if name in fitting}
+
+
+def _declares_code(name: str, path: Path) -> bool:
+    """Return True if a file is a config that names code; other scripts are no part of a checkpoint."""
+    if "/" in name or not _matches(name, _CONFIGS) or path.stat().st_size > _LARGEST_CONFIG:
+        return False
     try:
-        return bool(json.loads(config.read_bytes()).get("auto_map"))
-    except (OSError, ValueError, AttributeError):
+        return bool(json.loads(path.read_bytes()).get("auto_map"))
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False

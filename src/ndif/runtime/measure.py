@@ -121,7 +121,7 @@ def _confine(connection: socket.socket, folder: Path, mode: Mode) -> socket.sock
 def evaluate(spec: ModelSpec, folder: Path) -> dict[str, Any]:
     """Return the bytes of a model's parameters and buffers, and the names of its architectures."""
     require_readable(spec)
-    require_harmless(folder, remote_code=spec.trust_remote_code, pickled=True)
+    require_harmless(folder, remote_code=spec.trust_remote_code, pickled=spec.pickled)
     try:
         config = transformers.AutoConfig.from_pretrained(
             str(folder), trust_remote_code=spec.trust_remote_code

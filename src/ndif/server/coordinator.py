@@ -69,7 +69,12 @@ class Coordinator:
         self._places = places
         self._runtimes = runtimes
         self._fleet = fleet
-        self._evaluator = Evaluator(fleet.prepare, fleet.fork_servers, sandbox=settings.sandbox)
+        self._evaluator = Evaluator(
+            fleet.prepare,
+            fleet.fork_servers,
+            sandbox=settings.sandbox,
+            pickled=bool(settings.allow_pickled_weights),
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self.controller = Controller(
             Models(configs, fixed=not places),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ndif.runtime.weights.repository import RepositoryError, require_harmless, weights
+from ndif.sandbox.confinement.confinement import checkpoint_paths
 
 AUTHOR = "/home/author/models/base"
 """A path of somebody else's machine, as honest configs have many."""
@@ -96,6 +97,33 @@ def test_links_that_a_cache_and_an_operator_make(
     (folder / "gone.json").symlink_to("/nowhere/at/all")
     (folder / "circle").symlink_to("circle")
     require(folder)
+
+
+def test_what_is_judged_harmless_is_what_a_confined_process_can_open(
+    folder: Path, snapshot: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (folder / "model.safetensors").rename(disk / "weights")
+    (folder / "model.safetensors").symlink_to(disk / "weights")
+    (folder / "circle").symlink_to("circle")
+    require(folder)
+    assert set(checkpoint_paths(folder)) == {folder, disk / "weights"}
+    # A link of that name to a folder is none to a file of weights.
+    (folder / "more.safetensors").symlink_to(disk)
+    assert set(checkpoint_paths(folder)) == {folder, disk / "weights"}
+    with pytest.raises(RepositoryError, match="is a link to"):
+        require(folder)
+    # Blobs on another disk are the operator's work.
+    repository = snapshot.parent.parent
+    blobs = (repository / "blobs").rename(disk / "blobs")
+    (repository / "blobs").symlink_to(blobs)
+    require(snapshot)
+    assert {blobs / "config.json", blobs / "model.safetensors"} <= set(checkpoint_paths(snapshot))
+    (snapshot / "other.safetensors").symlink_to(disk / "weights")
+    assert disk / "weights" not in checkpoint_paths(snapshot)
+    with pytest.raises(RepositoryError, match="is a link to"):
+        require(snapshot)
 
 
 ATTACKS: dict[str, tuple[str, Any]] = {

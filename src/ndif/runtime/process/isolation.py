@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,18 +93,33 @@ def _permitted(untrusted: UntrustedSettings, confinement: Confinement) -> Permit
     return PermittedPaths.of(*confinement.paths(), confinement.unlisted)
 
 
-def _operator_modules(untrusted: UntrustedSettings) -> list[Path]:
-    """Return the folders of the modules that the operator lets a block import, wherever they are."""
+def operator_modules(untrusted: UntrustedSettings) -> list[Path]:
+    """Find the modules that the operator lets a block import; return their files, wherever they are.
+
+    A process that may not list the folders around them imports them from here on.
+    """
     if not untrusted.protector or not untrusted.whitelist:
         return []
     from ndif.sandbox.protector.whitelist import Whitelist
 
     roots = {name.partition(".")[0] for name in Whitelist.read(Path(untrusted.whitelist)).modules}
-    found: list[Path] = []
+    found: dict[str, ModuleSpec] = {}
     for root in roots:
         with suppress(ImportError, ValueError):
-            found += module_path(find_spec(root))
-    return found
+            if (spec := find_spec(root)) is not None:
+                found[root] = spec
+    sys.meta_path.insert(0, _Found(found))
+    return [path for spec in found.values() for path in module_path(spec)]
+
+
+class _Found(MetaPathFinder):
+    """Modules that were found before their folders could no longer be listed."""
+
+    def __init__(self, modules: dict[str, ModuleSpec]) -> None:
+        self._modules = modules
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        return self._modules.get(fullname)
 
 
 def _confinement(
@@ -109,7 +127,7 @@ def _confinement(
 ) -> Confinement:
     return Confinement.prepare(
         untrusted.sandbox,
-        readable=(*checkpoint_paths(folder), *_operator_modules(untrusted)),
+        readable=(*checkpoint_paths(folder), *operator_modules(untrusted)),
         # Which adapters others use is theirs to tell.
         unlisted=[Path(untrusted.adapters).resolve()],
         memory_bytes=untrusted.memory_bytes,

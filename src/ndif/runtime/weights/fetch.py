@@ -149,13 +149,7 @@ def _provide(spec: ModelSpec) -> dict[str, Any]:
         return {"repo_id": None, "task": spec.task, "folder": str(cached_folder(spec))}
     sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
-    pickles = sorted(name for name in names if _WEIGHTS[1].fullmatch(name))
-    if pickles and not spec.pickled:
-        raise PickledError(
-            f"{spec.checkpoint!r} has its weights only as pickles ({pickles[0]}), and reading a pickle can "
-            "run code. Ask its author for safetensors; the server's operator can allow pickled weights "
-            "(NDIF_ALLOW_PICKLED_WEIGHTS)."
-        )
+    require_permitted(spec, names)
     missing = sum(sizes[name] for name in names if not is_here(spec, name, found.sha))
     cache = Path(constants.HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
@@ -208,6 +202,17 @@ def weights_of(names: Collection[str]) -> list[str]:
     """Return the files of a repository that transformers may load weights from."""
     others = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     return _usual_weights(names) or others
+
+
+def require_permitted(spec: ModelSpec, names: Collection[str]) -> None:
+    """Raise a PickledError if these files of weights are pickles, which are not allowed here."""
+    pickles = sorted(name for name in names if _WEIGHTS[1].fullmatch(name))
+    if pickles and not spec.pickled:
+        raise PickledError(
+            f"{spec.checkpoint!r} has its weights only as pickles ({pickles[0]}), and reading a pickle can "
+            "run code. Ask its author for safetensors; the server's operator can allow pickled weights "
+            "(NDIF_ALLOW_PICKLED_WEIGHTS)."
+        )
 
 
 def is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:

@@ -42,11 +42,11 @@ def advise(start: int, end: int, advice: int = _HUGEPAGE) -> bool:
 
 def weights_of(folder: Path) -> list[Mapping]:
     """Return this process's private, writable mappings of a checkpoint's files."""
-    files = {file.resolve() for file in folder.rglob("*")}
+    files = {os.path.realpath(file) for file in folder.rglob("*")}
     return [
         mapping
         for mapping in mappings()
-        if mapping.access == "rw-p" and mapping.inode and Path(mapping.path) in files
+        if mapping.access == "rw-p" and mapping.inode and mapping.path in files
     ]
 
 

@@ -14,18 +14,18 @@ from typing import TypeVar
 import transformers.pipelines  # noqa: F401 - torch makes a folder for its cache as this is imported
 from huggingface_hub import constants
 
+from ndif.runtime.process.isolation import operator_modules
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError
 from ndif.runtime.weights.fetch import cached_folder, code_of_others
 from ndif.runtime.weights.repository import require_harmless
-from ndif.sandbox.confinement.confinement import DriverFiles, Mode, checkpoint_paths
+from ndif.sandbox.confinement.confinement import WEIGHTS, DriverFiles, Mode, checkpoint_paths
 from ndif.sandbox.confinement.limits import limit_memory, limited_memory
 from ndif.sandbox.confinement.loading import LoadingConfinement
 from ndif.sizes import format_size
 
 Result = TypeVar("Result")
 
-_WEIGHTS = re.compile(r".*\.(safetensors|bin)")
 _BASE_BYTES = 4 << 30
 _BYTES_PER_BYTE = 8
 """Memory that loading may take for each byte of weights: those of 4 bits may become those of 32."""
@@ -75,8 +75,9 @@ def read_confined(
     if untrusted is not None and whole:
         adapters = Path(untrusted.adapters)
         adapters.mkdir(parents=True, exist_ok=True)
-        readable += [adapters, *([Path(untrusted.whitelist)] if untrusted.whitelist else [])]
-    weights = [file for file in spec.files.rglob("*") if _WEIGHTS.match(file.name)]
+        readable += [adapters, *operator_modules(untrusted)]
+        readable += [Path(untrusted.whitelist)] if untrusted.whitelist else []
+    weights = [file for file in spec.files.rglob("*") if file.suffix in WEIGHTS]
     size = sum(file.stat().st_size for file in weights if file.is_file())
     most = _BASE_BYTES + _BYTES_PER_BYTE * size
     if untrusted is not None and whole and mode != "off":

@@ -42,6 +42,7 @@ from ndif.runtime.weights.fetch import (
     code_of_others,
     explain_unavailable,
     is_here,
+    require_permitted,
     weights_of,
 )
 from ndif.runtime.weights.repository import CONFIG, is_pickled, largest
@@ -126,6 +127,7 @@ def find(spec: ModelSpec, empty: Path) -> dict[str, Any]:
             f"{spec.checkpoint!r} has no weights that transformers can load: neither safetensors nor "
             "pytorch_model.bin."
         )
+    require_permitted(spec, names)
     small = [name for name in sizes if _is_config(name)]
     if spec.trust_remote_code:
         small += [name for name in sizes if name.endswith(".py")]

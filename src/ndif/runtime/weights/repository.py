@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ndif.runtime.tracebacks import UserFacingError
+from ndif.sandbox.confinement.confinement import WEIGHTS, linked_folders
 from ndif.sizes import format_size
 
 CONFIG = "config.json"
@@ -66,8 +67,6 @@ _WORDS = re.compile(r"[\s:=,]+|--")
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_DATA = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-"""Files that operators link into a folder from where their disks have room."""
 
 
 class RepositoryError(UserFacingError):
@@ -142,11 +141,6 @@ def is_pickled(file: Path) -> bool:
     return file.suffix != ".safetensors"
 
 
-def is_snapshot(folder: Path) -> bool:
-    """Return True for a revision's folder in the Hub's cache."""
-    return folder.parent.name == "snapshots" and (folder.parent.parent / "blobs").is_dir()
-
-
 def _require_inside(link: Path, folder: Path) -> None:
     """Raise a RepositoryError if a link leads out of the folder, or of its repository's cache."""
     try:
@@ -154,15 +148,10 @@ def _require_inside(link: Path, folder: Path) -> None:
         mode = target.stat().st_mode
     except (OSError, RuntimeError):  # a dangling or circular link: there is nothing to read
         return
-    home = folder.resolve()
-    roots = [home]
-    if is_snapshot(home):
-        # A snapshot's files link to the repository's blobs, which may link to the cache's.
-        repository = home.parent.parent
-        roots += [repository / "blobs", repository.parent / "blobs"]
-    elif stat.S_ISREG(mode) and any(fnmatchcase(link.name, kind) for kind in _DATA):
+    blobs = linked_folders(folder)
+    if not blobs and stat.S_ISREG(mode) and link.suffix in WEIGHTS:
         return
-    if not any(target.is_relative_to(root) for root in roots):
+    if not any(target.is_relative_to(root) for root in (folder.resolve(), *blobs)):
         raise RepositoryError(
             f"Its {link.relative_to(folder)} is a link to {target}, outside of the checkpoint's folder. "
             "Put a copy of the file there instead."
@@ -220,7 +209,7 @@ def _is_path(file: Path, folder: Path, key: str, *, remote_code: bool) -> bool:
     if file.name == _ADAPTER:
         # Beside a config an adapter's base is not loaded, unless the checkpoint is loaded by its name.
         is_base = key == "base_model_name_or_path"
-        return is_base and (is_snapshot(folder.resolve()) or not (folder / CONFIG).exists())
+        return is_base and (bool(linked_folders(folder)) or not (folder / CONFIG).exists())
     if key in _PATHS or key in _COLLECTIONS:
         return True
     if not key.endswith("_file") or not any(

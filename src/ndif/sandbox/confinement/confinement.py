@@ -42,9 +42,8 @@ _DRIVER_VARIABLES = ("CUDA_", "CUBLAS_", "NVIDIA_", "PYTORCH_", "TORCH_")
 _LIBRARY_ROOTS = ("/lib", "/lib64", "/usr", "/opt", "/nix", "/gnu")
 """Folders of libraries that the system installs."""
 _CHANNEL_FD, _RULESET_FD = 3, 4
-_SNAPSHOTS = "snapshots"
-"""Folder of a repository's revisions in the Hub's cache."""
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+"""Suffixes of files of weights, which operators link into a folder from where their disks have room."""
 _ENV_START, _ENV_END = 47, 48
 """Indices of fields of /proc/PID/stat, counted from the state (proc_pid_stat(5))."""
 
@@ -347,22 +346,35 @@ def library_folders() -> Iterable[Path]:
             yield Path("/", name).parent
 
 
-def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return a model's folder and its files, with links into a cache resolved.
+def linked_folders(folder: Path) -> list[Path]:
+    """Return the folders to which the links of a snapshot in the Hub's cache lead.
 
-    A snapshot's files link to the blobs of its repository, which may link to those of the cache. Into a
-    folder of their own, operators link weights. No other link is followed: a repository could have any file
-    of this machine read.
+    They may be links to another disk themselves. Nothing for a folder that is no such snapshot.
     """
     folder = folder.resolve()
-    files = {file: file.resolve() for file in folder.rglob("*")}
-    if folder.parent.name != _SNAPSHOTS:
-        return sorted({folder, *(f for name, f in files.items() if name.suffix in _WEIGHTS)})
     repository = folder.parent.parent
-    blobs = (repository / "blobs", repository.parent / "blobs")
+    has_its_parts = any((repository / name).is_dir() for name in ("blobs", "refs"))
+    if folder.parent.name != "snapshots" or not has_its_parts:
+        return []
+    # The blobs of a repository may link to those of the cache.
+    return [(each / "blobs").resolve() for each in (repository, repository.parent)]
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return a model's folder and the files to which its links lead.
+
+    A snapshot's files link to blobs. Into a folder of their own, operators link weights. No other link is
+    followed: a repository could have any file of this machine read.
+    """
+    folder = folder.resolve()
+    links = {file: Path(os.path.realpath(file)) for file in folder.rglob("*") if file.is_symlink()}
+    files = {link: file for link, file in links.items() if file.is_file()}
+    blobs = linked_folders(folder)
+    if not blobs:
+        return sorted({folder, *(file for link, file in files.items() if link.suffix in WEIGHTS)})
     of_cache = {file for file in files.values() if any(map(file.is_relative_to, blobs))}
     # The Hub's library looks up the commit of a revision, and lists those that are here.
-    return sorted({folder.parent, repository / "refs", *of_cache})
+    return sorted({folder.parent, folder.parent.parent / "refs", *of_cache})
 
 
 def _erase_initial_environment() -> None:

@@ -152,12 +152,11 @@ def drop_privileges(*, keeps_reading: bool = False) -> None:
 
     With `keeps_reading` root can still read files of other users.
     """
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    sets = _Data()
     if keeps_reading:
-        check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), sets), "capget")
-        sets = _Data(*(each & _READ_SEARCH for each in sets[:2]))
-    _set_capabilities(sets)
+        keep_reading()
+    else:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        _set_capabilities(_Data())
     prctl(_PR_SET_DUMPABLE, 0)
     # A change of capabilities may have reset the signal that follows the parent's death.
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -166,17 +165,14 @@ def drop_privileges(*, keeps_reading: bool = False) -> None:
 def keep_reading() -> None:
     """Drop the capabilities of this thread for good, except the one to read every user's files."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    sets = _Data()
-    check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), sets), "capget")
-    kept = [each & _READ_SEARCH for each in sets[:2]]
-    _set_capabilities(_Data(*kept))
+    effective, permitted, *_ = _capabilities()
+    _set_capabilities(_Data(effective & _READ_SEARCH, permitted & _READ_SEARCH))
 
 
 @contextlib.contextmanager
 def without_capabilities() -> Iterator[None]:
     """Suspend this thread's capabilities: a descriptor keeps those with which it was opened."""
-    before = _Data()
-    check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), before), "capget")
+    before = _capabilities()
     none = _Data(*before)
     none[0] = none[3] = 0
     _set_capabilities(none)
@@ -184,6 +180,12 @@ def without_capabilities() -> Iterator[None]:
         yield
     finally:
         _set_capabilities(before)
+
+
+def _capabilities() -> ctypes.Array[ctypes.c_uint32]:
+    sets = _Data()
+    check(libc.capget(ctypes.byref(_Header(_CAPABILITIES_V3, 0)), sets), "capget")
+    return sets
 
 
 def _set_capabilities(sets: ctypes.Array[ctypes.c_uint32]) -> None:
