@@ -62,7 +62,8 @@ _CLOCKS_S = 60.0
 """Seconds by which the clocks of the machines may differ that share values."""
 _EVENT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _CLOCKS_DIFFER = (
-    "The server cannot be asked: the clocks of its machines differ by {:.0f} s. Set them, such as by NTP."
+    "The server cannot be asked: the clocks of its machines differ by {:.0f} s. Set them, as by NTP, and "
+    "ask again."
 )
 _DISAGREE = (
     "the process that leads has another NDIF_CLUSTER_SECRET than this one; all of a server's machines need "
