@@ -50,6 +50,8 @@ from tests.on_loop import on_loop
 from tests.security.hostile_clients import frame, part
 
 MIB = 1 << 20
+ME = f"uid {os.geteuid()}"
+"""The name of a caller of this machine."""
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{json.dumps({'repo_id': 'org/name'})}"
 
 
@@ -239,12 +241,12 @@ async def test_a_head_that_never_ends_is_closed(tmp_path: Path) -> None:
 async def test_a_small_payload_stays_in_memory_and_a_large_one_does_not(tmp_path: Path) -> None:
     async with gateway(tmp_path) as server:
         for size, kind in ((MIB, bytearray), (MIB + 1, PayloadFile), (5 * MIB, PayloadFile)):
-            session = await server.broker.subscribe()
+            await server.broker.subscribe(subscription_of("mine", ME))
             content = zstandard.compress(b"small") + bytes(size)
             async with httpx.AsyncClient() as http:
                 sent = await http.post(
                     f"http://127.0.0.1:{server.address[1]}/request",
-                    data={"data": json.dumps({"model_key": MODEL, "session_id": session.id})},
+                    data={"data": json.dumps({"model_key": MODEL, "session_id": "mine"})},
                     files={"blob": content[:size]},
                     headers={"nnsight-version": "0.8.1"},
                 )
@@ -292,13 +294,13 @@ async def test_only_a_client_whose_job_runs_sends_a_large_message(tmp_path: Path
                     socketio_path="/ws/socket.io",
                     transports=["websocket"],
                 )
-                request = a_request(client.sid, Wire.HEADERS)
+                session = subscription_of(client.sid, ME)
+                request = a_request(session, Wire.HEADERS)
                 if has_job:
                     await server.broker.submit(request)
                     await client.emit("stream_upload", (content, request.id))
                     assert await within(server.broker.uploaded(request), 5) == content
                 else:
-                    session = client.sid
                     await client.emit("stream_upload", (content, request.id))
                     await within(until(partial(is_gone, server, session)), 5)
 
@@ -355,6 +357,12 @@ async def open_and_stop_reading(server: Gateway, wire: Wire) -> str:
     return session
 
 
+async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read, and acknowledge as clients of Socket.IO do."""
+    while await reader.read(MIB):
+        writer.write(frame(b"431[]", opcode=1))
+
+
 @pytest.mark.parametrize("wire", Wire)
 @on_loop
 async def test_a_client_that_never_reads_is_disconnected(
@@ -395,7 +403,7 @@ async def test_what_a_job_prints_waits_for_a_client_that_reads_slowly(
         await asyncio.sleep(0.3)
         assert not running.done()
         assert server.kept is not None
-        reading = asyncio.create_task(server.kept[0].read())
+        reading = asyncio.create_task(read_all(*server.kept))
         await within(running, 10)
         server.kept[1].close()
         await end([reading])

@@ -493,9 +493,15 @@ def looping(client: TransformersModel) -> bytes:
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
 async def test_a_loop_that_the_limit_ends_names_its_line(
-    trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
+    trusted: bool,
+    tiny_gpt2: Path,
+    client: TransformersModel,
+    strict: Settings,
+    tmp_path: Path,
 ) -> None:
-    settings = strict.model_copy(update={"execution_timeout_seconds": 2})
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{key: of-a-colleague, tags: [trusted]}]")
+    settings = strict.model_copy(update={"execution_timeout_seconds": 2, "api_keys": keys})
     read = reading(client)
     async with serve(tiny_gpt2, settings=settings) as served:
         await served.run(read, trusted=trusted)

@@ -59,7 +59,10 @@ class _Patience:
         progresses: Callable[[], bool],
         give_up: Callable[[], None],
     ) -> None:
-        """Ask `progresses` every `idle_s` whether there was progress since it was last asked."""
+        """Ask `progresses` twice in `idle_s` whether there was progress since it was last asked.
+
+        Two answers in a row are needed: a server that was stopped and continued had no time to see any.
+        """
         self._loop = asyncio.get_running_loop()
         self._idle_s = idle_s
         self._timeout_s = timeout_s
@@ -67,11 +70,13 @@ class _Patience:
         self._give_up = give_up
         self._timer: asyncio.TimerHandle | None = None
         self._ends_at = 0.0
+        self._misses = 0
 
     def start(self) -> None:
         """Begin, unless it has begun."""
         if self._timer is None:
             self._ends_at = self._loop.time() + self._timeout_s
+            self._misses = 0
             self._progresses()
             self._watch()
 
@@ -88,11 +93,12 @@ class _Patience:
 
     def _watch(self) -> None:
         left = self._ends_at - self._loop.time()
-        self._timer = self._loop.call_later(min(self._idle_s, left), self._look)
+        self._timer = self._loop.call_later(min(self._idle_s / 2, left), self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if self._progresses() and self._loop.time() < self._ends_at:
+        self._misses = 0 if self._progresses() else self._misses + 1
+        if self._misses < 2 and self._loop.time() < self._ends_at:
             self._watch()
         else:
             self._give_up()

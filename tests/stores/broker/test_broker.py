@@ -147,6 +147,29 @@ async def test_a_request_counts_for_more_than_a_small_payload(opening: Opening) 
 
 
 @on_loop
+async def test_a_client_that_lets_updates_gather_is_disconnected_once(opening: Opening) -> None:
+    async with opening() as broker:
+        subscription, calls, is_called = await broker.subscribe(), [], asyncio.Event()
+
+        def disconnect() -> None:
+            calls.append(1)
+            is_called.set()
+
+        subscription.bound(1000, disconnect)
+        request = make_request(subscription.id)
+        await broker.submit(request)
+        queued = Response(request.id, Status.QUEUED, "q" * 300)
+        for _ in range(3):
+            await broker.publish(request, queued)
+        for _ in range(3):  # whoever reads stays
+            await within(subscription.next(), 5)
+        for _ in range(10):
+            await broker.publish(request, queued)
+        await within(is_called.wait(), 5)
+        assert calls == [1]
+
+
+@on_loop
 async def test_each_request_is_claimed_once(opening: Opening) -> None:
     async with opening() as broker:
         claims = [asyncio.create_task(broker.claim()) for _ in range(4)]
