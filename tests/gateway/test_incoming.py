@@ -16,6 +16,7 @@ import httpx
 import pytest
 import socketio
 import uvicorn
+import websocket
 import zstandard
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -85,6 +86,7 @@ class Gateway:
             exception_handlers=EXCEPTION_HANDLERS,
         )
         self.address = ("127.0.0.1", 0)
+        self.serving: Any = None
         self.kept: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         """The connection of a client that does not read."""
 
@@ -128,14 +130,16 @@ async def gateway(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
     async with contextlib.AsyncExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         made.address = listening.getsockname()[:2]
+        options: dict[str, Any] = {"ws_ping_interval": 0.1, "ws_ping_timeout": 0.1}
         config = uvicorn.Config(
             made.app,
             lifespan="off",
             log_level="warning",
             forwarded_allow_ips="127.0.0.1",
-            **limited(made.incoming),
+            **{**options, **limited(made.incoming)},
         )
-        serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listening]))
+        made.serving = uvicorn.Server(config)
+        serving = asyncio.create_task(made.serving.serve(sockets=[listening]))
         stack.push_async_callback(end, [serving])
         stack.push_async_callback(made.broker.stop)
         yield made
@@ -299,6 +303,32 @@ async def test_only_a_client_whose_job_runs_sends_a_large_message(tmp_path: Path
                 else:
                     await client.emit("stream_upload", (content, request.id))
                     await within(until(partial(is_gone, server, session)), 5)
+
+
+def open_channel(server: Gateway) -> tuple[websocket.WebSocket, str]:
+    """Open a live channel as nnsight 0.8 does, which answers a ping only while it waits for an update."""
+    channel = websocket.create_connection(
+        f"ws://127.0.0.1:{server.address[1]}/subscribe", timeout=5
+    )
+    return channel, json.loads(channel.recv())["session_id"]
+
+
+@on_loop
+async def test_a_live_channel_outlasts_an_upload_and_a_pause(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as server:
+        channel, session = await asyncio.to_thread(open_channel, server)
+        await asyncio.sleep(0.5)  # several pings, for each of which there would be 0.1 s
+        (subscription_id,) = server.broker._subscriptions
+        assert subscription_id == subscription_of(session, f"uid {os.geteuid()}")
+        request = a_request(subscription_id, Wire.ENVELOPE)
+        await server.broker.submit(request)
+        await server.broker.publish(request, Response(request.id, Status.COMPLETED, "Done."))
+        assert b"Done." in (await asyncio.to_thread(channel.recv)).encode()
+        # One whose machine has gone is known by the kernel.
+        (connection,) = server.serving.server_state.connections
+        kernel = connection.transport.get_extra_info("socket")
+        assert kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        await asyncio.to_thread(channel.close)
 
 
 def slow_socket(address: tuple[str, int]) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -42,6 +43,9 @@ def limited(incoming: Incoming) -> dict[str, Any]:
     return {
         "http": partial(HttpConnection, incoming=incoming),
         "ws": partial(WebSocketConnection, incoming=incoming),
+        # A client of nnsight 0.8 answers pings only while it waits for an update: not while it uploads its
+        # request, nor before somebody awaits it. That its machine is there, the kernel knows.
+        "ws_ping_timeout": None,
     }
 
 
@@ -217,6 +221,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._reader = _Reader(self.transport, self._incoming, f"a client at {_host(self.client)}")
+        # A machine that has gone confirms nothing that it is sent, not even a ping.
+        patience_ms = max(1, int(self._incoming.idle_s * 1000))
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
