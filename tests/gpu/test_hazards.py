@@ -160,7 +160,9 @@ async def test_variables_hold_for_every_runner(
     uuid = card() if device == "cuda" and "CUDA_VISIBLE_DEVICES" in variables else ""
     for name, value in variables.items():
         monkeypatch.setenv(name, uuid if value == "the card" else value)
-    settings = Settings(session_root=tmp_path, protector="off")
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{key: of-a-colleague, tags: [trusted]}]")
+    settings = Settings(session_root=tmp_path, protector="off", api_keys=keys)
     memory = {0: 2 * GIB} if device == "cuda" else None
     payload = reporting_settings(model)
     async with serve(tiny_gpt2, settings=settings, gpu_mem_bytes_by_id=memory) as served:

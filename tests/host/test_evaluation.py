@@ -94,9 +94,10 @@ async def test_sizes_are_those_of_loaded_models(tmp_path: Path) -> None:
             # T5 keeps a part of it in float32.
             truth["float16"] = loaded(folder, kind, "float16")
             truth["auto"] = truth["float32"]
-            for dtype, (size, parameters) in truth.items():
-                found = await evaluate(a_config(folder, dtype=dtype, task=task), HERE)
-                assert (found.size_bytes, found.parameters) == (size, parameters), (name, dtype)
+            configs = [a_config(folder, dtype=dtype, task=task) for dtype in truth]
+            answers = await asyncio.gather(*(evaluate(config, HERE) for config in configs))
+            for (dtype, expected), found in zip(truth.items(), answers, strict=True):
+                assert (found.size_bytes, found.parameters) == expected, (name, dtype)
                 assert (found.task, found.repo_id) == (task, None)
             # Without a task: what the architecture is for.
             assert (await evaluate(a_config(folder), HERE)).task == task

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator, Mapping
@@ -235,7 +234,7 @@ class Client:
     async def has_end(self) -> bool:
         if self.request.subscription_id is None:
             kept = await last_response(self.lives.objects, self.request.id)
-            return kept is not None and Status(json.loads(kept)["status"]).terminal
+            return kept is not None and kept.status.terminal
         if self.listening is not None and self.listening.done() and self.subscription:
             self.listening.result()
         return bool(self.ends) or self.has_been_away

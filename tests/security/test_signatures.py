@@ -214,9 +214,10 @@ async def test_the_owner_of_a_refused_job_reads_why_and_no_other_end_is_lost(
         lifecycle = RequestLifecycle(world.leader, responder, Party.QUEUE)
         assert lifecycle.claim(claimed)
         await lifecycle.fail(claimed, claimed.refusal)
-        told = json.loads(await last_response(objects, forged.id) or b"")
-        assert told["status"] == ("COMPLETED" if had_ended else "ERROR")
-        assert had_ended or "Send it again" in told["description"]
+        told = await last_response(objects, forged.id)
+        assert told is not None
+        assert told.status is (Status.COMPLETED if had_ended else Status.ERROR)
+        assert had_ended or "Send it again" in told.fields["description"]
         while await world.attacker.xlen("queue"):  # noqa: ASYNC110 - another process's
             await asyncio.sleep(0.01)
 

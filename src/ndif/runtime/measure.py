@@ -12,6 +12,7 @@ more than twice as much count, too: what a model leaves out stays mapped beside 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import math
 import signal
@@ -83,6 +84,9 @@ def main(fd: int) -> None:
     try:
         # Asking starts the driver, for which a model on a CPU need not wait.
         works = cuda.is_available() if question["cuda"] else None
+        if spec.generation == "0.8":
+            # As nnsight is imported it looks for its user's home, which a confined process has not.
+            importlib.import_module("nnsight.modeling.quantization")
         connection = _confine(connection, folder, question["sandbox"])
         answer = {**evaluate(spec, folder), "cuda": works}
     except MemoryError:
