@@ -64,11 +64,13 @@ class Wire:
             assert time.monotonic() < deadline, said
             try:
                 frame = self._socket.recv()
-            except websocket.WebSocketConnectionClosedException:
+            except (websocket.WebSocketConnectionClosedException, ConnectionError):
                 return [*said, "CLOSED"]
             if frame == "2":
                 self._socket.send("3")
             elif isinstance(frame, bytes):
+                with contextlib.suppress(OSError, websocket.WebSocketException):  # it may be closed
+                    self._socket.send("431[]")  # the acknowledgement without which nothing follows
                 response = ResponseModel.unpickle(frame)
                 said.append(f"{response.status.name} {response.description}")
             elif not frame:

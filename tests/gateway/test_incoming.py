@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -15,6 +16,7 @@ import httpx
 import pytest
 import socketio
 import uvicorn
+import websocket
 import zstandard
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -23,6 +25,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
+from ndif.gateway.caller import subscription_of
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.connections import limited
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
@@ -47,6 +50,8 @@ from tests.on_loop import on_loop
 from tests.security.hostile_clients import frame, part
 
 MIB = 1 << 20
+ME = f"uid {os.geteuid()}"
+"""The name of a caller of this machine."""
 MODEL = f"nnsight.modeling.transformers.TransformersModel:{json.dumps({'repo_id': 'org/name'})}"
 
 
@@ -81,6 +86,7 @@ class Gateway:
             exception_handlers=EXCEPTION_HANDLERS,
         )
         self.address = ("127.0.0.1", 0)
+        self.serving: Any = None
         self.kept: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         """The connection of a client that does not read."""
 
@@ -124,14 +130,16 @@ async def gateway(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
     async with contextlib.AsyncExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         made.address = listening.getsockname()[:2]
+        options: dict[str, Any] = {"ws_ping_interval": 0.1, "ws_ping_timeout": 0.1}
         config = uvicorn.Config(
             made.app,
             lifespan="off",
             log_level="warning",
             forwarded_allow_ips="127.0.0.1",
-            **limited(made.incoming),
+            **{**options, **limited(made.incoming)},
         )
-        serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listening]))
+        made.serving = uvicorn.Server(config)
+        serving = asyncio.create_task(made.serving.serve(sockets=[listening]))
         stack.push_async_callback(end, [serving])
         stack.push_async_callback(made.broker.stop)
         yield made
@@ -233,12 +241,12 @@ async def test_a_head_that_never_ends_is_closed(tmp_path: Path) -> None:
 async def test_a_small_payload_stays_in_memory_and_a_large_one_does_not(tmp_path: Path) -> None:
     async with gateway(tmp_path) as server:
         for size, kind in ((MIB, bytearray), (MIB + 1, PayloadFile), (5 * MIB, PayloadFile)):
-            session = await server.broker.subscribe()
+            await server.broker.subscribe(subscription_of("mine", ME))
             content = zstandard.compress(b"small") + bytes(size)
             async with httpx.AsyncClient() as http:
                 sent = await http.post(
                     f"http://127.0.0.1:{server.address[1]}/request",
-                    data={"data": json.dumps({"model_key": MODEL, "session_id": session.id})},
+                    data={"data": json.dumps({"model_key": MODEL, "session_id": "mine"})},
                     files={"blob": content[:size]},
                     headers={"nnsight-version": "0.8.1"},
                 )
@@ -286,15 +294,41 @@ async def test_only_a_client_whose_job_runs_sends_a_large_message(tmp_path: Path
                     socketio_path="/ws/socket.io",
                     transports=["websocket"],
                 )
-                request = a_request(client.sid, Wire.HEADERS)
+                session = subscription_of(client.sid, ME)
+                request = a_request(session, Wire.HEADERS)
                 if has_job:
                     await server.broker.submit(request)
                     await client.emit("stream_upload", (content, request.id))
                     assert await within(server.broker.uploaded(request), 5) == content
                 else:
-                    session = client.sid
                     await client.emit("stream_upload", (content, request.id))
                     await within(until(partial(is_gone, server, session)), 5)
+
+
+def open_channel(server: Gateway) -> tuple[websocket.WebSocket, str]:
+    """Open a live channel as nnsight 0.8 does, which answers a ping only while it waits for an update."""
+    channel = websocket.create_connection(
+        f"ws://127.0.0.1:{server.address[1]}/subscribe", timeout=5
+    )
+    return channel, json.loads(channel.recv())["session_id"]
+
+
+@on_loop
+async def test_a_live_channel_outlasts_an_upload_and_a_pause(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as server:
+        channel, session = await asyncio.to_thread(open_channel, server)
+        await asyncio.sleep(0.5)  # several pings, for each of which there would be 0.1 s
+        (subscription_id,) = server.broker._subscriptions
+        assert subscription_id == subscription_of(session, f"uid {os.geteuid()}")
+        request = a_request(subscription_id, Wire.ENVELOPE)
+        await server.broker.submit(request)
+        await server.broker.publish(request, Response(request.id, Status.COMPLETED, "Done."))
+        assert b"Done." in (await asyncio.to_thread(channel.recv)).encode()
+        # One whose machine has gone is known by the kernel.
+        (connection,) = server.serving.server_state.connections
+        kernel = connection.transport.get_extra_info("socket")
+        assert kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        await asyncio.to_thread(channel.close)
 
 
 def slow_socket(address: tuple[str, int]) -> socket.socket:
@@ -321,6 +355,12 @@ async def open_and_stop_reading(server: Gateway, wire: Wire) -> str:
     server.kept = reader, writer
     (session,) = server.broker._subscriptions
     return session
+
+
+async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read, and acknowledge as clients of Socket.IO do."""
+    while await reader.read(MIB):
+        writer.write(frame(b"431[]", opcode=1))
 
 
 @pytest.mark.parametrize("wire", Wire)
@@ -363,7 +403,7 @@ async def test_what_a_job_prints_waits_for_a_client_that_reads_slowly(
         await asyncio.sleep(0.3)
         assert not running.done()
         assert server.kept is not None
-        reading = asyncio.create_task(server.kept[0].read())
+        reading = asyncio.create_task(read_all(*server.kept))
         await within(running, 10)
         server.kept[1].close()
         await end([reading])

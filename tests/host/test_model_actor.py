@@ -21,6 +21,7 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.objects import FileStore
 from ndif.stores.objects.room import RoomLimits
+from ndif.tasks import within
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
     PROMPT,
@@ -153,6 +154,21 @@ async def test_a_cancelled_job_is_an_error_whatever_comes_then(
         await served.actor.to_cache()
         response = await running
         assert (response.status, response.description) == (Status.ERROR, "The client left.")
+
+
+@on_loop
+async def test_so_is_one_whose_client_does_not_read(
+    tiny_gpt2: Path, client: TransformersModel
+) -> None:
+    last = lasting(client)
+    async with serve(tiny_gpt2) as served:
+        served.is_read = False
+        running = await begun(served, last)
+        served.actor.cancel("The operator has ended it.")
+        response = await within(running, 5)
+        assert response.description == "The operator has ended it."
+        served.is_read = True
+        assert (await served.run(reading(client))).status is Status.COMPLETED
 
 
 @on_loop
@@ -477,9 +493,15 @@ def looping(client: TransformersModel) -> bytes:
 @pytest.mark.parametrize("trusted", [True, False])
 @on_loop
 async def test_a_loop_that_the_limit_ends_names_its_line(
-    trusted: bool, tiny_gpt2: Path, client: TransformersModel, strict: Settings
+    trusted: bool,
+    tiny_gpt2: Path,
+    client: TransformersModel,
+    strict: Settings,
+    tmp_path: Path,
 ) -> None:
-    settings = strict.model_copy(update={"execution_timeout_seconds": 2})
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{key: of-a-colleague, tags: [trusted]}]")
+    settings = strict.model_copy(update={"execution_timeout_seconds": 2, "api_keys": keys})
     read = reading(client)
     async with serve(tiny_gpt2, settings=settings) as served:
         await served.run(read, trusted=trusted)

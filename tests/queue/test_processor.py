@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import time
 import uuid
@@ -15,7 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
+from starlette.applications import Starlette
 
 from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import MakeActor
@@ -23,6 +24,8 @@ from ndif.cluster.models import Models
 from ndif.control import remote
 from ndif.control.control_plane import ControlPlane
 from ndif.control.remote import RemoteQueue, perform_event
+from ndif.gateway.http_error import EXCEPTION_HANDLERS
+from ndif.gateway.results import ResponseRoute
 from ndif.host import request_lifecycle
 from ndif.host.evaluation import Measured
 from ndif.host.execution import announce
@@ -39,11 +42,13 @@ from ndif.schema.model_key import ModelKey
 from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response, StoredResult
 from ndif.schema.status import Status
+from ndif.stores.accounts import Caller, FileAccounts
 from ndif.stores.broker import Broker, MemoryBroker, Subscription
 from ndif.stores.broker.redis import broker as broker_module
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.leader import LeaderRpc
 from ndif.stores.objects import FileStore
+from ndif.stores.objects.port import update_key
 from ndif.stores.responder import Responder, last_response
 from ndif.tasks import end, within
 from tests import frames
@@ -114,7 +119,7 @@ class Line:
     ran: list[str]
 
     async def join(
-        self, user: str = "", *, polled: bool = False, wire: Wire = Wire.ENVELOPE
+        self, user: str = "", *, polled: bool = False, wire: Wire = Wire.ENVELOPE, key: str = ""
     ) -> Client:
         """A client that sends one request and waits for it."""
         channel = None if polled else await self.broker.subscribe()
@@ -127,6 +132,7 @@ class Line:
             base_url="http://here",
             subscription_id=channel.id if channel else None,
             user=user,
+            key=key,
         )
         await self.broker.submit(request)
         claimed = await self.broker.claim()
@@ -162,9 +168,8 @@ class Client:
 
     async def polls(self) -> dict[str, Any]:
         waiting = self.dispatcher.update_of(self.request.id)
-        content = await last_response(self.store, self.request.id)
-        fields: dict[str, Any] = json.loads(content) if content is not None else {}
-        return {**fields, **(waiting or {})}
+        stored = await last_response(self.store, self.request.id)
+        return {**(stored.fields if stored is not None else {}), **(waiting or {})}
 
 
 async def complete(replica: Replica, request: Request, respond: Respond) -> Response:
@@ -534,6 +539,37 @@ async def test_a_polled_job_finds_its_last_state_stored(tmp_path: Path) -> None:
         gate.let_end(3)
         await gate.began.get()
         assert (await first.polls())["status"] == "COMPLETED"
+
+
+@on_loop
+async def test_one_that_waits_for_longer_than_responses_are_kept_is_still_its_users(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n- {key: a-key-of-ada, user: ada}\n- {key: a-key-of-bob, user: bob}\n")
+    accounts, gate = FileAccounts(keys), Gate()
+    ada = await accounts.account(Caller("a-key-of-ada"))
+    async with a_line(tmp_path, gate) as line:
+
+        async def update_of(request_id: str, stored: Status | None) -> Mapping[str, Any] | None:
+            return line.dispatcher.update_of(request_id, is_stored=stored is not None)
+
+        app = Starlette(
+            routes=ResponseRoute(line.store, update_of, accounts).routes(),
+            exception_handlers=EXCEPTION_HANDLERS,
+        )
+        clients = [await line.join(ada.user, polled=True, key=ada.key) for _ in range(2)]
+        await gate.began.get()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+            for client, status in zip(clients, ("RUNNING", "QUEUED"), strict=True):
+                await line.store.delete(update_key(client.request.id))
+                url = f"http://here/response/{client.request.id}"
+                mine = await http.get(url, headers={"ndif-api-key": "a-key-of-ada"})
+                assert (mine.status_code, mine.json().get("status")) == (200, status)
+                assert "user" not in mine.json()
+                others = await http.get(url, headers={"ndif-api-key": "a-key-of-bob"})
+                assert others.status_code == 403
+        gate.let_end(2)
 
 
 @on_loop

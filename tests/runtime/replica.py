@@ -138,6 +138,8 @@ class Served:
         self.progress: list[tuple[int, int]] = []
         self.begun = asyncio.Event()
         """A block has printed something."""
+        self.is_read = True
+        """The client reads what blocks print."""
 
     async def start(self) -> None:
         await self.actor.start(lambda done, total: self.progress.append((done, total)))
@@ -168,6 +170,7 @@ class Served:
         async def respond(response: Response) -> bool:
             if response.status is Status.LOG:
                 self.begun.set()
+                await (asyncio.sleep(0) if self.is_read else asyncio.Event().wait())
             return True
 
         return await self.actor.run(request, respond)

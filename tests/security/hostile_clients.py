@@ -22,6 +22,7 @@ OLD_KEY = "nnsight.modeling.language.LanguageModel"
 NAME = "test-org/tiny-gpt2"
 _PATIENCE_S = 3.0
 _PIECE = bytes(1 << 20)
+_ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 def memory(pid: int) -> int:
@@ -41,6 +42,7 @@ class Hostile:
     """One client, which a proxy says to be at an address of its own."""
 
     def __init__(self, url: str, address: str, model: str = NAME) -> None:
+        self.url = url
         self.address = address
         self._model = model
         parts = urlsplit(url)
@@ -238,6 +240,30 @@ def one_header_without_end(client: Hostile) -> None:
     """Send 60 MB of one header."""
     client.send([b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\na: "])
     client.send(b"a" * MB for _ in range(60))
+
+
+def never_reads(payload: bytes) -> Attack:
+    """Return an attack that submits forty jobs with this payload, and reads none of their results."""
+
+    def attack(client: Hostile) -> None:
+        said = client.open_websocket("/subscribe")
+        while (found := re.search(rb'"session_id": ?"([^"]+)"', said)) is None:
+            said += client.socket.recv(1 << 16)
+        data = {
+            "model_key": client.model_key(),
+            "session_id": found[1].decode(),
+            "compress": payload.startswith(_ZSTD),
+        }
+        body = part("data", json.dumps(data).encode()) + part("blob", payload)
+        body += f"--{BOUNDARY}--\r\n".encode()
+        for _ in range(40):
+            if client.socket.fileno() < 0:
+                break
+            with contextlib.closing(Hostile(client.url, client.address)) as other:
+                other.post_envelope([body], len(body))
+                other.read_answer()
+
+    return attack
 
 
 ATTACKS: tuple[Attack, ...] = (

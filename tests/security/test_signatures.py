@@ -468,6 +468,35 @@ async def test_the_leader_carries_out_no_made_up_operation_and_none_twice(
 
 
 @on_loop
+async def test_clocks_that_differ_leave_no_operation_without_an_answer(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+
+        async def perform(event: str, arguments: Any) -> str:
+            return "done"
+
+        async def begun(work: Any, off_s: float) -> asyncio.Task[Any]:
+            """Work whose first step reads the clock of another machine."""
+            with monkeypatch.context() as patched:
+                now = time.time() + off_s
+                patched.setattr(leader_module.time, "time", lambda: now)
+                task = asyncio.create_task(work)
+                await asyncio.sleep(0)
+            return task
+
+        await world.attacker.set("dispatcher:leader", "somebody", px=60_000)
+        rpc, asks = (LeaderRpc(one.client, one.signer) for one in (world.leader, world.gateway))
+        serving = await begun(rpc.serve(perform), 50)
+        for off_s in (0, 50, -50):
+            asking = await begun(asks.ask("EVICT", {}), off_s)
+            assert await within(asking, PATIENCE_S) == "done"
+        with pytest.raises(OperationError, match="the clocks of its machines differ by 500 s"):
+            await within(await begun(asks.ask("EVICT", {}), -500), PATIENCE_S)
+        await end([serving])
+
+
+@on_loop
 async def test_gateways_believe_no_made_up_models_and_none_of_before(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

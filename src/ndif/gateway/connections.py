@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -42,6 +43,9 @@ def limited(incoming: Incoming) -> dict[str, Any]:
     return {
         "http": partial(HttpConnection, incoming=incoming),
         "ws": partial(WebSocketConnection, incoming=incoming),
+        # A client of nnsight 0.8 answers pings only while it waits for an update: not while it uploads its
+        # request, nor before somebody awaits it. That its machine is there, the kernel knows.
+        "ws_ping_timeout": None,
     }
 
 
@@ -55,7 +59,10 @@ class _Patience:
         progresses: Callable[[], bool],
         give_up: Callable[[], None],
     ) -> None:
-        """Ask `progresses` every `idle_s` whether there was progress since it was last asked."""
+        """Ask `progresses` twice in `idle_s` whether there was progress since it was last asked.
+
+        Two answers in a row are needed: a server that was stopped and continued had no time to see any.
+        """
         self._loop = asyncio.get_running_loop()
         self._idle_s = idle_s
         self._timeout_s = timeout_s
@@ -63,11 +70,13 @@ class _Patience:
         self._give_up = give_up
         self._timer: asyncio.TimerHandle | None = None
         self._ends_at = 0.0
+        self._misses = 0
 
     def start(self) -> None:
         """Begin, unless it has begun."""
         if self._timer is None:
             self._ends_at = self._loop.time() + self._timeout_s
+            self._misses = 0
             self._progresses()
             self._watch()
 
@@ -84,11 +93,12 @@ class _Patience:
 
     def _watch(self) -> None:
         left = self._ends_at - self._loop.time()
-        self._timer = self._loop.call_later(min(self._idle_s, left), self._look)
+        self._timer = self._loop.call_later(min(self._idle_s / 2, left), self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if self._progresses() and self._loop.time() < self._ends_at:
+        self._misses = 0 if self._progresses() else self._misses + 1
+        if self._misses < 2 and self._loop.time() < self._ends_at:
             self._watch()
         else:
             self._give_up()
@@ -211,6 +221,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._reader = _Reader(self.transport, self._incoming, f"a client at {_host(self.client)}")
+        # A machine that has gone confirms nothing that it is sent, not even a ping.
+        patience_ms = max(1, int(self._incoming.idle_s * 1000))
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""

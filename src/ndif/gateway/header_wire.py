@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import socketio
-from engineio.exceptions import SocketIsClosedError
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
@@ -53,14 +52,20 @@ class _Packet(socketio.packet.Packet):  # type: ignore[misc]
     """A packet with what clients of this wire send: at most one attachment."""
 
     def decode(self, encoded_packet: Any) -> Any:
-        """See `Packet`. Anything else ends the connection: it would be kept, or logged, on and on."""
-        try:
-            count = super().decode(encoded_packet)
-        except (ValueError, TypeError, RecursionError):
-            count = None
-        if count is None or count > 1:
-            raise SocketIsClosedError
+        """See `Packet`. A packet is kept until all of its attachments have arrived."""
+        if (count := super().decode(encoded_packet)) > 1:
+            raise ValueError("a packet has one attachment at most")
         return count
+
+
+class _Server(socketio.AsyncServer):  # type: ignore[misc]
+    """A server that ends the connection of a client that does not speak its protocol."""
+
+    async def _handle_eio_message(self, eio_sid: str, data: Any) -> None:
+        try:
+            await super()._handle_eio_message(eio_sid, data)
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            disconnect(self.environ[eio_sid]["asgi.scope"], f"it sends what is no packet: {error}")
 
 
 class SocketIoSubscriptions:
@@ -74,7 +79,7 @@ class SocketIoSubscriptions:
         self._broker = broker
         self._max_unread_bytes = settings.max_unread_bytes
         self._open: dict[str, _Open] = {}
-        self._server = socketio.AsyncServer(
+        self._server = _Server(
             async_mode="asgi",
             client_manager=Acknowledgements(self._acknowledge),
             # The middleware `SameOrigin` decides for every route which pages may connect.
@@ -147,5 +152,7 @@ async def _forward(subscription: Subscription, channel: SocketIoChannel) -> None
         # Updates wait in the subscription, where they are counted.
         await channel.until_takes_more()
         frame = await subscription.next()
-        assert isinstance(frame, bytes)  # noqa: S101 - as frames of this wire are
-        channel.put(frame)
+        if isinstance(
+            frame, bytes
+        ):  # else of a request of the other wire that names this subscription
+            channel.put(frame)

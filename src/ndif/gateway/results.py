@@ -67,8 +67,10 @@ class ResponseRoute:
                 # It may have left the queue, or ended, since the object was read.
                 kept = await last_response(self.store, request_id) or kept
             if update is not None and (kept is None or not kept.status.terminal):
-                fields = {} if kept is None else kept.fields
-                kept = StoredResponse({**fields, **update}, "" if kept is None else kept.user)
+                now = StoredResponse.read(update)
+                # What is stored expires, as a job waits or runs for longer.
+                fields, user = ({}, now.user) if kept is None else (kept.fields, kept.user)
+                kept = StoredResponse({**fields, **now.fields}, user)
         if kept is None:
             raise HttpError(
                 404,

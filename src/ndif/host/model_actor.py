@@ -339,7 +339,8 @@ class LocalModelActor:
         async def respond_once_begun(response: Response) -> bool:
             nonlocal begun
             begun = True
-            return await respond(response)
+            # A client that does not read has its job wait, but not the end of a job that is cancelled.
+            return await runner.unless_cut(respond(response)) is not False
 
         self._runner = runner
         watching, answered = self._watchers(request, runner), False

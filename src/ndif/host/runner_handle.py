@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from ndif.host.channel import Channel
@@ -44,6 +44,8 @@ class RunnerHandle:
         self._exit: asyncio.Future[int | None] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
         """Done once the process was killed or has ended."""
+        self._cut: asyncio.Future[None] = loop.create_future()
+        """Done once it did not end by itself: it was killed, or its zygote has ended."""
 
     @property
     def alive(self) -> bool:
@@ -65,11 +67,12 @@ class RunnerHandle:
         """Record the exit code; None if the zygote ended first. Unread frames can still be read."""
         if not self._exit.done():
             self._exit.set_result(code)
-        self._be_over()
+        self._be_over(is_cut=code is None)
 
-    def _be_over(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+    def _be_over(self, *, is_cut: bool) -> None:
+        for done in (self._over, self._cut) if is_cut else (self._over,):
+            if not done.done():
+                done.set_result(None)
 
     async def exit_code(self, patience_s: float) -> int | None:
         """Return the exit code, or minus a signal's number; None if it is not known in time."""
@@ -77,10 +80,17 @@ class RunnerHandle:
             return await within(asyncio.shield(self._exit), patience_s)
         return None
 
-    async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
+    async def unless_ended(self, coming: Awaitable[T]) -> T | None:
         """Return the result of `coming`; None if the process ends or is killed first."""
-        task = asyncio.create_task(coming)
-        either: set[asyncio.Future[Any]] = {task, self._over}
+        return await self._unless(self._over, coming)
+
+    async def unless_cut(self, coming: Awaitable[T]) -> T | None:
+        """Return the result of `coming`; None if the process is killed first, or ends with its zygote."""
+        return await self._unless(self._cut, coming)
+
+    async def _unless(self, over: asyncio.Future[None], coming: Awaitable[T]) -> T | None:
+        task = asyncio.ensure_future(coming)
+        either: set[asyncio.Future[Any]] = {task, over}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
@@ -145,7 +155,7 @@ class RunnerHandle:
         self._signal(signal.SIGKILL)
         # It may not be forked yet, or its zygote may be frozen: no reader waits for its end.
         self.channel.hang_up()
-        self._be_over()
+        self._be_over(is_cut=True)
 
     def _signal(self, number: signal.Signals) -> None:
         # The zygote reaps the process, so until `exited` no other process can have its id.

@@ -15,13 +15,12 @@ from ndif.cluster.models import Model, NotServedError
 from ndif.host.request_lifecycle import Party, RequestLifecycle
 from ndif.placement.replica import DeploymentLevel, ReplicaKey
 from ndif.queue.processor import Processor, QueuePolicy
-from ndif.schema import wires
 from ndif.schema.model_key import Variant
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.stores.broker import Broker
-from ndif.stores.responder import Responder
+from ndif.stores.responder import Responder, StoredResponse
 from ndif.tasks import end, within
 
 logger = logging.getLogger(__name__)
@@ -117,7 +116,7 @@ class Dispatcher:
         return self.lifecycle.holds(request_id)
 
     def update_of(self, request_id: str, *, is_stored: bool = True) -> dict[str, Any] | None:
-        """Return what follows a request's stored update as its client polls for it; None if nothing does.
+        """Return what follows a request's stored update (`StoredResponse.record`); None if nothing does.
 
         That is the update of a request that waits, and of one that runs unless one `is_stored`: updates
         expire while a job that runs long, or has waited long, goes on.
@@ -125,7 +124,7 @@ class Dispatcher:
         found = None if is_stored else self.lifecycle.run_of(request_id)
         for processor in self.processors.values():
             found = processor.update_of(request_id) or found
-        return None if found is None else wires.fields(*found)
+        return None if found is None else StoredResponse.of(*found).record
 
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.

@@ -32,7 +32,8 @@ def space_problem(folder: Path) -> str | None:
         else f"has {format_size(disk.free)} of {format_size(disk.total)} free"
     )
     return (
-        f"The disk of {folder} {free}: polled jobs and large results are refused while it is full."
+        f"The disk of {folder} {free}: polled jobs, large requests and large results are refused while "
+        "it is full."
     )
 
 

@@ -61,6 +61,10 @@ return 0
 _CLOCKS_S = 60.0
 """Seconds by which the clocks of the machines may differ that share values."""
 _EVENT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_CLOCKS_DIFFER = (
+    "The server cannot be asked: the clocks of its machines differ by {:.0f} s. Set them, as by NTP, and "
+    "ask again."
+)
 _DISAGREE = (
     "the process that leads has another NDIF_CLUSTER_SECRET than this one; all of a server's machines need "
     "the same"
@@ -233,10 +237,11 @@ class LeaderRpc:
 
     async def serve(self, handler: Handler) -> None:
         """Answer events concurrently until cancelled. Only the leader calls this."""
-        last: str | bytes = f"{int((time.time() - _STALE_S) * 1000)}-0"
+        last: str | bytes = ""
         try:
             while True:
                 try:
+                    last = last or await self._first()
                     found: Any = await self._client.xread(
                         {_STREAM: last}, count=64, block=_BLOCK_S * 1000
                     )
@@ -249,6 +254,11 @@ class LeaderRpc:
                     start(self._carry_out(entry, handler), self._answering, "event")
         finally:
             await end(list(self._answering))
+
+    async def _first(self) -> str:
+        """Return the id before that of the oldest event whose caller still waits, by the clock of Redis."""
+        seconds, _ = await self._client.time()
+        return f"{int((seconds - _STALE_S) * 1000)}-0"
 
     async def _carry_out(self, entry: Mapping[bytes, bytes], handler: Handler) -> None:
         message = entry.get(b"event", b"")
@@ -264,8 +274,13 @@ class LeaderRpc:
             return
         event_id, event, at = said["id"], said["event"], said["at"]
         now = time.time()
-        self._answered = {one: t for one, t in self._answered.items() if now - t <= _STALE_S}
-        if now - at > _STALE_S or event_id in self._answered:
+        oldest = now - _STALE_S - _CLOCKS_S
+        self._answered = {one: t for one, t in self._answered.items() if t >= oldest}
+        if event_id in self._answered:
+            return
+        if at < oldest:  # it was recorded, or its caller's clock is behind
+            refused = {"refused": _CLOCKS_DIFFER.format(now - at), "status": 503}
+            await self._send(event_id, event, refused)
             return
         self._answered[event_id] = at
         try:

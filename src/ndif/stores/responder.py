@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -103,10 +103,7 @@ class Responder:
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
-        # Without a key that was verified, nobody can be told from others when the job is asked for.
-        content = StoredResponse(
-            wires.fields(request, response), request.user if request.key else ""
-        ).encode()
+        content = StoredResponse.of(request, response).encode()
         key = (end_key if response.status.terminal else update_key)(request.id)
         try:
             await self._objects.put(key, content, soon=not response.status.terminal)
@@ -131,15 +128,31 @@ class StoredResponse:
         """Return the response's status."""
         return Status(self.fields["status"])
 
+    @classmethod
+    def of(cls, request: Request, response: Response) -> StoredResponse:
+        """Return a response to a request's client, for whoever sent that."""
+        # Without a key that was verified, nobody can be told from others when the job is asked for.
+        return cls(wires.fields(request, response), request.user if request.key else "")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return it as one JSON object."""
+        return {**self.fields, _USER: self.user} if self.user else self.fields
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> StoredResponse:
+        """Return what `record` was made of."""
+        fields = dict(record)
+        return cls(fields, fields.pop(_USER, ""))
+
     def encode(self) -> bytes:
         """Return it as an object of the store."""
-        return json.dumps({**self.fields, _USER: self.user} if self.user else self.fields).encode()
+        return json.dumps(self.record).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> StoredResponse:
         """Return what `encode` wrote."""
-        fields = json.loads(content)
-        return cls(fields, fields.pop(_USER, ""))
+        return cls.read(json.loads(content))
 
 
 async def last_response(objects: ObjectStore, request_id: str) -> StoredResponse | None:

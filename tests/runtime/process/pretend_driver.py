@@ -130,6 +130,9 @@ class PretendDriver:
             shared_memory=tuple(arguments[0] for _, arguments in handles),
         )
 
+    def files_to_load(self) -> DriverFiles:
+        return self.files((), ())
+
     @contextlib.contextmanager
     def private_memory(self) -> Iterator[None]:
         yield

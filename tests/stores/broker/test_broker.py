@@ -22,7 +22,7 @@ from ndif.stores.broker.redis import broker as broker_module
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.spool import Spool
 from ndif.stores.objects import FileStore
-from ndif.tasks import within
+from ndif.tasks import end, within
 from tests import frames
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
@@ -144,6 +144,29 @@ async def test_a_request_counts_for_more_than_a_small_payload(opening: Opening) 
         await broker.submit(replace(make_request(), env={"a": [[]] * 1000}))
         with pytest.raises(QueueFullError):
             await broker.submit(make_request(payload=bytes(30_000)))
+
+
+@on_loop
+async def test_a_client_that_lets_updates_gather_is_disconnected_once(opening: Opening) -> None:
+    async with opening() as broker:
+        subscription, calls, is_called = await broker.subscribe(), [], asyncio.Event()
+
+        def disconnect() -> None:
+            calls.append(1)
+            is_called.set()
+
+        subscription.bound(1000, disconnect)
+        request = make_request(subscription.id)
+        await broker.submit(request)
+        queued = Response(request.id, Status.QUEUED, "q" * 300)
+        for _ in range(3):
+            await broker.publish(request, queued)
+        for _ in range(3):  # whoever reads stays
+            await within(subscription.next(), 5)
+        for _ in range(10):
+            await broker.publish(request, queued)
+        await within(is_called.wait(), 5)
+        assert calls == [1]
 
 
 @on_loop
@@ -607,6 +630,37 @@ async def test_what_is_submitted_again_as_its_answer_was_lost_is_there_once(
         # Neither does it count twice, nor does it come again.
         await broker.submit(other)
         assert (await broker.claim()).id == other.id
+
+
+@pytest.mark.parametrize("size", [60, INLINE + 1])
+@on_loop
+async def test_a_submission_that_is_given_up_leaves_nothing_to_run(
+    redis: RedisServer, tmp_path: Path, size: int
+) -> None:
+    async with on_redis(redis.url, tmp_path)() as broker:
+        given_up, claimed = make_request(payload=bytes(size)), make_request(payload=bytes(size))
+        await broker.submit(claimed)
+        held = await broker.claim()
+        redis.pause()
+        try:
+            # As its client's connection ends, or its gateway; the other one was claimed by then.
+            submitting = [asyncio.create_task(broker.submit(each)) for each in (given_up, claimed)]
+            await asyncio.sleep(5 * SOON_S)
+            await end(submitting)
+        finally:
+            redis.resume()
+        await asyncio.sleep(10 * SOON_S)
+        claims = [held]
+        with contextlib.suppress(
+            asyncio.TimeoutError
+        ):  # one that was claimed in between has no payload
+            claims.append(await within(broker.claim(), SOON_S))
+        for each in claims:
+            with pytest.raises(BrokerError, match="is there no longer"):
+                await broker.payload(each)
+        assert redis.command("xlen", "queue") == "0"
+        assert redis.command("get", "queue:bytes") == "0"
+        assert not list((tmp_path / "requests").glob("*"))
 
 
 @on_loop

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.results import ResultRoute
-from ndif.stores.objects import FileStore, ObjectStore
+from ndif.stores.objects import FileStore, ObjectStore, ObjectStoreError
 from ndif.stores.objects.room import Room, RoomLimits
 from tests.on_loop import on_loop
 from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
@@ -385,3 +385,15 @@ async def test_many_at_once_are_admitted_as_one_after_the_other(form: Form, tmp_
         ids = [str(uuid.uuid4()) for _ in range(20)]
         refused = await asyncio.gather(*(store.room.admit(each, "ada", 100) for each in ids))
         assert len([why for why in refused if why is None]) == 5
+
+
+@on_loop
+async def test_a_result_whose_owner_cannot_be_stored_keeps_no_room(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, LONG_S, limits=RoomLimits(1000, 0.5))
+    in_the_way = tmp_path / "owners"
+    in_the_way.write_bytes(b"")
+    for _ in range(3):
+        with pytest.raises(ObjectStoreError):
+            await store_result(store, "ada", 400)
+    in_the_way.unlink()
+    assert await store_result(store, "ada", 400) is None

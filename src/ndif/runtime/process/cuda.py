@@ -140,14 +140,22 @@ class Cuda:
 
     def files(self, tensors: Iterable[torch.Tensor], handles: Iterable[Handle]) -> DriverFiles:
         """Return the files that a process needs to map these tensors and compute with them."""
+        return self._files({_UVM_TOOLS, *_open_nodes()}, _counters(handles))
+
+    def files_to_load(self) -> DriverFiles:
+        """Return the files that this process needs to load weights onto any of its devices."""
+        # The file of a device is opened again with its first context.
+        nodes = {str(node) for node in Path(_NODES).parent.glob("nvidia[0-9]*")}
+        return self._files({_UVM_TOOLS, *_open_nodes(), *nodes}, ())
+
+    def _files(self, devices: Iterable[str], shared_memory: Iterable[str]) -> DriverFiles:
         # A runner sees all devices that this process sees, with weights or without.
         identities = [_identity(index) for index in range(torch.cuda.device_count())]
         minors = gpu_minors(_information(), identities)
-        devices = {_UVM_TOOLS, *_open_nodes()}
         return DriverFiles(
             libraries=tuple(map(str, interpreter_paths())),
             devices=tuple(sorted(node for node in devices if _is_ours(node, minors))),
-            shared_memory=tuple(sorted(_counters(handles))),
+            shared_memory=tuple(sorted(shared_memory)),
         )
 
     @contextlib.contextmanager

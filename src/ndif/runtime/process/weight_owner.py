@@ -122,8 +122,7 @@ class WeightOwner:
         driver.start("cuda:0", owner_shares(spec.max_memory))
         if cache is None:
             started = time.perf_counter()
-            # The thread that reads opens the devices that the driver has open, and no others.
-            files = driver.files((), ())
+            files = driver.files_to_load()
             read_confined(spec, lambda: generation.load(spec), driver=files)
             load_s = time.perf_counter() - started
             model = generation.describe(spec)
@@ -200,7 +199,7 @@ class WeightOwner:
         report_progress(None)
         again = create_generation(self._spec.generation)
         spec = replace(self._spec, device="cpu")
-        read_confined(spec, lambda: again.load(spec), driver=self._driver.files((), ()))
+        read_confined(spec, lambda: again.load(spec), driver=self._driver.files_to_load())
         tensors = collect(again.model._module)
         return {name: tensors[name] for name in names}
 

@@ -123,7 +123,11 @@ class Room:
             if why is not None:
                 return why
             self._admitted[request_id] = owner, size
-        await self._store.put(f"owners/{request_id}.{owner}", b"")
+        try:
+            await self._store.put(f"owners/{request_id}.{owner}", b"")
+        except BaseException:
+            self._admitted.pop(request_id, None)  # nobody settles what was not admitted
+            raise
         return None
 
     def settle(self, request_id: str, *, stored: bool) -> None:

@@ -131,6 +131,7 @@ class RedisBroker:
         self.channels = Channels(connect_for_pubsub(url), self.client, signer)
         register = self.client.register_script
         self._submit = register(scripts.SUBMIT)
+        self._withdraw = register(scripts.WITHDRAW)
         self._release = register(f"{scripts.RELEASE} return elsewhere")
         self._complete = register(f"{scripts.COMPLETE} return elsewhere")
         self._publish_last = register(scripts.PUBLISH_LAST)
@@ -180,8 +181,20 @@ class RedisBroker:
 
     async def submit(self, request: Request) -> None:
         """See `Broker.submit`."""
+        is_inline = len(request.payload) <= self._inline_bytes
+        try:
+            await self._store(request, is_inline=is_inline)
+        except QueueFullError:
+            raise
+        except BaseException:
+            # Its client is told that it is not accepted, and Redis may have it or be about to.
+            start(self._withdrawn(request, is_inline=is_inline), self._releases, "withdrawal")
+            raise
+        if isinstance(request.payload, PayloadFile):
+            request.payload.discard()
+
+    async def _store(self, request: Request, *, is_inline: bool) -> None:
         size, payload = held_bytes(request), request.payload
-        is_inline = len(payload) <= self._inline_bytes
         if not is_inline:
             held = int(await self.client.get(HELD) or 0)
             if held and held + size > self._max_bytes:
@@ -190,7 +203,7 @@ class RedisBroker:
         inline = await _in_memory(payload) if is_inline else b""
         content = encode_request(request, digest(inline) if is_inline else "")
         held_too_much = await self._submit(
-            [record_of(request.id), QUEUE, HELD],
+            scripts.submission_keys_of(request.id),
             [
                 self.signer.sign(QUEUE, content),
                 request.subscription_id or "",
@@ -204,8 +217,13 @@ class RedisBroker:
             if not is_inline:
                 await self._objects.delete(_object_of(request.id))
             raise QueueFullError(held_too_much, self._max_bytes)
-        if isinstance(payload, PayloadFile):
-            payload.discard()
+
+    async def _withdrawn(self, request: Request, *, is_inline: bool) -> None:
+        """Take back a request that may have been submitted, however long that takes."""
+        keys, arguments = scripts.submission_keys_of(request.id), scripts.withdrawal_arguments()
+        await retry(lambda: self._withdraw(keys, arguments), math.inf)
+        if not is_inline:
+            await self._delete_payload(request)
 
     def outlives(self, request: Request) -> bool:
         """See `Broker.outlives`."""

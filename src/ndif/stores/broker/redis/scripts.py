@@ -22,15 +22,17 @@ _ENDED_S = 300
 UPLOAD_S = 3600
 
 # Returns the bytes that are held already if this request would exceed the limit, else nothing. A client
-# that lost its connection before the answer sends the script again, and finds the request stored.
+# that lost its connection before the answer sends the script again, and finds the request stored. One that
+# is withdrawn meanwhile stays so.
 SUBMIT = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return false end
+if redis.call('EXISTS', KEYS[1], KEYS[4]) > 0 then return false end
 local held = tonumber(redis.call('GET', KEYS[3]) or '0')
 if held > 0 and held + ARGV[3] > tonumber(ARGV[4]) then return held end
 redis.call('HSET', KEYS[1], 'subscription', ARGV[2], 'bytes', ARGV[3])
 if ARGV[7] then redis.call('HSET', KEYS[1], 'payload', ARGV[7]) end
 redis.call('INCRBY', KEYS[3], ARGV[3])
-redis.call('XADD', KEYS[2], '*', 'request', ARGV[1])
+local entry = redis.call('XADD', KEYS[2], '*', 'request', ARGV[1])
+redis.call('HSET', KEYS[1], 'entry', entry)
 if ARGV[5] ~= '' then redis.call('PUBLISH', ARGV[5], ARGV[6]) end
 """
 
@@ -44,6 +46,18 @@ if ARGV[2] ~= '' then
   redis.call('XDEL', KEYS[3], ARGV[2])
 end
 if bytes then redis.call('DECRBY', KEYS[4], bytes) end
+"""
+
+# Whoever has claimed the request finds no payload. The mark is for a submission that comes only now.
+WITHDRAW = """
+local bytes, entry = unpack(redis.call('HMGET', KEYS[1], 'bytes', 'entry'))
+redis.call('DEL', KEYS[1])
+if entry then
+  redis.call('XACK', KEYS[2], ARGV[1], entry)
+  redis.call('XDEL', KEYS[2], entry)
+end
+if bytes then redis.call('DECRBY', KEYS[3], bytes) end
+redis.pcall('SET', KEYS[4], 1, 'EX', ARGV[2])
 """
 
 # The mark that a request has ended is read after the loss of a replica. Without memory, it is left out.
@@ -114,6 +128,16 @@ def ended_of(request_id: str) -> str:
 def keys_of(request: Request) -> list[str]:
     """Return the keys that the release of a request deletes or updates."""
     return [record_of(request.id), uploads_of(request.id), QUEUE, HELD, ended_of(request.id)]
+
+
+def submission_keys_of(request_id: str) -> list[str]:
+    """Return the keys that the submission of a request and its withdrawal update."""
+    return [record_of(request_id), QUEUE, HELD, ended_of(request_id)]
+
+
+def withdrawal_arguments() -> list[Any]:
+    """Return the arguments of `WITHDRAW`."""
+    return [GROUP, _ENDED_S]
 
 
 def end_arguments(request: Request, news: bytes) -> list[Any]:
