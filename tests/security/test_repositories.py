@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 from nnsight import TransformersModel
+from transformers import dynamic_module_utils
 
 from ndif.config.settings import Settings
 from ndif.host.model_process import ModelProcessError
 from ndif.host.port import ReplicaLostError
 from ndif.host.shared_weights import SharedWeights
+from ndif.runtime.spec import ModelSpec
+from ndif.runtime.weights import loading
 from tests.on_loop import on_loop
 from tests.runtime.apart import apart
 from tests.runtime.replica import expected, reading, serve
@@ -150,6 +153,16 @@ async def test_a_process_is_confined_unless_a_user_is_trusted(lab: Lab) -> None:
         for trusted in (False, True):
             logits = await served.logits(reading(client), trusted=trusted)
             assert torch.equal(logits, expected(lab.own))
+
+
+def test_a_process_has_one_folder_of_code_and_removes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", "")
+    spec = ModelSpec("org/model", "0.8", trust_remote_code=True)
+    [folder] = loading.folders_of_code(spec)
+    assert loading.folders_of_code(spec) == [folder]
+    assert str(folder) == dynamic_module_utils.HF_MODULES_CACHE
+    loading.remove_code()
+    assert not folder.exists()
 
 
 def test_weights_in_memory_are_those_of_the_own_files() -> None:

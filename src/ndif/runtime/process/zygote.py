@@ -49,6 +49,7 @@ def main(fd: int, driver: Cuda | None = None) -> None:
 
     from ndif.runtime.process.cuda import Cuda
     from ndif.runtime.weights.fetch import cached_folder, explain_unavailable, require_readable
+    from ndif.runtime.weights.loading import remove_code
 
     header, _, _ = control.receive()
     spec = ModelSpec.of(header["spec"])
@@ -59,6 +60,7 @@ def main(fd: int, driver: Cuda | None = None) -> None:
         zygote = Zygote(control, spec, driver or Cuda())
     except Exception as error:
         traceback.print_exc()
+        remove_code()
         is_said = isinstance(error, UserFacingError)
         why = sentence(error) if is_said else explain_unavailable(spec, error)
         control.send({"kind": "failed"}, why.encode())
@@ -160,9 +162,10 @@ class Zygote:
     def _load_in_owner(self, driver: Cuda) -> dict[str, Any]:
         """Load the weights in another process, and build the model without them here."""
         from ndif.runtime.process.weight_owner import WeightOwnerClient
-        from ndif.runtime.weights.loading import read_confined
+        from ndif.runtime.weights.loading import folders_of_code, read_confined
         from ndif.runtime.weights.weights import check, report_progress
 
+        folders_of_code(self._spec)  # of this process, which removes it, and of each owner
         self._weight_owner = WeightOwnerClient(
             self._control, self._spec, self._generation, driver, self._fork_child
         )
@@ -329,11 +332,11 @@ class Zygote:
                 self._control.send({"kind": "exited", "runner": runner, "code": code})
 
     def _end(self, status: int = 0) -> NoReturn:
-        from ndif.runtime.weights import loading
+        from ndif.runtime.weights.loading import remove_code
 
         owner = None if self._weight_owner is None else self._weight_owner.owner
         for pid in [*self._runners, *([owner] if owner else [])]:
             os.kill(pid, signal.SIGKILL)
-        loading.remove_code()
+        remove_code()
         sys.stderr.flush()
         os._exit(status)

@@ -84,7 +84,7 @@ def read_confined(
         limit_memory(most + untrusted.memory_bytes)
     # A driver maps large ranges, which the kernel would count.
     limit = contextlib.nullcontext() if driver is not None else limited_memory(most)
-    code = _folders_of_code(spec)
+    code = folders_of_code(spec)
     try:
         with (
             LoadingConfinement.prepare(
@@ -125,27 +125,29 @@ def _readable(spec: ModelSpec) -> list[Path]:
     return found
 
 
-def _folders_of_code(spec: ModelSpec) -> list[Path]:
-    """Return the folder that a repository's code is copied to and imported from; none without code."""
+def folders_of_code(spec: ModelSpec) -> list[Path]:
+    """Return the folder that a repository's code is copied to and imported from; none without code.
+
+    A process has one, with those that it forks after the first call: no model's code finds another's.
+    """
     if not spec.trust_remote_code:
         return []
     from transformers import dynamic_module_utils
 
-    # One for each process: no model's code finds another's.
-    folder = tempfile.mkdtemp(prefix="ndif-code-")
-    dynamic_module_utils.HF_MODULES_CACHE = folder
-    _code.append(Path(folder))
-    return [Path(folder)]
+    if not _code:
+        _code.append(Path(tempfile.mkdtemp(prefix="ndif-code-")))
+        dynamic_module_utils.HF_MODULES_CACHE = str(_code[0])
+    return [*_code]
 
 
 _code: list[Path] = []
-"""The folders that this process has made for code."""
+"""The folder that this process has made for code."""
 
 
 def remove_code() -> None:
-    """Remove the copies of a repository's code that this process has made."""
-    for folder in _code:
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove the copies of a repository's code that this process and its forks have made."""
+    while _code:
+        shutil.rmtree(_code.pop(), ignore_errors=True)
 
 
 @contextlib.contextmanager
