@@ -17,10 +17,16 @@ from nnsight import TransformersModel
 
 from ndif.config.settings import Settings
 from ndif.host.port import ActorError, ModelActor, ReplicaEvictedError, ReplicaLostError
+from ndif.schema.deployment import DeploymentConfig
+from ndif.schema.request import Request, Wire
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
 from ndif.stores.objects.room import RoomLimits
+from ndif.stores.responder import Responder
+from ndif.tasks import within
+from tests import frames
 from tests.on_loop import on_loop
 from tests.runtime.replica import (
     PROMPT,
@@ -496,3 +502,60 @@ async def test_a_loop_that_the_limit_ends_names_its_line(
         _, _, line = response.description.partition("in looping\n    ")
         assert line.startswith(("number += 1", "while True:")), response.description
         assert (await served.run(read, trusted=trusted)).status is Status.COMPLETED
+
+
+def printing(client: TransformersModel) -> bytes:
+    """A block that prints more than its client reads."""
+    sent = Sent()
+    with client.trace(PROMPT, backend=sent):
+        for _ in range(10):
+            print("x" * 1000)
+        client.lm_head.output.save()
+    return sent.payload
+
+
+@pytest.mark.parametrize("ends", ["by the limit", "cancelled", "taken off"])
+@on_loop
+async def test_a_client_that_reads_nothing_does_not_keep_the_replica(
+    ends: str, tiny_gpt2: Path, client: TransformersModel, strict: Settings, tmp_path: Path
+) -> None:
+    limit_s = 1 if ends == "by the limit" else 3600
+    settings = strict.model_copy(update={"execution_timeout_seconds": limit_s})
+    async with serve(tiny_gpt2, settings=settings) as served:
+        broker = MemoryBroker()
+        channel = await broker.subscribe()
+        channel.bound(2000, lambda: None)
+        request = Request(
+            DeploymentConfig("test/model", "").key,
+            "0.8",
+            Wire.ENVELOPE,
+            printing(client),
+            compress=False,
+            base_url="http://here",
+            subscription_id=channel.id,
+            trusted=False,
+        )
+        responder, lines = Responder(broker, FileStore(tmp_path / "results", 10)), 0
+
+        async def respond(response: Response) -> bool:
+            nonlocal lines
+            lines += response.status is Status.LOG
+            return await responder.respond(request, response)
+
+        running = asyncio.create_task(served.actor.run(request, respond))
+        await until(lambda: lines > 0 or running.done())
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        if ends == "cancelled":
+            served.actor.cancel("The operator ended it.")
+        if ends == "taken off":
+            await within(served.actor.to_cache(), 10)
+            with pytest.raises(ReplicaEvictedError):
+                await running
+            return
+        end = await within(running, 10)
+        assert end.status is Status.ERROR
+        # Its end reaches a client that reads after all.
+        await within(responder.respond(request, end), 1)
+        while frames.read(await within(channel.next(), 1)).status is not Status.ERROR:
+            pass

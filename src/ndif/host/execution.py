@@ -74,9 +74,16 @@ class Execution:
                         await respond(Response(request.id, Status.RUNNING, started))
                     case "log":
                         line = body.decode(errors="replace")
-                        await respond(Response(request.id, Status.LOG, line))
+                        update = Response(request.id, Status.LOG, line)
+                        # A client that does not read holds up its job, and no end that others decide on.
+                        await runner.unless_killed(respond(update))
+                        if runner.killed:
+                            break
                     case "stream":
-                        await respond(Response(request.id, Status.STREAM, data=body))
+                        update = Response(request.id, Status.STREAM, data=body)
+                        await runner.unless_killed(respond(update))
+                        if runner.killed:
+                            break
                     case "await upload":
                         content = await runner.unless_ended(self._broker.uploaded(request))
                         if content is None:

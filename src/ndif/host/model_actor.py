@@ -253,6 +253,8 @@ class LocalModelActor:
         # A request that took the process down with it was not evicted, whoever cleans up afterwards.
         if not self.process.ended.is_set():
             self._away = why
+        if self._runner is not None:
+            self._runner.kill()  # it may have ended, and its client have yet to read what it said
 
     async def _fork(self, *, fresh: bool) -> RunnerHandle:
         if not self._forks:

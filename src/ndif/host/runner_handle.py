@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ndif.host.channel import Channel
@@ -44,6 +44,7 @@ class RunnerHandle:
         self._exit: asyncio.Future[int | None] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
         """Done once the process was killed or has ended."""
+        self._killed: asyncio.Future[None] = loop.create_future()
 
     @property
     def alive(self) -> bool:
@@ -54,6 +55,11 @@ class RunnerHandle:
     def usable(self) -> bool:
         """Return True if the process is alive and was not killed."""
         return not self._over.done()
+
+    @property
+    def killed(self) -> bool:
+        """Return True if this process has killed it, and reads nothing more from it."""
+        return self._killed.done()
 
     def forked(self, pid: int) -> None:
         """Record the process id."""
@@ -79,13 +85,11 @@ class RunnerHandle:
 
     async def unless_ended(self, coming: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `coming`; None if the process ends or is killed first."""
-        task = asyncio.create_task(coming)
-        either: set[asyncio.Future[Any]] = {task, self._over}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            task.cancel()
+        return await _unless(self._over, coming)
+
+    async def unless_killed(self, coming: Awaitable[T]) -> T | None:
+        """Return the result of `coming`; None if the process is killed first, whose updates are over."""
+        return await _unless(self._killed, coming)
 
     async def ready(self) -> None:
         """Return once the runner waits for a request; raise a `RunnerError` if it never does."""
@@ -145,6 +149,8 @@ class RunnerHandle:
         self._signal(signal.SIGKILL)
         # It may not be forked yet, or its zygote may be frozen: no reader waits for its end.
         self.channel.hang_up()
+        if not self._killed.done():
+            self._killed.set_result(None)
         self._be_over()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -152,6 +158,16 @@ class RunnerHandle:
         if self.pid is not None and self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+async def _unless(over: asyncio.Future[None], coming: Awaitable[T]) -> T | None:
+    task = asyncio.ensure_future(coming)
+    either: set[asyncio.Future[Any]] = {task, over}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
 
 
 def describe_exit(code: int | None) -> str:
