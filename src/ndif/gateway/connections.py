@@ -72,6 +72,11 @@ class _Patience:
         self._ends_at = 0.0
         self._misses = 0
 
+    @property
+    def is_on(self) -> bool:
+        """Return True between `start` and `stop`."""
+        return self._timer is not None
+
     def start(self) -> None:
         """Begin, unless it has begun."""
         if self._timer is None:
@@ -137,7 +142,10 @@ class _Reader:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """A connection whose requests have heads of limited size that arrive in time."""
+    """A connection whose requests have heads of limited size that arrive in time.
+
+    It is closed when it is idle, also after an answer that came before its request's end.
+    """
 
     def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -145,6 +153,11 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._head = _Patience(
             incoming.idle_s, incoming.idle_s, _never, self.timeout_keep_alive_handler
+        )
+        self._has_received = False
+        # The rest of a request that was answered before its end.
+        self._rest = _Patience(
+            incoming.idle_s, incoming.timeout_s, self._receives, self.timeout_keep_alive_handler
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -156,13 +169,19 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._head.close()
+        self._rest.close()
         self._reader.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._has_received = True
         self._head_bytes += len(data)
         super().data_received(data)
+        if self._is_idle() and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         if self._head_bytes > _MAX_HEAD and not self.transport.is_closing():
             logger.warning("a client at %s sends a head without end", _host(self.client))
             self.send_400_response("The head of the request is too large.")
@@ -183,10 +202,32 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
 
+    def on_message_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._rest.stop()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._unset_keepalive_if_required()
+            self._rest.start()
+
     def handle_websocket_upgrade(self) -> None:
         """See `HttpToolsProtocol`."""
         self._head.stop()
         super().handle_websocket_upgrade()
+
+    def _receives(self) -> bool:
+        received, self._has_received = self._has_received, False
+        return received
+
+    def _is_idle(self) -> bool:
+        """Return True if all requests were answered, and no other has begun."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        begins = self._head.is_on or self._rest.is_on or self.transport.get_protocol() is not self
+        return is_answered and not begins
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
