@@ -25,6 +25,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
+from ndif.gateway import socket_io_channel
 from ndif.gateway.caller import subscription_of
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.connections import limited
@@ -380,7 +381,7 @@ def slow_socket(address: tuple[str, int]) -> socket.socket:
 async def open_and_stop_reading(server: Gateway, wire: Wire) -> str:
     """Open a live channel by hand; return the subscription's id."""
     made = await asyncio.to_thread(slow_socket, server.address)
-    reader, writer = await asyncio.open_connection(sock=made)
+    reader, writer = await asyncio.open_connection(sock=made, limit=4096)
     path = "/subscribe" if wire is Wire.ENVELOPE else "/ws/socket.io/?EIO=4&transport=websocket"
     writer.write(
         f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -399,6 +400,35 @@ async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     """Read, and acknowledge as clients of Socket.IO do."""
     while await reader.read(MIB):
         writer.write(frame(b"431[]", opcode=1))
+
+
+@on_loop
+async def test_an_update_over_a_slow_connection_is_sent_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_io_channel, "_PATIENCE_S", 0.2)
+    size = 200_000
+    async with gateway(tmp_path) as server:
+        session = await open_and_stop_reading(server, Wire.HEADERS)
+        assert server.kept is not None
+        reader, writer = server.kept
+        request = a_request(session, Wire.HEADERS)
+        await server.broker.submit(request)
+        await server.broker.publish(request, Response(request.id, Status.LOG, "l" * size))
+        received = 0
+        while received < size + 1000:  # with the heads, and another update's announcement
+            with contextlib.suppress(asyncio.TimeoutError):
+                received += len(await within(reader.read(4096), 0.3))
+                await asyncio.sleep(0.02)
+                continue
+            break
+        assert received >= size
+        writer.write(frame(b"431[]", opcode=1))
+        with contextlib.suppress(asyncio.TimeoutError):
+            while content := await within(reader.read(MIB), 0.5):
+                received += len(content)
+        assert received < 2 * size
+        writer.close()
 
 
 @pytest.mark.parametrize("wire", Wire)

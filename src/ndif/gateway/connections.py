@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import struct
+import termios
 from collections.abc import Callable
+from fcntl import ioctl
 from functools import partial
 from typing import Any
 
@@ -30,12 +34,20 @@ TAKES_LARGE = "takes_large_messages"
 DOES_NOT_READ = "its client lets more updates gather than NDIF_MAX_UNREAD_BYTES"
 _DISCONNECT = "disconnect"
 """Key in a WebSocket's state of a function that ends the connection at once, and logs a reason."""
+_ON_ITS_WAY = "on_its_way"
+"""Key in a WebSocket's state of a function that returns the bytes on their way to the client."""
 
 
 def disconnect(scope: Scope, reason: str) -> None:
     """End a WebSocket at once, without waiting for its client to read, and log the reason."""
     if (end := scope.get("state", {}).get(_DISCONNECT)) is not None:
         end(reason)
+
+
+def on_its_way(scope: Scope) -> int:
+    """Return the bytes that a WebSocket's client was sent, and that have not reached its machine."""
+    found = scope.get("state", {}).get(_ON_ITS_WAY)
+    return 0 if found is None else int(found())
 
 
 def limited(incoming: Incoming) -> dict[str, Any]:
@@ -129,7 +141,8 @@ class _Reader:
         self.close = self._patience.close
 
     def _reads(self) -> bool:
-        before, self._unread = self._unread, self._transport.get_write_buffer_size()
+        # The kernel takes more only once much of what it has is confirmed: slow connections take long.
+        before, self._unread = self._unread, _on_its_way(self._transport)
         return self._unread < before
 
     def _abort(self) -> None:
@@ -274,8 +287,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._reader.close()
         self._unfinished.hold(0, 0)
         self.frames = []
-        if self.app_state.pop(_DISCONNECT, None) is not None:
-            self.scope["state"].pop(_DISCONNECT, None)
+        for key in (_DISCONNECT, _ON_ITS_WAY):
+            if self.app_state.pop(key, None) is not None:
+                self.scope["state"].pop(key, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -305,7 +319,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         """See `WebSocketsSansIOProtocol`. A request that is not valid has no scope."""
         self.scope = {"type": "websocket", "client": self.client, "state": {}}  # type: ignore[typeddict-item]
-        self.app_state = {**self.app_state, _DISCONNECT: self._abort}
+        functions = {_DISCONNECT: self._abort, _ON_ITS_WAY: partial(_on_its_way, self.transport)}
+        self.app_state = {**self.app_state, **functions}
         super().handle_connect(event)
 
     def send_receive_event_to_app(self) -> None:
@@ -355,3 +370,12 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
 def _host(client: tuple[str, int | None] | None) -> str:
     return client[0] if client else ""
+
+
+def _on_its_way(transport: asyncio.Transport) -> int:
+    """Return the bytes that were written to a connection, and that its other end has not confirmed."""
+    size = transport.get_write_buffer_size()
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        connection = transport.get_extra_info("socket").fileno()
+        size += struct.unpack("i", ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+    return size
