@@ -122,9 +122,11 @@ class SocketIoSubscriptions:
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
         if opened := self._open.pop(sid, None):
-            for task in opened.tasks:
-                task.cancel()
-            await opened.subscription.close()
+            try:
+                await opened.subscription.close()
+            finally:
+                for task in opened.tasks:  # at last: one of them may be who calls
+                    task.cancel()
 
     def _acknowledge(self, sid: str) -> None:
         if opened := self._open.get(sid):
