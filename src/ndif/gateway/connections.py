@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _EVER_S = 86_400.0 * 365
 _MAX_HEAD = 128 * 1024
 """Bytes of a request before its body."""
+_GONE_MS = 300_000
+"""Time in which a WebSocket's client must take what it is sent, and be it a ping; the kernel looks to that."""
 _FRAGMENT_BYTES = 100
 """Bytes of memory that a fragment of a message costs beside its content."""
 _TOO_BIG, _TRY_AGAIN, _POLICY = 1009, 1013, 1008
@@ -275,10 +277,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._reader = _Reader(self.transport, self._incoming, f"a client at {_host(self.client)}")
-        # A machine that has gone confirms nothing that it is sent, not even a ping.
-        patience_ms = max(1, int(self._incoming.idle_s * 1000))
         self.transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
