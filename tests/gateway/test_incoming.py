@@ -25,6 +25,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
+from ndif.gateway import socket_io_channel
 from ndif.gateway.caller import subscription_of
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.connections import limited
@@ -124,18 +125,19 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
-    """Run one with these settings."""
+async def gateway(folder: Path, *, ping_s: float = 20, **settings: Any) -> AsyncIterator[Gateway]:
+    """Run one with these settings, which pings its live channels so often."""
     made = Gateway(folder, Settings().model_copy(update=settings))
     async with contextlib.AsyncExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         made.address = listening.getsockname()[:2]
-        options: dict[str, Any] = {"ws_ping_interval": 0.1, "ws_ping_timeout": 0.1}
+        options = {"ws_ping_interval": ping_s, "ws_ping_timeout": ping_s}
         config = uvicorn.Config(
             made.app,
             lifespan="off",
             log_level="warning",
             forwarded_allow_ips="127.0.0.1",
+            timeout_keep_alive=0.3,  # type: ignore[arg-type]
             **{**options, **limited(made.incoming)},
         )
         made.serving = uvicorn.Server(config)
@@ -237,6 +239,43 @@ async def test_a_head_that_never_ends_is_closed(tmp_path: Path) -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("rest", [b"a" * 490, b"a" * 5, b"a" * 490 + b"\r\n"])
+@on_loop
+async def test_a_connection_that_is_answered_before_its_requests_end_is_closed_in_time(
+    rest: bytes, tmp_path: Path
+) -> None:
+    async with gateway(tmp_path, incoming_idle_s=0.3) as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        writer.write(
+            b"POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n" + b"a" * 10
+        )
+        assert b" 404 " in await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.2)
+        writer.write(rest)
+        await within(reader.read(), 5)
+        writer.close()
+
+
+@on_loop
+async def test_a_connection_serves_on_after_an_early_answer(tmp_path: Path) -> None:
+    async with gateway(tmp_path, incoming_idle_s=0.3) as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        for _ in range(2):
+            writer.write(b"POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n")
+            assert b" 404 " in await within(reader.readuntil(b"\r\n\r\n"), 5)
+            for _ in range(5):
+                writer.write(b"a" * 10)
+                await asyncio.sleep(0.08)  # slowly: longer than it may be idle in all
+        writer.write(
+            b"GET /subscribe HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        await within(reader.readuntil(b"session_id"), 5)
+        await asyncio.sleep(0.5)
+        assert server.broker._subscriptions
+        writer.close()
+
+
 @on_loop
 async def test_a_small_payload_stays_in_memory_and_a_large_one_does_not(tmp_path: Path) -> None:
     async with gateway(tmp_path) as server:
@@ -315,7 +354,7 @@ def open_channel(server: Gateway) -> tuple[websocket.WebSocket, str]:
 
 @on_loop
 async def test_a_live_channel_outlasts_an_upload_and_a_pause(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as server:
+    async with gateway(tmp_path, ping_s=0.1) as server:
         channel, session = await asyncio.to_thread(open_channel, server)
         await asyncio.sleep(0.5)  # several pings, for each of which there would be 0.1 s
         (subscription_id,) = server.broker._subscriptions
@@ -327,7 +366,7 @@ async def test_a_live_channel_outlasts_an_upload_and_a_pause(tmp_path: Path) -> 
         # One whose machine has gone is known by the kernel.
         (connection,) = server.serving.server_state.connections
         kernel = connection.transport.get_extra_info("socket")
-        assert kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        assert kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
         await asyncio.to_thread(channel.close)
 
 
@@ -342,7 +381,7 @@ def slow_socket(address: tuple[str, int]) -> socket.socket:
 async def open_and_stop_reading(server: Gateway, wire: Wire) -> str:
     """Open a live channel by hand; return the subscription's id."""
     made = await asyncio.to_thread(slow_socket, server.address)
-    reader, writer = await asyncio.open_connection(sock=made)
+    reader, writer = await asyncio.open_connection(sock=made, limit=4096)
     path = "/subscribe" if wire is Wire.ENVELOPE else "/ws/socket.io/?EIO=4&transport=websocket"
     writer.write(
         f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -361,6 +400,35 @@ async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     """Read, and acknowledge as clients of Socket.IO do."""
     while await reader.read(MIB):
         writer.write(frame(b"431[]", opcode=1))
+
+
+@on_loop
+async def test_an_update_over_a_slow_connection_is_sent_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_io_channel, "_PATIENCE_S", 0.2)
+    size = 200_000
+    async with gateway(tmp_path) as server:
+        session = await open_and_stop_reading(server, Wire.HEADERS)
+        assert server.kept is not None
+        reader, writer = server.kept
+        request = a_request(session, Wire.HEADERS)
+        await server.broker.submit(request)
+        await server.broker.publish(request, Response(request.id, Status.LOG, "l" * size))
+        received = 0
+        while received < size + 1000:  # with the heads, and another update's announcement
+            with contextlib.suppress(asyncio.TimeoutError):
+                received += len(await within(reader.read(4096), 0.3))
+                await asyncio.sleep(0.02)
+                continue
+            break
+        assert received >= size
+        writer.write(frame(b"431[]", opcode=1))
+        with contextlib.suppress(asyncio.TimeoutError):
+            while content := await within(reader.read(MIB), 0.5):
+                received += len(content)
+        assert received < 2 * size
+        writer.close()
 
 
 @pytest.mark.parametrize("wire", Wire)

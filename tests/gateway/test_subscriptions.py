@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import engineio
@@ -33,9 +34,13 @@ from ndif.schema.status import Status
 from ndif.schema.wires import torch_bytes
 from ndif.stores.accounts import OpenAccounts
 from ndif.stores.broker import MemoryBroker
-from ndif.tasks import end
+from ndif.stores.broker.redis.broker import RedisBroker
+from ndif.stores.objects import FileStore
+from ndif.tasks import end, within
 from tests import frames
 from tests.on_loop import on_loop
+from tests.services.redis import RedisServer
+from tests.stores.broker.signers import SIGNER
 
 ME = f"uid {os.geteuid()}"
 """The name of a caller of this machine."""
@@ -162,3 +167,26 @@ async def test_updates_reach_a_client_that_handles_its_messages_in_any_order(
     assert statuses[-2:] == [Status.STREAM, Status.COMPLETED]
     assert statuses == [*dict.fromkeys(statuses)]
     assert told[-1].data == {"hidden": 1}
+
+
+@on_loop
+async def test_a_client_that_answers_no_ping_leaves_nothing(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    """The task that would send it an update finds that out, and ends itself."""
+    broker = RedisBroker(redis.url, FileStore(tmp_path, 60), SIGNER, inline_bytes=1000)
+    await broker.start()
+    socket_io = SocketIoSubscriptions(broker, Settings())
+    routes = [Mount("/ws", app=socket_io.app)]
+    async with served(Starlette(routes=routes)) as address, socketio.AsyncSimpleClient() as client:
+        await client.connect(
+            f"http://{address}", socketio_path="/ws/socket.io", transports=["websocket"]
+        )
+        (opened,) = socket_io._open.values()
+        (connection,) = socket_io._server.eio.sockets.values()
+        connection.last_ping = time.time() - 3600
+        request = a_request(opened.subscription.id, Wire.HEADERS)
+        await broker.publish(request, Response(request.id, Status.QUEUED))
+        await within(asyncio.wait(opened.tasks), 5)
+        assert await broker.disconnected([opened.subscription.id])
+    await broker.stop()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import struct
+import termios
 from collections.abc import Callable
+from fcntl import ioctl
 from functools import partial
 from typing import Any
 
@@ -21,6 +25,8 @@ logger = logging.getLogger(__name__)
 _EVER_S = 86_400.0 * 365
 _MAX_HEAD = 128 * 1024
 """Bytes of a request before its body."""
+_GONE_MS = 300_000
+"""Time in which a WebSocket's client must take what it is sent, and be it a ping; the kernel looks to that."""
 _FRAGMENT_BYTES = 100
 """Bytes of memory that a fragment of a message costs beside its content."""
 _TOO_BIG, _TRY_AGAIN, _POLICY = 1009, 1013, 1008
@@ -30,12 +36,20 @@ TAKES_LARGE = "takes_large_messages"
 DOES_NOT_READ = "its client lets more updates gather than NDIF_MAX_UNREAD_BYTES"
 _DISCONNECT = "disconnect"
 """Key in a WebSocket's state of a function that ends the connection at once, and logs a reason."""
+_ON_ITS_WAY = "on_its_way"
+"""Key in a WebSocket's state of a function that returns the bytes on their way to the client."""
 
 
 def disconnect(scope: Scope, reason: str) -> None:
     """End a WebSocket at once, without waiting for its client to read, and log the reason."""
     if (end := scope.get("state", {}).get(_DISCONNECT)) is not None:
         end(reason)
+
+
+def on_its_way(scope: Scope) -> int:
+    """Return the bytes that a WebSocket's client was sent, and that have not reached its machine."""
+    found = scope.get("state", {}).get(_ON_ITS_WAY)
+    return 0 if found is None else int(found())
 
 
 def limited(incoming: Incoming) -> dict[str, Any]:
@@ -71,6 +85,11 @@ class _Patience:
         self._timer: asyncio.TimerHandle | None = None
         self._ends_at = 0.0
         self._misses = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Return True between `start` and `stop`."""
+        return self._timer is not None
 
     def start(self) -> None:
         """Begin, unless it has begun."""
@@ -124,7 +143,8 @@ class _Reader:
         self.close = self._patience.close
 
     def _reads(self) -> bool:
-        before, self._unread = self._unread, self._transport.get_write_buffer_size()
+        # The kernel takes more only once much of what it has is confirmed: slow connections take long.
+        before, self._unread = self._unread, _on_its_way(self._transport)
         return self._unread < before
 
     def _abort(self) -> None:
@@ -137,7 +157,10 @@ class _Reader:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """A connection whose requests have heads of limited size that arrive in time."""
+    """A connection whose requests have heads of limited size that arrive in time.
+
+    It is closed when it is idle, also after an answer that came before its request's end.
+    """
 
     def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -145,6 +168,11 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._head = _Patience(
             incoming.idle_s, incoming.idle_s, _never, self.timeout_keep_alive_handler
+        )
+        self._has_received = False
+        # The rest of a request that was answered before its end.
+        self._rest = _Patience(
+            incoming.idle_s, incoming.timeout_s, self._receives, self.timeout_keep_alive_handler
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -156,13 +184,19 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._head.close()
+        self._rest.close()
         self._reader.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._has_received = True
         self._head_bytes += len(data)
         super().data_received(data)
+        if self._is_idle() and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         if self._head_bytes > _MAX_HEAD and not self.transport.is_closing():
             logger.warning("a client at %s sends a head without end", _host(self.client))
             self.send_400_response("The head of the request is too large.")
@@ -183,10 +217,32 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
 
+    def on_message_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._rest.stop()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._unset_keepalive_if_required()
+            self._rest.start()
+
     def handle_websocket_upgrade(self) -> None:
         """See `HttpToolsProtocol`."""
         self._head.stop()
         super().handle_websocket_upgrade()
+
+    def _receives(self) -> bool:
+        received, self._has_received = self._has_received, False
+        return received
+
+    def _is_idle(self) -> bool:
+        """Return True if all requests were answered, and no other has begun."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        begins = self._head.is_on or self._rest.is_on or self.transport.get_protocol() is not self
+        return is_answered and not begins
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
@@ -221,10 +277,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._reader = _Reader(self.transport, self._incoming, f"a client at {_host(self.client)}")
-        # A machine that has gone confirms nothing that it is sent, not even a ping.
-        patience_ms = max(1, int(self._incoming.idle_s * 1000))
         self.transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -233,8 +287,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._reader.close()
         self._unfinished.hold(0, 0)
         self.frames = []
-        if self.app_state.pop(_DISCONNECT, None) is not None:
-            self.scope["state"].pop(_DISCONNECT, None)
+        for key in (_DISCONNECT, _ON_ITS_WAY):
+            if self.app_state.pop(key, None) is not None:
+                self.scope["state"].pop(key, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -264,7 +319,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         """See `WebSocketsSansIOProtocol`. A request that is not valid has no scope."""
         self.scope = {"type": "websocket", "client": self.client, "state": {}}  # type: ignore[typeddict-item]
-        self.app_state = {**self.app_state, _DISCONNECT: self._abort}
+        functions = {_DISCONNECT: self._abort, _ON_ITS_WAY: partial(_on_its_way, self.transport)}
+        self.app_state = {**self.app_state, **functions}
         super().handle_connect(event)
 
     def send_receive_event_to_app(self) -> None:
@@ -314,3 +370,12 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
 def _host(client: tuple[str, int | None] | None) -> str:
     return client[0] if client else ""
+
+
+def _on_its_way(transport: asyncio.Transport) -> int:
+    """Return the bytes that were written to a connection, and that its other end has not confirmed."""
+    size = transport.get_write_buffer_size()
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        connection = transport.get_extra_info("socket").fileno()
+        size += struct.unpack("i", ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+    return size

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from ndif.config.settings import Settings
 from ndif.gateway.caller import caller_of, subscription_of
-from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect
+from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect, on_its_way
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.results import is_job_id
 from ndif.gateway.socket_io_channel import Acknowledgements, SocketIoChannel
@@ -115,16 +115,18 @@ class SocketIoSubscriptions:
         # Only a job's block asks its client for results.
         state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
         subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
-        channel = SocketIoChannel(self._server, sid)
+        channel = SocketIoChannel(self._server, sid, partial(on_its_way, scope))
         work = [channel.run(), _forward(subscription, channel)]
         self._open[sid] = _Open(subscription, channel, [asyncio.create_task(each) for each in work])
         return True
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
         if opened := self._open.pop(sid, None):
-            for task in opened.tasks:
-                task.cancel()
-            await opened.subscription.close()
+            try:
+                await opened.subscription.close()
+            finally:
+                for task in opened.tasks:  # at last: one of them may be who calls
+                    task.cancel()
 
     def _acknowledge(self, sid: str) -> None:
         if opened := self._open.get(sid):

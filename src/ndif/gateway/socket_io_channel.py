@@ -28,7 +28,7 @@ _ANNOUNCEMENT: str = packet.Packet(packet.EVENT, [_EVENT, b""], "/", _ID).encode
 _PATIENCE_S = 2.0
 """Time for the acknowledgement of an update, beside the time for its bytes."""
 _SLOWEST = 1 << 20
-"""Bytes a second that a client is expected to receive at least."""
+"""Bytes a second that a client, or a proxy's, is expected to receive at least."""
 _MOST_WAITING = 64 << 10
 """Bytes that may wait for an acknowledgement, beside one update that is larger."""
 _FAREWELL_S = 1.0
@@ -53,9 +53,11 @@ class SocketIoChannel:
     long before its bytes follow. Bytes that came too early nevertheless are sent again.
     """
 
-    def __init__(self, server: Any, sid: str) -> None:
+    def __init__(self, server: Any, sid: str, on_its_way: Callable[[], int] = lambda: 0) -> None:
+        """Take a client, and what returns the bytes that have not reached its machine yet."""
         self._server = server
         self._sid = sid
+        self._on_its_way = on_its_way
         self._waiting: deque[bytes] = deque()
         self._came, self._acknowledged, self._sent, self._taken = (
             asyncio.Event() for _ in range(4)
@@ -105,8 +107,11 @@ class SocketIoChannel:
     async def _send(self, frame: bytes) -> None:
         """Send an update's bytes until the client acknowledges them, and announce the next update."""
         await self._message(frame)
-        patience, is_repeated = _PATIENCE_S + len(frame) / _SLOWEST, False
+        patience, is_repeated, comes = _PATIENCE_S + len(frame) / _SLOWEST, False, False
         while not await self._is_acknowledged(patience):
+            came_just_now, comes = comes, self._on_its_way() > 0
+            if comes or came_just_now:  # over a slow connection
+                continue
             await self._message(frame)
             patience, is_repeated = patience * 2, True
         if is_repeated:
