@@ -441,6 +441,7 @@ async def test_an_owner_ends_with_its_zygote(tiny_gpt2: Path, runtime: Runtime) 
 async def test_a_failed_load_is_reported_to_the_host(
     tmp_path: Path, tiny_gpt2: Path, runtime: Runtime
 ) -> None:
+    (tmp_path / "nothing-is-here").mkdir()
     with pytest.raises(ModelProcessError, match="nothing-is-here"):
         async with serve(tmp_path / "nothing-is-here", runtime):
             pass
