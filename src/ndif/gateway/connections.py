@@ -26,7 +26,7 @@ _EVER_S = 86_400.0 * 365
 _MAX_HEAD = 128 * 1024
 """Bytes of a request before its body."""
 _GONE_MS = 300_000
-"""Time in which a WebSocket's client must take what it is sent, and be it a ping; the kernel looks to that."""
+"""Time in which a WebSocket's client must take what it is sent, be it a ping; the kernel sees to it."""
 _FRAGMENT_BYTES = 100
 """Bytes of memory that a fragment of a message costs beside its content."""
 _TOO_BIG, _TRY_AGAIN, _POLICY = 1009, 1013, 1008
