@@ -183,6 +183,8 @@ def test_a_connection_is_of_the_user_who_made_it(family: socket.AddressFamily) -
             accepted, address = server.accept()
             with client, accepted:
                 assert uid_of(address, accepted.getsockname()) == uid
+                client.shutdown(socket.SHUT_WR)  # it has sent all, and reads on
+                assert uid_of(address, accepted.getsockname()) == uid
 
 
 @needs_root
@@ -192,6 +194,12 @@ def test_a_connection_that_its_process_has_closed_is_nobodys() -> None:
         client = socket.create_connection(server.getsockname())
         accepted, address = server.accept()
         with accepted:
+            client.close()
+            assert uid_of(address, accepted.getsockname()) is None
+        client = socket.create_connection(server.getsockname())
+        accepted, address = server.accept()
+        with accepted:
+            client.shutdown(socket.SHUT_WR)
             client.close()
             assert uid_of(address, accepted.getsockname()) is None
 

@@ -19,7 +19,8 @@ _SOCK_DIAG = 4
 _BY_FAMILY = 20
 _IS_REQUEST = 1
 _ANY = 0xFFFFFFFF
-_ESTABLISHED = 1
+_OPEN = (1, 4, 5)
+"""States of a socket that may be a process's: connected, or done with sending (`shutdown(2)`)."""
 _HEADER = Struct("=IHHII")
 _REQUEST = Struct("=BBBBI")
 _PORTS = Struct("!HH")
@@ -72,7 +73,7 @@ def _ask(client: Address, server: Address) -> int | None:
         raise OSError("the kernel does not tell")
     _, state, _, _, found, *_, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
     # Without such a connection, it answers with whoever listens on the client's port.
-    is_it = state == _ESTABLISHED and inode and found.startswith(ports)
+    is_it = state in _OPEN and inode and found.startswith(ports)
     return int(uid) if is_it else None
 
 
@@ -87,8 +88,9 @@ def _look_up(client: Address, server: Address) -> int | None:
         except OSError:
             continue
         for line in lines:
-            if ends[0] in line and (fields := line.split())[1:4] == [*ends, f"{_ESTABLISHED:02X}"]:
-                return int(fields[7]) if fields[9] != "0" else None
+            if ends[0] in line and (fields := line.split())[1:3] == ends:
+                is_it = int(fields[3], 16) in _OPEN and fields[9] != "0"
+                return int(fields[7]) if is_it else None
     return None
 
 
