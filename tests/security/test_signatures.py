@@ -214,7 +214,9 @@ async def test_the_owner_of_a_refused_job_reads_why_and_no_other_end_is_lost(
         lifecycle = RequestLifecycle(world.leader, responder, Party.QUEUE)
         assert lifecycle.claim(claimed)
         await lifecycle.fail(claimed, claimed.refusal)
-        told = json.loads(await last_response(objects, forged.id) or b"")
+        stored = await last_response(objects, forged.id)
+        assert stored is not None
+        told = stored.fields
         assert told["status"] == ("COMPLETED" if had_ended else "ERROR")
         assert had_ended or "Send it again" in told["description"]
         while await world.attacker.xlen("queue"):  # noqa: ASYNC110 - another process's
