@@ -331,7 +331,7 @@ async def test_one_user_takes_a_share_and_all_take_no_more_than_the_limit(
         assert await store_result(store, "bob", 450) is None
         why = await store_result(store, "eve", 51)
         assert why is not None
-        assert "those of all users that are stored take 950B, of at most 1,000B together" in why
+        assert "those of all users that are stored take 950B, of at most 1000B together" in why
         assert await store_result(store, "eve", 50) is None
         assert await store_result(store, "eve", 0) is None
 
