@@ -198,6 +198,10 @@ def test_one_that_answers_is_used_and_stays(
         RedisServer(tmp_path) as redis,
         contextlib.contextmanager(a_place)(server_environment, tmp_path / "other") as other,
     ):
+        port = port_of({"NDIF_BROKER_URL": redis.url})
+        Redis(port=port).config_set("requirepass", "of-its-own")
+        assert "asks for a password" in refused(place, NDIF_BROKER_URL=redis.url)
+        Redis(port=port, password="of-its-own").config_set("requirepass", "")
         said = refused(place, NDIF_BROKER_URL=redis.url)
         found = re.search(r"^ *export (NDIF_CLUSTER_SECRET)=(\S{40,})$", said, re.MULTILINE)
         assert found, said

@@ -141,9 +141,10 @@ def _check(url: str, shown: str, *, needs_password: bool) -> None:
     except (AuthenticationError, AuthorizationError) as error:
         if not needs_password and not urlsplit(url).password:
             return
+        has_password = urlsplit(url).password is not None
+        why = f"refuses this user and password ({error})" if has_password else "asks for a password"
         raise ServiceError(
-            f"The broker at {shown} refuses the connection ({error}). Set {_VARIABLE} to "
-            "redis://USER:PASSWORD@HOST:PORT/0."
+            f"The broker at {shown} {why}. Set {_VARIABLE} to redis://USER:PASSWORD@HOST:PORT/0."
         ) from error
     except (RedisError, OSError, ValueError) as error:
         raise ServiceError(
