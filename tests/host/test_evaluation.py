@@ -85,22 +85,23 @@ def loaded(folder: Path, kind: Any, dtype: str) -> tuple[int, int]:
     return sum(t.nbytes for t in tensors), sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", KINDS)
 @on_loop
-async def test_sizes_are_those_of_loaded_models(tmp_path: Path) -> None:
+async def test_sizes_are_those_of_loaded_models(name: str, tmp_path: Path) -> None:
+    make, task, kind = KINDS[name]
+    folder = make(tmp_path / name)
+    truth = {dtype: loaded(folder, kind, dtype) for dtype in ("float32", "bfloat16")}
+    # T5 keeps a part of it in float32.
+    truth["float16"] = loaded(folder, kind, "float16")
+    truth["auto"] = truth["float32"]
     async with an_evaluator() as evaluate:
-        for name, (make, task, kind) in KINDS.items():
-            folder = make(tmp_path / name)
-            truth = {dtype: loaded(folder, kind, dtype) for dtype in ("float32", "bfloat16")}
-            # T5 keeps a part of it in float32.
-            truth["float16"] = loaded(folder, kind, "float16")
-            truth["auto"] = truth["float32"]
-            configs = [a_config(folder, dtype=dtype, task=task) for dtype in truth]
-            answers = await asyncio.gather(*(evaluate(config, HERE) for config in configs))
-            for (dtype, expected), found in zip(truth.items(), answers, strict=True):
-                assert (found.size_bytes, found.parameters) == expected, (name, dtype)
-                assert (found.task, found.repo_id) == (task, None)
-            # Without a task: what the architecture is for.
-            assert (await evaluate(a_config(folder), HERE)).task == task
+        configs = [a_config(folder, dtype=dtype, task=task) for dtype in truth]
+        answers = await asyncio.gather(*(evaluate(config, HERE) for config in configs))
+        for (dtype, expected), found in zip(truth.items(), answers, strict=True):
+            assert (found.size_bytes, found.parameters) == expected, dtype
+            assert (found.task, found.repo_id) == (task, None)
+        # Without a task: what the architecture is for.
+        assert (await evaluate(a_config(folder), HERE)).task == task
         assert processes() == []
 
 
