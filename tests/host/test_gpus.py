@@ -264,7 +264,7 @@ async def test_a_driver_that_hangs_is_abandoned(machine: Machine) -> None:
     found = await find_gpus(driver, {})
     assert time.monotonic() - started < 4
     assert found == gpus.VisibleGpus(
-        (), ("No GPU is used: the NVIDIA driver did not answer within 2 s.",)
+        (), ("No GPU is used: the NVIDIA driver did not answer within 2s.",)
     )
     # Once it answers again it is asked again.
     machine.becomes(H100)

@@ -168,7 +168,7 @@ def test_a_deadlock_is_an_error_that_names_who_waits() -> None:
         task = asyncio.create_task(asyncio.Event().wait(), name="the one that waits")
         await task
 
-    with pytest.raises(DeadlockError, match=r"At 12 s .* the one that waits"):
+    with pytest.raises(DeadlockError, match=r"At 12s .* the one that waits"):
         run(main())
 
 
