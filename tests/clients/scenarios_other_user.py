@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import symtable  # noqa: F401 - a client imports it as it sends, when another user may not read it
 import time
 from collections.abc import Iterator
 from typing import Any

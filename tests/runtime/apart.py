@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 def apart(module: str, *arguments: str | Path) -> Any:
