@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rich.markup import escape
@@ -37,6 +37,16 @@ class Figure:
             limit = f"{'≤' if self.at_most else '≥'} {self.limit:g} {self.unit}"
             verdict = "holds" if self.holds else "does not hold"
         return self.name, f"{self.value:.2f} {self.unit}", limit, verdict, self.how
+
+
+def columns_of_ends(ends: Collection[Mapping[str, int]]) -> list[str]:
+    """Return the columns of a table of jobs' ends: all that occur, and those that hang."""
+    columns = [
+        f"{how} {end}"
+        for how in ("polled", "live")
+        for end in ("COMPLETED", "ERROR", "lost", "closed", "hung")
+    ]
+    return [each for each in columns if "hung" in each or any(one.get(each) for one in ends)]
 
 
 def table(title: str, figures: Iterable[Figure]) -> Table:

@@ -9,13 +9,13 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from nnsight import TransformersModel
-from nnsight.intervention.backends.remote import RemoteBackend
 from nnsight.schema.config import CONFIG
 from nnsight.schema.request import RequestModel
-from nnsight.schema.response import ResponseModel, Status
+from nnsight.tracing.backend import Backend
 
 ROUNDS = 10
 PROMPT = "The Eiffel Tower is in the city of"
@@ -23,16 +23,11 @@ PROMPT = "The Eiffel Tower is in the city of"
 CONFIG.APP.REMOTE_LOGGING = False
 
 
-class Recorder(RemoteBackend):
-    """Writes what would be sent to a file."""
+class Recorder(Backend):
+    """Writes the payload that would be sent to a file."""
 
-    def __init__(self, key: str, file: Path) -> None:
-        super().__init__(key, blocking=False)
-        self.file = file
-
-    def _post(self, request: RequestModel, blob: bytes) -> ResponseModel:
-        self.file.write_bytes(blob)
-        return ResponseModel(id="recorded", status=Status.RECEIVED)
+    def __call__(self, tracer: Any) -> None:
+        Path(sys.argv[2]).write_bytes(RequestModel.serialize(tracer, compress=False))
 
 
 def trace_s(model: TransformersModel) -> float:
@@ -48,7 +43,7 @@ def main() -> None:
     """Run the traces, or record one."""
     model = TransformersModel(sys.argv[1], task="text-generation")
     if len(sys.argv) > 2:
-        with model.trace(PROMPT, backend=Recorder(model.to_model_key(), Path(sys.argv[2]))):
+        with model.trace(PROMPT, backend=Recorder()):
             values = torch.randn(1_750_000).save()  # noqa: F841 - a variable is what is saved
             model.lm_head.output.save()
         return

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.clients.harness import children, model_processes
 
+from bench.figures import columns_of_ends
 from bench.processes import CACHE, NAME, NDIF, client
 from bench.user import User
 from ndif.runtime.process.fork_server import OPTION
@@ -224,16 +225,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
     asked = parser.parse_args()
     found = uvloop.run(measure(asked.kinds or list(KINDS), asked.times))
-    columns = [
-        f"{how} {end}"
-        for how in ("polled", "live")
-        for end in ("COMPLETED", "ERROR", "lost", "closed", "hung")
-    ]
-    columns = [
-        each
-        for each in columns
-        if any(tally.ends[each] for tally in found.values()) or "hung" in each
-    ]
+    columns = columns_of_ends([tally.ends for tally in found.values()])
     shown = Table("killed", "times", *columns, "slowest round")
     for kind, tally in found.items():
         shown.add_row(

@@ -32,10 +32,10 @@ from tests.cluster.ray.rays import OFFERED, ray_cluster
 from tests.services.process import HOST
 from tests.services.ray import RayServer
 from tests.services.redis import RedisServer
-from tests.services.swift import ACCESS_KEY, SECRET_KEY, SwiftServer
 
+from bench.figures import columns_of_ends
 from bench.noop.host import TOKEN
-from bench.services import NoopHost, noop_host
+from bench.services import NoopHost, noop_host, stores
 from bench.user import KEY, User
 from ndif.cluster.ray.cluster import declaration
 
@@ -236,25 +236,10 @@ async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) ->
 def services() -> Iterator[tuple[dict[str, str], RedisServer, RayServer]]:
     """Start the services; return the server's environment, the broker and the cluster."""
     with contextlib.ExitStack() as stack:
-        folders = (
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outages-")))
-            for _ in range(4)
-        )
-        redis = stack.enter_context(RedisServer(next(folders)))
-        memory = stack.enter_context(RedisServer(next(folders)))
-        s3_folder = next(folders)
-        s3_folder.chmod(0o755)  # its processes are another user's
-        s3 = stack.enter_context(SwiftServer(s3_folder))
-        settings = {
-            **os.environ,
-            "NDIF_SESSION_ROOT": str(next(folders)),
-            "NDIF_BROKER_URL": redis.url,
-            "NDIF_OBJECT_STORE_URL": s3.url,
-            "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
-            "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
-            "NDIF_OBJECT_STORE_BUCKET": "outages",
-            "NDIF_API_WORKERS": "2",
-        }
+        told, redis = stack.enter_context(stores())
+        settings = {**os.environ, **told}
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outages-"))
+        memory = stack.enter_context(RedisServer(Path(folder)))
         kept = {"RAY_REDIS_ADDRESS": f"{HOST}:{memory.port}"}
         offered = declaration(OFFERED)
         ray = stack.enter_context(ray_cluster(settings, "one", head=kept, resources=offered))
@@ -297,16 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
     found = uvloop.run(measure(parser.parse_args().kinds or list(KINDS)))
-    columns = [
-        f"{how} {end}"
-        for how in ("polled", "live")
-        for end in ("COMPLETED", "ERROR", "lost", "closed", "hung")
-    ]
-    columns = [
-        each
-        for each in columns
-        if "hung" in each or any(tally.ends[each] for tally in found.values())
-    ]
+    columns = columns_of_ends([tally.ends for tally in found.values()])
     shown = Table("outage", *columns, "killed", "calls repeated", "last end after")
     for kind, tally in found.items():
         kills = "; ".join(f"{count} {what}" for what, count in tally.kills.items())

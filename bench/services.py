@@ -21,8 +21,8 @@ from bench.processes import ROOT
 
 
 @contextlib.contextmanager
-def services(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], RedisServer]]:
-    """Start the services of a server of many machines; return its environment and its broker."""
+def stores() -> Iterator[tuple[dict[str, str], RedisServer]]:
+    """Start a broker and an object store; return what a server is told of them, and the broker."""
     with contextlib.ExitStack() as stack:
         folders = (
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -32,18 +32,28 @@ def services(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], Redi
         s3_folder = next(folders)
         s3_folder.chmod(0o755)  # its processes are another user's
         s3 = stack.enter_context(SwiftServer(s3_folder))
-        settings = {
-            "NDIF_SESSION_ROOT": str(next(folders)),
-            "NDIF_BROKER_URL": redis.url,
-            "NDIF_CLUSTER_SECRET": "a secret of the benchmarks",
-            "NDIF_OBJECT_STORE_URL": s3.url,
-            "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
-            "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
-            "NDIF_OBJECT_STORE_BUCKET": "bench",
-            "NDIF_API_WORKERS": "2",
-        }
-        ray = stack.enter_context(ray_cluster({**environment, **settings}, "one", "two"))
-        yield {**environment, **settings, "NDIF_RAY_ADDRESS": ray.address}, redis
+        yield (
+            {
+                "NDIF_SESSION_ROOT": str(next(folders)),
+                "NDIF_BROKER_URL": redis.url,
+                "NDIF_CLUSTER_SECRET": "a secret of the benchmarks",
+                "NDIF_OBJECT_STORE_URL": s3.url,
+                "NDIF_OBJECT_STORE_ACCESS_KEY": ACCESS_KEY,
+                "NDIF_OBJECT_STORE_SECRET_KEY": SECRET_KEY,
+                "NDIF_OBJECT_STORE_BUCKET": "bench",
+                "NDIF_API_WORKERS": "2",
+            },
+            redis,
+        )
+
+
+@contextlib.contextmanager
+def services(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], RedisServer]]:
+    """Start the services of a server of many machines; return its environment and its broker."""
+    with stores() as (told, redis):
+        settings = {**environment, **told}
+        with ray_cluster(settings, "one", "two") as ray:
+            yield {**settings, "NDIF_RAY_ADDRESS": ray.address}, redis
 
 
 def claimed(redis: RedisServer) -> int:

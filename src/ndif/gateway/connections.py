@@ -156,7 +156,28 @@ class _Reader:
         self._transport.abort()
 
 
-class HttpConnection(HttpToolsProtocol):
+class _Watched(asyncio.Protocol):
+    """A connection whose client is to read what it is sent, and to send what it has begun."""
+
+    _reader: _Reader
+    _has_received = False
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._reader.pause()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._reader.resume()
+        super().resume_writing()
+
+    def _receives(self) -> bool:
+        received, self._has_received = self._has_received, False
+        return received
+
+
+class HttpConnection(_Watched, HttpToolsProtocol):
     """A connection whose requests have heads of limited size that arrive in time.
 
     It is closed when it is idle, also after an answer that came before its request's end.
@@ -169,7 +190,6 @@ class HttpConnection(HttpToolsProtocol):
         self._head = _Patience(
             incoming.idle_s, incoming.idle_s, _never, self.timeout_keep_alive_handler
         )
-        self._has_received = False
         # The rest of a request that was answered before its end.
         self._rest = _Patience(
             incoming.idle_s, incoming.timeout_s, self._receives, self.timeout_keep_alive_handler
@@ -234,28 +254,14 @@ class HttpConnection(HttpToolsProtocol):
         self._head.stop()
         super().handle_websocket_upgrade()
 
-    def _receives(self) -> bool:
-        received, self._has_received = self._has_received, False
-        return received
-
     def _is_idle(self) -> bool:
         """Return True if all requests were answered, and no other has begun."""
         is_answered = self.cycle is not None and self.cycle.response_complete
         begins = self._head.is_on or self._rest.is_on or self.transport.get_protocol() is not self
         return is_answered and not begins
 
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self._reader.pause()
-        super().pause_writing()
 
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self._reader.resume()
-        super().resume_writing()
-
-
-class WebSocketConnection(WebSocketsSansIOProtocol):
+class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
     """A WebSocket whose client sends small messages, large ones where the application takes them.
 
     Unfinished messages have a budget and end in time.
@@ -264,7 +270,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._incoming = incoming
-        self._has_received = False
         self._unfinished = incoming.message("")
         self._message = _Patience(
             incoming.idle_s,
@@ -329,20 +334,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._fail(_TOO_BIG, "the message is too large")
             return
         super().send_receive_event_to_app()
-
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self._reader.pause()
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self._reader.resume()
-        super().resume_writing()
-
-    def _receives(self) -> bool:
-        received, self._has_received = self._has_received, False
-        return received
 
     def _takes_large(self) -> bool:
         takes: Callable[[], bool] | None = self.scope["state"].get(TAKES_LARGE)
