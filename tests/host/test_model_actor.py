@@ -36,6 +36,7 @@ from tests.runtime.replica import (
     lasting,
     reading,
     serve,
+    state,
     until,
     writing,
 )
@@ -346,14 +347,21 @@ def test_what_contexts_take_is_not_for_tensors(tiny_gpt2: Path) -> None:
 
 
 async def rehearsal_of(zygote: int) -> int:
-    """Return the first fork that lasts: other children look for libraries."""
-    seen: dict[int, int] = {}
+    """Return the first fork, stopped; a child that is about to be another program goes on."""
     while True:
-        forks = [child for child in children(zygote) if command_of(child) == command_of(zygote)]
-        seen = {child: seen.get(child, 0) + 1 for child in forks}
-        if lasting := [child for child, times in seen.items() if times > 20]:
-            return lasting[0]
+        for child in children(zygote):
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(child, signal.SIGSTOP)
+                # It has closed its parent's end of their pipe, and so will end with its parent.
+                apart = open_files(zygote) - open_files(child)
+                if apart and command_of(child) == command_of(zygote) and state(zygote) != "D":
+                    return child
+                os.kill(child, signal.SIGCONT)
         await asyncio.sleep(0.001)
+
+
+def open_files(pid: int) -> set[str]:
+    return {file.name for file in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 def command_of(pid: int) -> bytes:
@@ -373,8 +381,7 @@ async def test_one_that_is_killed_while_it_rehearses(
         served = a_replica(tiny_gpt2, settings=settings, fork_servers=servers)
         starting = asyncio.create_task(served.start())
         await until(lambda served=served: served.actor.process._process is not None)
-        rehearsal = await rehearsal_of(served.zygote)
-        os.kill(rehearsal, signal.SIGSTOP)  # a rehearsal that takes its time
+        rehearsal = await rehearsal_of(served.zygote)  # one that takes its time
         os.kill(served.zygote, signal.SIGKILL)
         with pytest.raises(ActorError, match="killed by SIGKILL"):
             await asyncio.wait_for(starting, 10)

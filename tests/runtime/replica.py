@@ -203,10 +203,15 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """Return the letter that proc(5) has for the state of a process; none for one that has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in {"", "Z"}
 
 
 async def until(condition: Callable[[], bool]) -> None:
