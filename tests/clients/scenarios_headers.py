@@ -803,8 +803,10 @@ def listening() -> Iterator[tuple[str, list[str]]]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()  # else its thread would look at the closed socket without a pause, for ever
 
 
 def wait_for(condition: Callable[[], bool], patience_s: float = 10) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -94,12 +95,13 @@ def test_without_a_key_nothing_is_guessed(keyed: Gateway) -> None:
 
 
 def test_a_guess_is_looked_at_every_ten_seconds() -> None:
-    guesses = Guesses()
+    guesses, digests = Guesses(), map(str, itertools.count())
 
     def looked_at(now: float) -> bool:
+        digest = next(digests)
         with contextlib.suppress(TooManyGuessesError):
-            guesses.check("host 10.0.0.1", "digest", now)
-            guesses.note("host 10.0.0.1", "digest", now, is_right=False)
+            guesses.check("host 10.0.0.1", digest, now)
+            guesses.note("host 10.0.0.1", digest, now, is_right=False)
             return True
         return False
 
@@ -107,6 +109,13 @@ def test_a_guess_is_looked_at_every_ten_seconds() -> None:
     # An hour of guessing twenty times a second.
     assert sum(looked_at(1000.0 + step / 20) for step in range(72_000)) == 359
     assert all(looked_at(10_000.0) for _ in range(10))
+
+
+def test_a_program_that_repeats_its_wrong_key_slows_nobody_behind_its_address() -> None:
+    guesses = Guesses()
+    for now in range(1000):
+        guesses.note("host 10.0.0.1", "revoked", now, is_right=False)
+    guesses.check("host 10.0.0.1", "of a colleague, and new", 1000.0)
 
 
 def test_callers_are_remembered_in_bounded_memory() -> None:

@@ -183,14 +183,29 @@ async def test_no_job_is_run_that_no_gateway_signed(
         assert believed == (False, "", "", "", b"")
 
 
+@on_loop
+async def test_a_job_of_another_version_ends_and_is_not_run(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with a_world(redis, tmp_path) as world:
+        request = a_request()
+        record = {**json.loads(encode_request(request)), "of_another_version": 1}
+        await world.put(world.gateway.signer.sign("queue", json.dumps(record).encode()))
+        claimed = await within(world.leader.claim(), PATIENCE_S)
+        assert claimed.id == request.id
+        assert claimed.refusal.endswith("cannot read it. Send it again.")
+        assert not claimed.trusted
+
+
+@pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b'{"id": 1}', b'{"id": "../../x"}'])
 @on_loop
 async def test_what_is_no_job_at_all_leaves_the_queue(
-    redis: RedisServer, tmp_path: Path, content: bytes
+    redis: RedisServer, tmp_path: Path, content: bytes, signed: bool
 ) -> None:
     async with a_world(redis, tmp_path) as world:
         honest = await world.sent(trusted=False)
-        await world.put(content)
+        await world.put(world.gateway.signer.sign("queue", content) if signed else content)
         await world.put(await world.entry() + b"more after the signature")
         claimed = await within(world.leader.claim(), PATIENCE_S)
         assert (claimed.id, claimed.refusal) == (honest.id, "")

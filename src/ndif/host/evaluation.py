@@ -30,6 +30,8 @@ _OUTLINES_AT_ONCE, _MEASURED_AT_ONCE = 8, 4
 _FIRST_TURN_S = 5.0
 _REFUSED_S = 600.0
 """Seconds for which the same commit of a repository is refused without another look."""
+_REFUSED_FOR_TIME_S = 60.0
+"""The same where it took too long: another look may find this machine less busy."""
 _MOST_REFUSALS = 1000
 _LONGEST_ANSWER = 1 << 16
 
@@ -80,7 +82,7 @@ class Evaluator:
     _reading: Turns = field(default_factory=lambda: Turns(_MEASURED_AT_ONCE, _FIRST_TURN_S))
     _known: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
     _refused: dict[tuple[ModelSpec, str], tuple[float, str]] = field(default_factory=dict)
-    """When the commit of a repository was refused, and why, the oldest first."""
+    """Until when the commit of a repository is refused, and why, the oldest first."""
 
     async def __call__(self, config: DeploymentConfig, runtime: Runtime) -> Measured:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
@@ -154,18 +156,18 @@ class Evaluator:
                 )
             except _RefusedError as error:
                 if commit is not None:
-                    self._remember_refusal(spec, commit, str(error))
+                    self._remember_refusal(spec, commit, error)
                 raise
         return _measured(answer, spec, task, outline["repo_id"])
 
     def _raise_if_refused(self, spec: ModelSpec, commit: str) -> None:
-        at, why = self._refused.get((spec, commit), (-math.inf, ""))
-        if time.monotonic() - at < _REFUSED_S:
+        until, why = self._refused.get((spec, commit), (-math.inf, ""))
+        if time.monotonic() < until:
             raise EvaluationError(why)
 
-    def _remember_refusal(self, spec: ModelSpec, commit: str, why: str) -> None:
+    def _remember_refusal(self, spec: ModelSpec, commit: str, error: _RefusedError) -> None:
         self._refused.pop((spec, commit), None)
-        self._refused[spec, commit] = time.monotonic(), why
+        self._refused[spec, commit] = time.monotonic() + error.for_s, str(error)
         if len(self._refused) > _MOST_REFUSALS:
             del self._refused[next(iter(self._refused))]
 
@@ -188,7 +190,8 @@ class Evaluator:
             ) from error
         except asyncio.TimeoutError as error:
             raise _RefusedError(
-                f"the size of {spec.checkpoint!r} was not known after {format_duration(self.patience_s)}"
+                f"the size of {spec.checkpoint!r} was not known after {format_duration(self.patience_s)}",
+                _REFUSED_FOR_TIME_S,
             ) from error
         if "failed" in answer:
             raise _RefusedError(str(answer["failed"]))
@@ -252,6 +255,11 @@ def _measured(
 
 class _RefusedError(EvaluationError):
     """A process looked at the model and did not find its size."""
+
+    def __init__(self, why: str, for_s: float = _REFUSED_S) -> None:
+        super().__init__(why)
+        self.for_s = for_s
+        """Seconds for which the answer stays the same."""
 
 
 class _EndedError(Exception):

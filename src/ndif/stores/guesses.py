@@ -32,13 +32,15 @@ class Guesses:
     """The wrong keys of each caller, as far as they count, in bounded memory.
 
     A caller that has sent too many is not told whether a further key is right, unless it has used that very
-    key before: people who share its address go on.
+    key before: people who share its address go on. A wrong key that is sent again and again is one guess.
     """
 
     def __init__(self) -> None:
         self._forgotten_at: OrderedDict[str, float] = OrderedDict()
         """Time at which the last wrong key of each caller counts no more."""
         self._proven: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._last_wrong: OrderedDict[str, str] = OrderedDict()
+        """Digest of the last wrong key of each caller."""
 
     def check(self, caller: str, digest: str, now: float) -> None:
         """Raise a `TooManyGuessesError` if the caller's key, of this digest, is not to be looked at now."""
@@ -50,7 +52,8 @@ class Guesses:
         """Note that a key was looked at."""
         if is_right:
             _put(self._proven, (caller, digest), None)
-        else:
+        elif self._last_wrong.get(caller) != digest:
+            _put(self._last_wrong, caller, digest)
             start = max(self._forgotten_at.get(caller, now), now)
             _put(self._forgotten_at, caller, start + _EACH_S)
 

@@ -54,20 +54,22 @@ def decode_request(content: bytes, **known: Any) -> Request:
 
 
 def claimed_fields(content: bytes) -> Request:
-    """Return what a request that nobody signed says of itself and its end needs: its id, wire and client.
+    """Return what a request that will not run says of itself and its end needs: its id, wire and client.
 
-    Raise a ValueError, KeyError or TypeError if it says less.
+    Nobody signed it, or another version of this server did. Raise a ValueError, KeyError or TypeError if it
+    says less.
     """
-    said = decode_request(content)
+    record = json.loads(content.decode())
+    subscription_id = record.get("subscription_id")
     return Request(
-        model=said.model,
-        generation=str(said.generation),
-        wire=said.wire,
+        model=ModelKey.parse(record["model"]),
+        generation=str(record["generation"]),
+        wire=Wire(record["wire"]),
         payload=b"",
         compress=False,
         base_url="",
-        subscription_id=None if said.subscription_id is None else str(said.subscription_id),
-        id=str(uuid.UUID(said.id)),
+        subscription_id=None if subscription_id is None else str(subscription_id),
+        id=str(uuid.UUID(record["id"])),
     )
 
 

@@ -93,6 +93,10 @@ _REFUSED = (
     "This job was not run: it reached the queue without the signature of one of this server's gateways. "
     "Send it again; if that does not help, the server's operator finds more in its log."
 )
+_UNREADABLE = (
+    "This job was not run: another version of this server put it into the queue, and the one that leads "
+    "cannot read it. Send it again."
+)
 _UNCONFIRMED = (
     "This job was not run: another process leads now, and nothing confirms that the job is still to run. "
     "Send it again."
@@ -370,20 +374,20 @@ class RedisBroker:
                 continue
             receipt, content = entry_id.decode(), fields.get(b"request", b"")
             try:
-                signed = self.signer.verify(QUEUE, content)
-            except SignatureError as error:
-                logger.warning("entry %s of the queue is refused: %s", receipt, error)
-                try:
-                    claims = claimed_fields(unverified(content))
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    self._discard_soon(receipt)
-                else:
-                    yield replace(claims, receipt=receipt, refusal=_REFUSED)
+                yield decode_request(self.signer.verify(QUEUE, content), receipt=receipt)
                 continue
-            try:
-                yield decode_request(signed, receipt=receipt)
+            except SignatureError as error:
+                refusal = _REFUSED
+                logger.warning("entry %s of the queue is refused: %s", receipt, error)
             except (ValueError, KeyError, TypeError):
-                logger.exception("entry %s of the queue is not a request", receipt)
+                refusal = _UNREADABLE
+                logger.exception("entry %s of the queue cannot be read", receipt)
+            try:
+                claims = claimed_fields(unverified(content))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self._discard_soon(receipt)
+            else:
+                yield replace(claims, receipt=receipt, refusal=refusal)
 
     async def _hand_out(self, request: Request) -> None:
         """Let a request be claimed, unless it is a trusted one that came before.
