@@ -23,7 +23,7 @@ _SAMPLE_S = 0.25
 
 def hostile(folder: Path, environment: dict[str, str]) -> list[Figure]:
     """Measure what the attacks of `tests/security` cost, by eight clients that go on for half a minute."""
-    with server(folder, environment, "--sandbox") as (url, pid, _):
+    with server(folder, environment, "--sandbox", "--no-token") as (url, pid, _):
         client("honest.py", "0.8", url)  # memory that the first traces need is not an attack's
         with tempfile.NamedTemporaryFile() as file:
             client("honest.py", "0.8", url, file.name)

@@ -68,6 +68,12 @@ class Hostile:
             self.answer += self.socket.recv(1 << 16)
         return self.answer.decode(errors="replace")
 
+    @property
+    def is_unknown(self) -> bool:
+        """Return True if the server took this client for nobody that it serves."""
+        self.socket.setblocking(False)
+        return self.read_answer().startswith("HTTP/1.1 401")
+
     def post(self, body: Iterable[bytes], length: int, *headers: str) -> None:
         """Send a request to run something."""
         head = [
@@ -93,11 +99,10 @@ class Hostile:
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         self.send([head.encode()])
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            answer += self.socket.recv(1 << 16)
-        head_, _, rest = answer.partition(b"\r\n\r\n")
-        assert b" 101 " in head_, answer
+        while b"\r\n\r\n" not in self.answer:
+            self.answer += self.socket.recv(1 << 16)
+        head_, _, rest = self.answer.partition(b"\r\n\r\n")
+        assert b" 101 " in head_, self.answer
         return rest
 
     def open_socket_io(self) -> None:

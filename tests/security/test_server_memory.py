@@ -20,8 +20,8 @@ _SAMPLE_S = 0.1
 
 @pytest.fixture(scope="module")
 def attacked(server_environment: dict[str, str]) -> Iterator[LocalServer]:
-    """A server that takes its clients' addresses from a proxy on this machine, as every server does."""
-    started = LocalServer(NAME, "--sandbox", environment=server_environment)
+    """A server of everybody, whose clients' addresses are what a proxy on this machine says."""
+    started = LocalServer(NAME, "--sandbox", "--no-token", environment=server_environment)
     try:
         yield started.ready()
     finally:
@@ -48,6 +48,7 @@ def test_the_memory_of_a_server_is_bounded_and_comes_back(
     before = memory(attacked.process.pid)
     clients, peak = attack(attacked, kind)
     during = peak - before
+    assert not any(client.is_unknown for client in clients)
     for client in clients:
         client.close()
     deadline = time.monotonic() + _PATIENCE_S

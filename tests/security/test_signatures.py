@@ -302,6 +302,7 @@ async def test_the_next_leader_runs_no_trusted_job_of_before(
         await responder.respond(claimed, Response(claimed.id, Status.COMPLETED))
         if not polled:
             await within(client.next(), PATIENCE_S)
+        await world.leader.stop()
         await world.attacker.flushall()
         await world.put(entry)
         successor = await world.another()
