@@ -575,6 +575,8 @@ class RequestLifecycle:
         life.over.set()
         if life.watching is not None:
             life.watching.cancel()
+            # A task that is cancelled keeps its frames, and they the end of the request.
+            life.watching = None
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)

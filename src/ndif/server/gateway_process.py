@@ -23,6 +23,7 @@ from ndif.gateway.catalogue import PublishedCatalogue
 from ndif.gateway.hf_mirror import HfMirror, PublishedHfMirror
 from ndif.host.runtimes import Runtimes
 from ndif.net import Http
+from ndif.server.heap import return_free_memory
 from ndif.server.process_config import (
     ProcessConfig,
     announce_up,
@@ -95,6 +96,7 @@ def _stop() -> None:
 def main() -> None:
     """Serve until told to stop."""
     configure_logging()
+    return_free_memory()
     uvloop.run(_serve(Settings(), Path(sys.argv[1]), parent_pipe=int(sys.argv[2])))
 
 

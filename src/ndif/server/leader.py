@@ -32,6 +32,7 @@ from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
+from ndif.server.heap import return_free_memory
 from ndif.server.process_config import (
     ProcessConfig,
     announce_up,
@@ -237,6 +238,7 @@ def main(kind: type[Leader] = Leader) -> None:
     os.environ.update(config.ray_variables)  # before Ray is imported
     configure_logging()
     leader = kind(Settings(), config, partial(announce_up, file))
+    return_free_memory()
     uvloop.run(_run(leader, parent_pipe=int(sys.argv[2])))
 
 

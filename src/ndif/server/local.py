@@ -28,6 +28,7 @@ from ndif.net import Http, StartError, for_url, listen, reachable_as
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
 from ndif.schema.deployment import DeploymentConfig, read_task
 from ndif.server.embedded import Server
+from ndif.server.heap import return_free_memory
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects.files import signing_key
 
@@ -99,6 +100,7 @@ class Local:
                     f"Jobs cannot be kept: {error}. Choose another --results-dir."
                 ) from error
             try:
+                return_free_memory()
                 uvloop.run(self._serve(server, listening, console, token))
             finally:
                 if self.results is None and not server.is_polled:

@@ -1,0 +1,30 @@
+"""The heap of a process through which payloads and results pass."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+
+_MMAP_THRESHOLD = -3
+"""Parameter of mallopt(3)."""
+_LARGE = 1 << 20
+_EVERY_S = 10.0
+
+
+def return_free_memory() -> None:
+    """Have the C library give memory back to the system after it is freed, where it can be told to.
+
+    Left alone, it keeps blocks of up to 32 MiB once it has seen one freed, and whatever free memory lies
+    between small blocks in use: hundreds of megabytes after many clients have sent and not read.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # musl has none, and needs none
+        libc.mallopt(_MMAP_THRESHOLD, _LARGE)
+        threading.Thread(target=_trim, args=(libc,), name="trim", daemon=True).start()
+
+
+def _trim(libc: ctypes.CDLL) -> None:
+    while True:
+        time.sleep(_EVERY_S)
+        libc.malloc_trim(0)
