@@ -13,7 +13,7 @@ _EVERY_S = 10.0
 
 
 def return_free_memory() -> None:
-    """Have the C library give memory back to the system after it is freed, where it can be told to.
+    """Make the C library give memory back to the system after it is freed, where it can be told to.
 
     Left alone, it keeps blocks of up to 32 MiB once it has seen one freed, and whatever free memory lies
     between small blocks in use: hundreds of megabytes after many clients have sent and not read.
