@@ -11,6 +11,7 @@ reached as Ray carries them, over real job channels; only the calls through Ray 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import shutil
 import tempfile
@@ -105,6 +106,36 @@ def test_every_state_is_reached_and_left_by_those_who_hold_requests() -> None:
             # Wherever a request is, the queue can end it, and give it back.
             assert next_state(state, Event.FAIL, Party.QUEUE) is Status.ERROR
             assert next_state(state, Event.GIVE_BACK, Party.QUEUE) in WAITING
+
+
+def test_nothing_of_a_live_request_is_left_when_it_has_ended(tmp_path: Path) -> None:
+    """A result that its client never reads must not wait for the garbage collector."""
+
+    async def live_and_end() -> None:
+        broker = MemoryBroker()
+        responder = Responder(broker, FileStore(tmp_path, 3600))
+        lifecycle = request_lifecycle.RequestLifecycle(broker, responder, Party.QUEUE)
+        client = await broker.subscribe()
+        sent = (CONFIG.key, "0.8", Wire.ENVELOPE, b"", False, "http://here")
+        await broker.submit(Request(*sent, subscription_id=client.id))
+        request = await broker.claim()
+        assert lifecycle.claim(request)
+        await lifecycle.report(request, Response(request.id, Status.QUEUED))
+        await asyncio.sleep(BRIEFLY_S)  # its client is watched
+        await lifecycle.fail(request, "as the test wants it")
+        await asyncio.sleep(BRIEFLY_S)
+
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        asyncio.run(live_and_end())
+        gc.collect()
+        assert not [each for each in gc.garbage if isinstance(each, Request)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def test_an_end_is_stored_by_those_events_that_lead_to_it() -> None:
