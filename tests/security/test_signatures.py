@@ -198,7 +198,9 @@ async def test_a_job_of_another_version_ends_and_is_not_run(
 
 
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b'{"id": 1}', b'{"id": "../../x"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\0" * 100, b'{"id": 1}', b'{"id": "../../x"}', b"[]"]
+)
 @on_loop
 async def test_what_is_no_job_at_all_leaves_the_queue(
     redis: RedisServer, tmp_path: Path, content: bytes, signed: bool

@@ -56,8 +56,8 @@ def decode_request(content: bytes, **known: Any) -> Request:
 def claimed_fields(content: bytes) -> Request:
     """Return what a request that will not run says of itself and its end needs: its id, wire and client.
 
-    Nobody signed it, or another version of this server did. Raise a ValueError, KeyError or TypeError if it
-    says less.
+    Nobody signed it, or another version of this server did. Raise a ValueError, KeyError, TypeError or
+    AttributeError if it says less.
     """
     record = json.loads(content.decode())
     subscription_id = record.get("subscription_id")

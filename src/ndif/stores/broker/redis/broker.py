@@ -379,7 +379,7 @@ class RedisBroker:
             except SignatureError as error:
                 refusal = _REFUSED
                 logger.warning("entry %s of the queue is refused: %s", receipt, error)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 refusal = _UNREADABLE
                 logger.exception("entry %s of the queue cannot be read", receipt)
             try:
