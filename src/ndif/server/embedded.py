@@ -13,7 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ndif.cluster.fleet import ThisMachine
-from ndif.cluster.model_files import find
+from ndif.cluster.model_files import ModelFinder
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.config.settings import Settings
@@ -67,6 +67,7 @@ class Server:
         present = {} if places else {"trusted": trusted}
         spool = Spool(results / SPOOL, self._objects, present)
         self._broker = MemoryBroker(settings.max_queued_bytes, spool)
+        self._files = ModelFinder()
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
         self._responder = responder = Responder(self._broker, self._objects)
@@ -149,9 +150,9 @@ class Server:
         return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     def _find(self, repo_id: str) -> MirroredModel | None:
-        """Return an accepted model of that name whose files are on this machine."""
+        """Return an accepted model of that name whose files are to be had."""
         for model in list(self._coordinator.controller.models):
-            if model.called(repo_id) and (found := find(model)) is not None:
+            if model.called(repo_id) and (found := self._files.find(model)) is not None:
                 return MirroredModel(*found)
         return None
 
