@@ -16,8 +16,10 @@ from ndif.control.operations import (
     Deploy,
     Evict,
     Export,
+    GetJobs,
     GetQueue,
     GetStatus,
+    GetUsage,
     Kill,
     Operation,
     Restart,
@@ -39,7 +41,9 @@ SAMPLES: tuple[Operation, ...] = (
     Evict(model="org/name", replica="r1", cold=True),
     Scale(model="org/name", replicas=3),
     Restart(model="org/name"),
-    Kill(request_id="r"),
+    Kill(request_id="r", user="u"),
+    GetJobs(user="u", limit=7),
+    GetUsage(by="day", since="2026-11-24", user="u"),
     Stop(),
 )
 

@@ -39,8 +39,9 @@ def _no_route(request: Request, error: HTTPException) -> HttpError:
     path = request.url.path[:_MAX_PATH]
     if error.status_code == 404:
         detail = (
-            f"There is nothing at {path}. nnsight uses /request, /response/ID, "
-            "/results/ID, /subscribe, /ws/socket.io, /status, /env, /ping and /connected."
+            f"There is nothing at {path}. nnsight uses /request, /response/ID, /results/ID, /subscribe, "
+            "/ws/socket.io, /status, /env, /ping and /connected; one's own jobs are at /requests and "
+            "/usage."
         )
     else:
         detail = f"{request.method} is not possible at {path}."
