@@ -27,9 +27,8 @@ from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.schema.wires import envelope_frame
 from ndif.sizes import format_size
-from ndif.stores.accounts import Accounts, NoSuchKeyError
+from ndif.stores.accounts import Accounts, NoSuchKeyError, TooManyGuessesError
 from ndif.stores.broker import Broker, Subscription
-from ndif.stores.guesses import TooManyGuessesError
 from ndif.tasks import end, within
 
 _MAX_PART_HEADERS = 16 * 1024

@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from ndif.cluster.models import NotServedError
 from ndif.schema.deployment import OperationError
-from ndif.stores.accounts import NoSuchKeyError
+from ndif.stores.accounts import NoSuchKeyError, TooManyGuessesError
 from ndif.stores.broker import BrokerError
-from ndif.stores.guesses import TooManyGuessesError
 from ndif.stores.objects import DiskError, ObjectStoreError
 
 logger = logging.getLogger(__name__)
