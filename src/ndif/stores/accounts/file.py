@@ -19,10 +19,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ndif.errors import problems
 from ndif.stores.accounts.keyed import KeyedAccounts
-from ndif.stores.accounts.port import Account, KeysError, digest_of, runner_key_of, user_of
+from ndif.stores.accounts.port import (
+    RIGHTS,
+    Account,
+    KeysError,
+    Tier,
+    account_of,
+    digest_of,
+    tier_with,
+)
 
 
-class _Key(BaseModel):
+class KeyEntry(BaseModel):
+    """One key of a file."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: Annotated[str, Field(min_length=8)] | None = None
@@ -32,29 +42,33 @@ class _Key(BaseModel):
     weight: float = Field(default=1.0, gt=0, le=1000)
 
     @model_validator(mode="after")
-    def _is_one(self) -> _Key:
+    def _is_one(self) -> KeyEntry:
         if (self.key is None) is (self.sha256 is None):
             raise ValueError("either key or sha256 must be there, and not both")
         return self
 
     @property
     def digest(self) -> str:
+        """Return the digest of the key."""
         return self.sha256 or digest_of(self.key or "")
 
+    @property
+    def tier(self) -> Tier:
+        """Return what the entry allows, as a tier, whose name says it."""
+        words: list[str] = [tag for tag in RIGHTS if tag in self.tags]
+        if self.weight != 1:
+            words.append(f"weight-{self.weight:g}")
+        return tier_with(self.tags, "-".join(words), self.weight)
+
     def account(self) -> Account:
-        return Account(
-            user=self.user or user_of(self.digest),
-            key=runner_key_of(self.digest),
-            email=self.user,
-            weight=self.weight,
-            **{tag: tag in self.tags for tag in ("hotswapping", "priority", "trusted")},
-        )
+        """Return the account of whoever has the key."""
+        return account_of(self.digest, self.user, [self.tier])
 
 
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    keys: tuple[_Key, ...]
+    keys: tuple[KeyEntry, ...]
 
 
 class FileAccounts(KeyedAccounts):
@@ -69,6 +83,12 @@ class FileAccounts(KeyedAccounts):
         self._mark: tuple[int, int, int] | None = None
         self._accounts: dict[str, Account] = {}
         self._refresh()
+
+    async def start(self) -> None:
+        """See `Accounts.start`."""
+
+    async def stop(self) -> None:
+        """See `Accounts.stop`."""
 
     async def _find(self, digest: str) -> Account | None:
         # A file that is being written locks no user out: its last content holds.
@@ -88,19 +108,12 @@ class FileAccounts(KeyedAccounts):
             mark = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
             if mark == self._mark:
                 return
-            found = _Keys.model_validate(yaml.safe_load(self._path.read_text()))
         except OSError as error:
             raise KeysError(f"{self._path} cannot be read: {error.strerror}.") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise KeysError(f"{self._path} is not YAML: {str(error).splitlines()[0]}.") from error
-        except ValidationError as error:
-            # A value may be a key: it is not repeated.
-            first = problems(error, show_values=False)[0]
-            place = first.place or "the file"
-            raise KeysError(f"{self._path}: {place}: {first.reason}.") from error
-        self._accounts = {self._blinded(entry.digest): entry.account() for entry in found.keys}
+        found = read_keys(self._path)
+        self._accounts = {self._blinded(entry.digest): entry.account() for entry in found}
         self._mark = mark
-        self.warning = self._exposure(facts.st_mode, any(entry.key for entry in found.keys))
+        self.warning = self._exposure(facts.st_mode, any(entry.key for entry in found))
 
     def _exposure(self, mode: int, has_secrets: bool) -> str | None:
         if mode & stat.S_IWOTH:
@@ -110,3 +123,18 @@ class FileAccounts(KeyedAccounts):
         else:
             return None
         return f"All users of this machine {can}: run `chmod o= {self._path}`."
+
+
+def read_keys(path: Path) -> tuple[KeyEntry, ...]:
+    """Return the keys in a file; raise a `KeysError` if it cannot be used."""
+    try:
+        return _Keys.model_validate(yaml.safe_load(path.read_text())).keys
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise KeysError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
+    except ValidationError as error:
+        # A value may be a key: it is not repeated.
+        first = problems(error, show_values=False)[0]
+        place = first.place or "the file"
+        raise KeysError(f"{path}: {place}: {first.reason}.") from error

@@ -31,7 +31,10 @@ class KeyedAccounts(ABC):
 
     @abstractmethod
     async def _find(self, digest: str) -> Account | None:
-        """Return the account of the key with this digest; None if there is none."""
+        """Return the account of the key with this digest; None if there is none.
+
+        Raise a `NoSuchKeyError` of its own for a key that was one: that is no guess.
+        """
 
     async def account(self, caller: Caller) -> Account:
         """See `Accounts.account`. An address that keeps on guessing gets a `TooManyGuessesError`."""

@@ -10,8 +10,18 @@ from ndif.stores.accounts.port import Account, Caller, NoSuchKeyError
 _ROOT = 0
 
 
+class _WithoutStore:
+    """The part of `Accounts` that a form without a store has nothing to do for."""
+
+    async def start(self) -> None:
+        """See `Accounts.start`."""
+
+    async def stop(self) -> None:
+        """See `Accounts.stop`."""
+
+
 @dataclass(frozen=True)
-class OpenAccounts:
+class OpenAccounts(_WithoutStore):
     """The form of `Accounts` that needs no key: all users have the same privileges."""
 
     hotswapping: bool
@@ -23,7 +33,7 @@ class OpenAccounts:
 
 
 @dataclass(frozen=True)
-class OwnerAccounts:
+class OwnerAccounts(_WithoutStore):
     """The form of `Accounts` of a local server: its owner needs nothing, everybody else its token.
 
     Root, in a process of the same machine, counts as the owner.
