@@ -101,6 +101,7 @@ class Server:
             accounts = open_accounts(settings)
         elif owner_token is not None:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
+        self._accounts = accounts
         self._gateway = create_gateway(
             settings,
             self._broker,
@@ -138,6 +139,7 @@ class Server:
         # Ends that have expired still tell the broker of what does not run again.
         await self._broker.start()
         await self._objects.start()
+        await self._accounts.start()
         await self._responder.resume(self._broker.unfinished)
         await self._coordinator.start()
         try:
@@ -147,6 +149,7 @@ class Server:
             await self._fleet.close()
             await self._broker.stop()
             await self._objects.stop()
+            await self._accounts.stop()
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
         return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)

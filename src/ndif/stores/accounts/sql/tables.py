@@ -1,0 +1,76 @@
+"""The tables of accounts. Their names begin with ndif_, so that a database may hold others beside them.
+
+Moments are Unix seconds. A change here is a migration in `migrations/versions`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+)
+
+VERSION_TABLE = "ndif_schema"
+FOREIGN = ("keys", "tiers", "key_tier_assignments")
+"""Tables of other NDIF servers, which `foreign.py` reads."""
+
+METADATA = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+USERS = Table(
+    "ndif_users",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(320), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+)
+
+KEYS = Table(
+    "ndif_keys",
+    METADATA,
+    # What people call the key by; it lets nobody in.
+    Column("id", String(12), primary_key=True),
+    # SHA-256 in hexadecimal: the key itself is nowhere.
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("user_id", Integer, ForeignKey("ndif_users.id")),
+    Column("name", String(200), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("last_used_at", Double),
+    Column("revoked_at", Double),
+    Index(None, "user_id"),
+)
+
+TIERS = Table(
+    "ndif_tiers",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("hotswapping", Boolean, nullable=False),
+    Column("priority", Boolean, nullable=False),
+    Column("trusted", Boolean, nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("limits", JSON(none_as_null=True)),
+)
+
+ASSIGNMENTS = Table(
+    "ndif_assignments",
+    METADATA,
+    Column("key_id", ForeignKey("ndif_keys.id", ondelete="CASCADE"), primary_key=True),
+    Column("tier_id", ForeignKey("ndif_tiers.id", ondelete="CASCADE"), primary_key=True),
+    Index(None, "tier_id"),
+)
