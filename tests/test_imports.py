@@ -20,6 +20,7 @@ SOURCE = Path(ndif.__file__).parent
 # An engine of several machines is imported by the one room that speaks to it, where it is asked for.
 ENGINES = {
     "stores/accounts/sql/": "sqlalchemy alembic",
+    "stores/usage/sql.py": "sqlalchemy",
     "stores/objects/s3": "obstore",
     "stores/broker/redis/": "redis",
     "stores/redis": "redis",

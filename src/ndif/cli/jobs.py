@@ -15,6 +15,7 @@ from ndif.cli.server_client import (
     NoServerError,
     NotFoundError,
     ServerClient,
+    options,
     with_server,
 )
 from ndif.config.short_ids import matching_ids, unique_length
@@ -29,25 +30,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_key_option = click.option(
+    "--key",
+    metavar="KEY",
+    help="Your API key; default: that of the environment; without one, the operator's token counts.",
+)
+
+
 def as_user(
     function: Callable[Concatenate[ServerClient, bool, P], T],
 ) -> Callable[..., T]:
     """Add --key to a command of `with_server`, which is then the user's of that key."""
 
-    @with_server
-    @click.option(
-        "--key",
-        envvar="NDIF_API_KEY",
-        metavar="KEY",
-        help="Your API key; without one, the operator's token counts.",
-    )
     @functools.wraps(function)
-    def command(
-        server: ServerClient, as_json: bool, key: str | None, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    def command(server: ServerClient, as_json: bool, *args: Any, **kwargs: Any) -> T:
+        key = kwargs.pop("key") or options().api_key.get_secret_value()
         return function(server.as_user(key) if key else server, as_json, *args, **kwargs)
 
-    return command
+    return with_server(_key_option(command))
 
 
 @click.group("jobs")

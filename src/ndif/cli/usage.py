@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Show how many jobs have ended, how long they ran, and the size of their results.
 
-    With an API key (--key or NDIF_API_KEY) those of its user, else, with the operator's token, of all.
+    With an API key those of its user, else, with the operator's token, of all.
     """
     day = None
     if since is not None:

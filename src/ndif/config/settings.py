@@ -177,6 +177,8 @@ class Settings(BaseSettings):
     """Password of that user."""
     accounts_cache_s: Duration = Field(default=5, gt=0, le=60)
     """Time that an answer of the database holds: a key that is revoked works no longer than this."""
+    api_key: SecretStr = SecretStr("")
+    """With `ndif jobs` and `ndif usage`: the API key of the user who asks."""
     api_keys: Path | None = None
     """YAML file of API keys and what each may do, instead of a database."""
     hotswapping: bool = True

@@ -98,7 +98,7 @@ def describe_jobs(dispatcher: Dispatcher, user: str | None) -> list[dict[str, An
     for request, status, dispatched in dispatcher.lifecycle.unfinished():
         if user not in (None, request.user):
             continue
-        position, expected_start_s = places.get(request.id, (None, None))
+        place = places.get(request.id)
         jobs.append(
             {
                 "id": request.id,
@@ -109,8 +109,8 @@ def describe_jobs(dispatcher: Dispatcher, user: str | None) -> list[dict[str, An
                 "received": request.received,
                 "dispatched": dispatched,
                 "ended": None,
-                "position": position,
-                "expected_start_s": expected_start_s,
+                "position": None if place is None else place[0],
+                "expected_start_s": None if place is None else place[1],
             }
         )
     return sorted(jobs, key=lambda job: -float(job["received"] or 0))

@@ -201,8 +201,8 @@ class RequestLifecycle:
     def unfinished(self) -> Iterator[tuple[Request, Status, float | None]]:
         """Yield each request that has not ended, its state, and when it was sent to a replica."""
         for life in list(self._lives.values()):
-            if life.state in _HELD:
-                yield life.request, Status(life.state), life.dispatched
+            if life.state is not None and life.state in _HELD:
+                yield life.request, life.state, life.dispatched
 
     def owner_of(self, request_id: str) -> str | None:
         """Return the user of a request that is held; None if it is not."""

@@ -29,7 +29,7 @@ from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
-from ndif.stores.usage import MemoryUsage
+from ndif.stores.usage import MemoryUsage, open_usage
 
 
 class Server:
@@ -82,7 +82,7 @@ class Server:
             responder,
             fleet,
             runtimes,
-            usage=MemoryUsage(),
+            usage=open_usage(settings) if places else MemoryUsage(),
             places=places,
             stop=stop,
             on_up=self._share,

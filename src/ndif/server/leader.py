@@ -46,7 +46,7 @@ from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.responder import Responder
-from ndif.stores.usage import MemoryUsage
+from ndif.stores.usage import open_usage
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class Leader:
             self._responder,
             fleet,
             self._runtimes,
-            usage=MemoryUsage(),
+            usage=open_usage(settings),
             places=True,
         )
         await self.take_spooled()  # before the ends expire that tell what does not run again

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from ndif.schema.job_record import JobRecord
 
 Group = Literal["user", "model", "day"]
-GROUPS: tuple[Group, ...] = get_args(Group)
 
 
 class UsageAwayError(Exception):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -74,3 +75,37 @@ ASSIGNMENTS = Table(
     Column("tier_id", ForeignKey("ndif_tiers.id", ondelete="CASCADE"), primary_key=True),
     Index(None, "tier_id"),
 )
+
+JOBS = Table(
+    "ndif_jobs",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("user", String(320), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("model", String(320), nullable=False),
+    Column("generation", String(16), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("received", Double, nullable=False),
+    Column("dispatched", Double),
+    Column("ended", Double, nullable=False),
+    Column("execution_s", Double, nullable=False),
+    Column("result_bytes", BigInteger, nullable=False),
+    Index(None, "user", "ended"),
+    Index(None, "ended"),
+)
+"""Jobs that have ended, until their time is over."""
+
+USAGE = Table(
+    "ndif_usage",
+    METADATA,
+    Column("user", String(320), primary_key=True),
+    Column("model", String(320), primary_key=True),
+    # YYYY-MM-DD in UTC.
+    Column("day", String(10), primary_key=True),
+    Column("jobs", BigInteger, nullable=False),
+    Column("errors", BigInteger, nullable=False),
+    Column("execution_s", Double, nullable=False),
+    Column("result_bytes", BigInteger, nullable=False),
+    Index(None, "day"),
+)
+"""Sums over the jobs that have ended."""
