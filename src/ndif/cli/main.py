@@ -19,6 +19,7 @@ _COMMANDS = {
     "env": "Show the Python version and packages that run blocks.",
     "evict": "Remove a model, a replica of it, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
+    "gc": "Delete results, responses and records whose time is over.",
     "info": "Show the server of this machine and its configuration.",
     "jobs": "List, cancel and download one's own jobs, with an API key.",
     "kill": "End a waiting or running request.",

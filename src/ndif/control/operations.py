@@ -6,6 +6,7 @@ method that performs it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -32,6 +33,7 @@ from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entry
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
+from ndif.stores.objects import ObjectStoreError
 from ndif.stores.usage import Group, UsageAwayError
 
 _KILLED = "The server's operator has ended this job."
@@ -89,7 +91,7 @@ class GetStatus(Operation):
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         described = describe_server(control.controller, control.dispatcher)
-        if (problem := control.store_problem()) is not None:
+        if (problem := control.responder.problem()) is not None:
             described["problems"].append(problem)
         return {**described, "schedule": control.reconciler.describe_schedule()}
 
@@ -426,6 +428,25 @@ class GetUsage(Operation):
             raise OperationError(400, f"There is no day {self.since!r}.") from error
         totals = await _read(control.usage.totals(self.by, since, self.user))
         return {"by": self.by, "since": self.since, "usage": [asdict(total) for total in totals]}
+
+
+class CollectGarbage(Operation):
+    """Delete results, responses and records of jobs whose time is over, as happens by itself."""
+
+    name, event = "gc", "GC"
+
+    dry_run: bool = False
+    """Only count them."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        before = time.time() - control.retention_s
+        try:
+            expired = dict(await control.responder.sweep(dry=self.dry_run))
+        except ObjectStoreError as error:
+            raise OperationError(503, f"Nothing can be deleted now: {error}.") from error
+        expired["records"] = await _read(control.usage.sweep(before, dry=self.dry_run))
+        return {"expired": expired, "dry_run": self.dry_run}
 
 
 async def _read(reading: Awaitable[T]) -> T:
