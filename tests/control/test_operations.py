@@ -19,8 +19,10 @@ from ndif.control.operations import (
     GetQueue,
     GetStatus,
     Kill,
+    ListCallbacks,
     Operation,
     Restart,
+    RetryCallbacks,
     Scale,
     Stop,
     parse_operation,
@@ -40,6 +42,8 @@ SAMPLES: tuple[Operation, ...] = (
     Scale(model="org/name", replicas=3),
     Restart(model="org/name"),
     Kill(request_id="r"),
+    ListCallbacks(),
+    RetryCallbacks(request_id="r"),
     Stop(),
 )
 
