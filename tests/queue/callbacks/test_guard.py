@@ -120,6 +120,16 @@ def test_an_operator_allows_networks_and_nothing_beside_them() -> None:
         assert not may_connect(ipaddress.ip_address(text), allowed)
 
 
+def test_ports_of_other_services_are_called_in_the_operators_networks_alone() -> None:
+    allowed = (ipaddress.ip_network("10.20.0.0/16"),)
+    own, public = ipaddress.ip_address("10.20.0.1"), ipaddress.ip_address("8.8.8.8")
+    assert [may_connect(own, allowed, port) for port in (22, 80, 6379)] == [True] * 3
+    assert [may_connect(public, allowed, port) for port in (22, 80, 6379)] == [False, True, True]
+    assert read_address("http://10.20.0.1:81/", allowed).port == 81
+    with pytest.raises(CallbackAddressError, match="does not call"):
+        read_address("http://8.8.8.8:25/", allowed)
+
+
 # What users may name
 
 TAKEN = {
@@ -161,7 +171,7 @@ REFUSED = {
         *("http://0/", "http://0x/", "http://127.0.0.01/", "http://1.1.1.1.1/", "http://a.1/"),
         *("http://256.256.256.256/", "https://0x7f.0.0.1./"),
     ],
-    "does not call, as it is not public": [
+    "this server does not call: the address must be public": [
         *(
             "http://127.0.0.1/",
             "http://127.0.0.1./",

@@ -96,6 +96,8 @@ class CallbackDelivery:
         self._attempts: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, str] = {}
         """Hosts of the attempts under way, by request id."""
+        self._over: set[str] = set()
+        """Request ids of the attempts that ended since the queue was last asked."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -146,10 +148,13 @@ class CallbackDelivery:
             return
         counts = Counter(self._under_way.values())
         busy = [host for host, count in counts.items() if count >= _TO_ONE_HOST]
+        self._over.clear()
         found = await self.queue.due(self._now(), free + len(self._under_way), busy)
         for callback in found:
             is_free = counts[callback.host] < _TO_ONE_HOST and len(self._attempts) < _AT_ONCE
-            if callback.request_id not in self._under_way and is_free:
+            # An attempt may have ended after the queue was read, and before it is looked at here.
+            is_taken = callback.request_id in self._under_way or callback.request_id in self._over
+            if is_free and not is_taken:
                 counts[callback.host] += 1
                 self._under_way[callback.request_id] = callback.host
                 name = f"call-back of {callback.request_id}"
@@ -192,6 +197,7 @@ class CallbackDelivery:
                 await self._failed(callback, DeliveryError("the server failed; its log says why"))
         finally:
             del self._under_way[callback.request_id]
+            self._over.add(callback.request_id)
             self._changed.set()
 
     async def _has_end(self, callback: Callback) -> bool:

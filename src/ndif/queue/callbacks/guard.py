@@ -174,16 +174,17 @@ def _read_url(url: str, kind: Kind, allowed: Sequence[Network]) -> Address:
         )
     scheme, host = found["scheme"].lower(), found["host"].lower().strip("[]").removesuffix(".")
     port = int(found["port"]) if found["port"] else _WEB_PORTS[scheme]
-    if port not in _WEB_PORTS.values() and not _LOWEST_PORT <= port <= _MAX_PORT:
+    # Of an operator's own networks any port is called; what a name resolves to is seen at its connection.
+    if not 0 < port <= _MAX_PORT or not (allowed or _is_of_the_web(port)):
         raise CallbackAddressError(
             f"The callback's port {port} is none of web servers: use 80, 443 or one from "
             f"{_LOWEST_PORT} on."
         )
     literal = _read_host(host, url)
-    if literal is not None and not may_connect(literal, allowed):
+    if literal is not None and not may_connect(literal, allowed, port):
         raise CallbackAddressError(
-            f"The callback {_quoted(url)} names an address that this server does not call, as it is not "
-            "public."
+            f"The callback {_quoted(url)} names an address or port that this server does not call: the "
+            "address must be public."
         )
     path, query = found["path"] or "/", found["query"]
     target = path if query is None else f"{path}?{query}"
@@ -236,10 +237,13 @@ def _quoted(text: str) -> str:
 # What the server connects to
 
 
-def may_connect(address: IpAddress, allowed: Sequence[Network] = ()) -> bool:
-    """Return True if an address is public, or in a network that the operator allows."""
+def may_connect(
+    address: IpAddress, allowed: Sequence[Network] = (), port: int = _WEB_PORTS["https"]
+) -> bool:
+    """Return True for a public address and a web server's port, or a network that the operator allows."""
     address = _plain(address)
-    return any(address in network for network in allowed) or is_public(address)
+    is_allowed = any(address in network for network in allowed)
+    return is_allowed or (is_public(address) and _is_of_the_web(port))
 
 
 def is_public(address: IpAddress) -> bool:
@@ -255,6 +259,11 @@ def is_public(address: IpAddress) -> bool:
     within_interface = bits & 0xFFFFFFFF
     is_isatap = bits >> 32 & 0xFFFFFFFF in _ISATAP
     return not is_isatap or is_public(ipaddress.IPv4Address(within_interface))
+
+
+def _is_of_the_web(port: int) -> bool:
+    """Return True for a port at which strangers may expect web requests."""
+    return port in _WEB_PORTS.values() or port >= _LOWEST_PORT
 
 
 def _plain(address: IpAddress) -> IpAddress:
@@ -348,6 +357,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             found = [ipaddress.ip_address(each) for each in await self._resolve(host, port)]
         except (OSError, UnicodeError) as error:
             raise NoAddressError(host) from error
-        if not all(may_connect(each, self._allowed) for each in found):
+        if not all(may_connect(each, self._allowed, port) for each in found):
             raise ForbiddenAddressError(host)
         return found
