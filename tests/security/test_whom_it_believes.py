@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.broker import MemoryBroker
 from ndif.stores.responder import Responder
 from ndif.tasks import end
 from tests.on_loop import on_loop
@@ -227,7 +228,8 @@ def test_each_key_is_told_the_secret_of_its_own_call_backs(keyed: Gateway) -> No
 
 @on_loop
 async def test_a_callback_that_an_older_server_took_is_not_made(served: Gateway) -> None:
-    responder, queue = served.server._responder, served.server._callbacks
+    queue = served.server._callbacks
+    responder = Responder(MemoryBroker(), served.server._objects, queue)
     delivering = asyncio.create_task(served.server._coordinator._callbacks.run())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
