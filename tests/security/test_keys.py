@@ -17,7 +17,7 @@ from ndif.launch.preflight import ServerOptions, preflight
 from ndif.queue.fair_queue import Entry, FairQueue
 from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 from ndif.stores.accounts import Caller, FileAccounts, NoSuchKeyError, OpenAccounts
-from ndif.stores.guesses import Guesses, TooManyGuessesError
+from ndif.stores.accounts.guesses import Guesses, TooManyGuessesError
 from tests.on_loop import on_loop
 from tests.security.serving import SOMEBODY, Gateway, gateway, get, needs_root, user
 from tests.services.process import free_port

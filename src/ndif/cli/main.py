@@ -21,6 +21,7 @@ _COMMANDS = {
     "evict": "Remove a model, a replica of it, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
     "info": "Show the server of this machine and its configuration.",
+    "jobs": "List, cancel and download one's own jobs, with an API key.",
     "kill": "End a waiting or running request.",
     "local": "Serve one model to yourself, without queue or accounts.",
     "logs": "Show the server's log.",
@@ -32,6 +33,7 @@ _COMMANDS = {
     "start": "Serve any model to many users.",
     "status": "Show machines, models and replicas.",
     "stop": "Stop the server.",
+    "usage": "Show what users, models or days add up to.",
     "version": "Print the version, or with --all those of what it works with.",
 }
 

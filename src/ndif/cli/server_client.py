@@ -48,11 +48,35 @@ class RefusedError(CommandError):
 class ServerClient:
     """The routes of one running server."""
 
-    def __init__(self, url: str, token: str | None, *, is_local: bool) -> None:
+    def __init__(
+        self, url: str, token: str | None, *, is_local: bool, key: str | None = None
+    ) -> None:
+        """Reach the server at `url`, as its operator with a token, as a user with an API key."""
         self.url = url
         self.is_local = is_local
         """True for the server of this machine's current session."""
         self._token = token
+        self._key = key
+
+    @property
+    def is_user(self) -> bool:
+        """Return True if the commands are a user's and not the operator's."""
+        return self._key is not None
+
+    def as_user(self, key: str) -> ServerClient:
+        """Return the same server for the user of an API key."""
+        return ServerClient(self.url, None, is_local=self.is_local, key=key)
+
+    def delete(self, path: str) -> Any:
+        """Return the answer of a route to DELETE, like `get`."""
+        return self._request("DELETE", path, None, _TIMEOUT_S)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that tell who asks."""
+        if self._key is not None:
+            return {"ndif-api-key": self._key}
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def get(self, path: str) -> Any:
         """Return the answer of a route; raise a CommandError if the server refuses or does not answer."""
@@ -92,7 +116,7 @@ class ServerClient:
                 method,
                 f"{self.url}{path}",
                 json=body,
-                headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
+                headers=self.headers,
                 timeout=httpx.Timeout(timeout_s, connect=_TIMEOUT_S),
                 # A proxy would not reach this machine's own server.
                 trust_env=not self.is_local,

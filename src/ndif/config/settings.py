@@ -184,8 +184,29 @@ class Settings(BaseSettings):
     """Size at which a log of the session is set aside and begun anew."""
     log_files: int = Field(default=4, ge=0)
     """Number of earlier parts of each log that are kept."""
+    dev_mode: bool = False
+    """True to let anyone who reaches the server use it, without an API key."""
+    database_url: SecretStr = SecretStr("")
+    """Database of API keys and tiers, as postgresql://USER:PASSWORD@HOST/DATABASE or
+    sqlite:////FOLDER/accounts.sqlite."""
+    postgres_host: str = Field(default="", validation_alias="POSTGRES_HOST")
+    """Host of a PostgreSQL database of API keys and tiers, instead of NDIF_DATABASE_URL."""
+    postgres_port: int = Field(default=5432, ge=1, le=65535, validation_alias="POSTGRES_PORT")
+    """Port of that database."""
+    postgres_db: str = Field(default="ndif", validation_alias="POSTGRES_DB")
+    """Name of that database."""
+    postgres_user: str = Field(default="ndif", validation_alias="POSTGRES_USER")
+    """User of that database."""
+    postgres_password: SecretStr = Field(
+        default=SecretStr(""), validation_alias="POSTGRES_PASSWORD"
+    )
+    """Password of that user."""
+    accounts_cache_s: Duration = Field(default=5, gt=0, le=60)
+    """Time that an answer of the database holds: a key that is revoked works no longer than this."""
+    api_key: SecretStr = SecretStr("")
+    """With `ndif jobs` and `ndif usage`: the API key of the user who asks."""
     api_keys: Path | None = None
-    """YAML file of API keys and what each may do. Empty: anyone who reaches the server may use it."""
+    """YAML file of API keys and what each may do, instead of a database."""
     hotswapping: bool = True
     """Without API keys: true if users may have models loaded on demand."""
     deployments: str = ""

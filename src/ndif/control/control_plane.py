@@ -16,6 +16,7 @@ from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.schema.deployment import OperationError
+from ndif.stores.usage import UsageStore
 
 _EVICTED = "The server's operator has taken {!r} off the server."
 _MAX_QUOTED = 200
@@ -40,6 +41,8 @@ class ControlPlane:
     """Return the installed nnsight generations, the newest first."""
     stop: Callable[[], None]
     """Stop the server."""
+    usage: UsageStore
+    """The jobs that have ended."""
     store_problem: Callable[[], str | None]
     """Return the sentence that there is little room for results; None if there is enough."""
     callbacks: CallbackDelivery

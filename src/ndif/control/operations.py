@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from dataclasses import asdict, replace
+from datetime import date
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -24,20 +25,25 @@ from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
 from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
-from ndif.control.status import describe_queues, describe_server
+from ndif.control.status import describe_jobs, describe_queues, describe_server
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entry
+from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.stores.broker import BrokerError
+from ndif.stores.usage import Group, UsageAwayError
 
 _KILLED = "The server's operator has ended this job."
+_CANCELLED = "You have ended this job."
 _HOT = DeploymentLevel.HOT
 _EXPORT_VERSION = 1
 _MAX_QUOTED = 100
 """Characters of an operator's text that an error repeats."""
+
+T = TypeVar("T")
 
 Answer = dict[str, Any]
 """The JSON object with which an operation is answered."""
@@ -361,12 +367,20 @@ class Kill(Operation):
 
     request_id: str = Field(min_length=1)
     """Id of the request, or its beginning."""
+    user: str | None = None
+    """The user who ends it, if that is one of theirs; None: the operator."""
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
-        held = [request.id for request in control.dispatcher.lifecycle.held]
+        lifecycle = control.dispatcher.lifecycle
+        held = [request.id for request in lifecycle.held]
         request_id = _whole_id(self.request_id, held)
-        if not await control.dispatcher.cancel(request_id, _KILLED):
+        if self.user not in (None, lifecycle.owner_of(request_id)):
+            raise OperationError(
+                404, f"No job {self.request_id[:_MAX_QUOTED]!r} of yours waits or runs here."
+            )
+        reason = _KILLED if self.user is None else _CANCELLED
+        if not await control.dispatcher.cancel(request_id, reason):
             if request_id in held:
                 raise OperationError(404, f"Request {request_id} has ended by itself before that.")
             raise OperationError(
@@ -375,6 +389,60 @@ class Kill(Operation):
                 "those that do.",
             )
         return {"killed": True, "request_id": request_id}
+
+
+class GetJobs(Operation):
+    """The unfinished jobs, and those that ended last."""
+
+    name, event = "jobs", "JOBS"
+
+    user: str | None = None
+    """The user whose jobs they are; None: everybody's."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """Maximum number of those that have ended."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        unfinished = describe_jobs(control.dispatcher, self.user)
+        ended = await _read(control.usage.recent(self.user, self.limit))
+        ids = {job["id"] for job in unfinished}
+        return {"jobs": [*unfinished, *(_job(each) for each in ended if each.id not in ids)]}
+
+
+class GetUsage(Operation):
+    """The jobs that have ended and their cost, by user, model or day."""
+
+    name, event = "usage", "USAGE"
+
+    by: Group = "user"
+    since: str | None = Field(default=None, pattern=r"^\d{4}-\d\d-\d\d$")
+    """First day that counts, as YYYY-MM-DD in UTC; None: all."""
+    user: str | None = None
+    """The user whose jobs count; None: everybody's."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        try:
+            since = None if self.since is None else date.fromisoformat(self.since)
+        except ValueError as error:
+            raise OperationError(400, f"There is no day {self.since!r}.") from error
+        totals = await _read(control.usage.totals(self.by, since, self.user))
+        return {"by": self.by, "since": self.since, "usage": [asdict(total) for total in totals]}
+
+
+async def _read(reading: Awaitable[T]) -> T:
+    try:
+        return await reading
+    except UsageAwayError as error:
+        raise OperationError(
+            503, f"The record of jobs cannot be read now: {error}. Try again in a moment."
+        ) from error
+
+
+def _job(record: JobRecord) -> Answer:
+    job = asdict(record)
+    del job["key"]
+    return job
 
 
 class ListCallbacks(Operation):

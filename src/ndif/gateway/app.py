@@ -25,6 +25,7 @@ from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
+from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.origin import SameOrigin
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
@@ -93,6 +94,7 @@ def create_gateway(
         *submit.routes(),
         *callbacks.routes(),
         *websockets.routes(),
+        *JobRoutes(accounts, perform).routes(),
         *ResponseRoute(objects, update_of, accounts).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),

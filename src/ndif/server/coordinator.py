@@ -31,6 +31,7 @@ from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.request import Request
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
+from ndif.stores.usage import UsageStore
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Coordinator:
         runtimes: Runtimes,
         callbacks: CallbackDelivery,
         *,
+        usage: UsageStore,
         places: bool,
         stop: Callable[[], None] = lambda: None,
         on_up: Callable[[Replica], None] = lambda _: None,
@@ -69,6 +71,7 @@ class Coordinator:
         self._configs = configs
         self._broker = broker
         self._places = places
+        self._usage = usage
         self._runtimes = runtimes
         self._fleet = fleet
         self._callbacks = callbacks
@@ -98,6 +101,7 @@ class Coordinator:
             settings.line_patience,
         )
         self.dispatcher = Dispatcher(self.controller, broker, responder, policy)
+        self.dispatcher.lifecycle.on_end = usage.note
         is_scheduled = places and settings.schedule
         self.reconciler = Reconciler(
             self.controller,
@@ -113,6 +117,7 @@ class Coordinator:
             self.reconciler,
             self.generations,
             stop,
+            usage,
             responder.problem,
             callbacks,
         )
@@ -123,6 +128,7 @@ class Coordinator:
 
     async def start(self, waited: Sequence[Request] = ()) -> None:
         """Look at the machines, serve the queues, `waited` first, and deploy the configured models."""
+        await self._usage.start()
         await self.controller.discover()
         self.dispatcher.adopt(await self._fleet.orphans())
         for request in waited:
@@ -143,6 +149,7 @@ class Coordinator:
         await end(self._tasks)
         await self.fail_all()
         await self.dispatcher.stop()
+        await self._usage.stop()
         await (self.controller.leave() if self._fleet.outlives else self.controller.stop())
         await self._evaluator.stop()
         self._callbacks.close()

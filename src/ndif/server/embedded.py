@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ndif.cluster.fleet import ThisMachine
-from ndif.cluster.model_files import find
+from ndif.cluster.model_files import ModelFinder
 from ndif.cluster.replica import Replica
 from ndif.cluster.status import client_status
 from ndif.config.settings import Settings
@@ -33,6 +33,7 @@ from ndif.stores.broker.spool import SPOOL, Spool
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
+from ndif.stores.usage import MemoryUsage, open_usage
 
 
 class Server:
@@ -71,6 +72,7 @@ class Server:
         present = {} if places else {"trusted": trusted}
         spool = Spool(results / SPOOL, self._objects, present)
         self._broker = MemoryBroker(settings.max_queued_bytes, spool)
+        self._files = ModelFinder()
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
         self._callbacks = SqliteCallbacks(results / CALLBACKS)
@@ -90,6 +92,7 @@ class Server:
             fleet,
             runtimes,
             open_delivery(settings, self._callbacks, self._objects, secrets, networks),
+            usage=open_usage(settings) if places else MemoryUsage(),
             places=places,
             stop=stop,
             on_up=self._share,
@@ -108,6 +111,7 @@ class Server:
             accounts = open_accounts(settings)
         elif owner_token is not None:
             accounts = OwnerAccounts(os.geteuid(), owner_token, trusted=trusted)
+        self._accounts = accounts
         self._gateway = create_gateway(
             settings,
             self._broker,
@@ -147,6 +151,7 @@ class Server:
         # Ends that have expired still tell the broker of what does not run again.
         await self._broker.start()
         await self._objects.start()
+        await self._accounts.start()
         await self._responder.resume(self._broker.unfinished)
         await self._coordinator.start()
         try:
@@ -157,14 +162,15 @@ class Server:
             await self._callbacks.stop()
             await self._broker.stop()
             await self._objects.stop()
+            await self._accounts.stop()
 
     async def _update_of(self, request_id: str, stored: Status | None) -> dict[str, Any] | None:
         return self._coordinator.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     def _find(self, repo_id: str) -> MirroredModel | None:
-        """Return an accepted model of that name whose files are on this machine."""
+        """Return an accepted model of that name whose files are to be had."""
         for model in list(self._coordinator.controller.models):
-            if model.called(repo_id) and (found := find(model)) is not None:
+            if model.called(repo_id) and (found := self._files.find(model)) is not None:
                 return MirroredModel(*found)
         return None
 

@@ -57,11 +57,13 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
     leader = LeaderRpc(broker.client, broker.signer)
     cache = SharedCache(broker.client, broker.signer)
     mirror = HfMirror(share_weights=False)
+    accounts = open_accounts(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await objects.start()
         await broker.start()
+        await accounts.start()
         with TemporaryDirectory(prefix="ndif-mirror-", ignore_cleanup_errors=True) as scratch:
             published = PublishedHfMirror(mirror, cache, objects, Path(scratch))
             mirroring = asyncio.create_task(published.run(), name="mirror")
@@ -71,6 +73,7 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
                 await end([mirroring])
                 await broker.stop()
                 await objects.stop()
+                await accounts.stop()
 
     return create_gateway(
         settings,
@@ -79,7 +82,7 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         Responder(broker, objects, RedisCallbacks(broker.client, broker.signer)),
         PublishedCatalogue(broker.client, cache, settings.status_request_timeout_s),
         Runtimes(settings.runtimes),
-        open_accounts(settings),
+        accounts,
         mirror,
         lifespan,
         host=config.host,

@@ -49,6 +49,7 @@ from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.leader import LeaderLock, LeaderRpc, SharedCache
 from ndif.stores.objects import ObjectStoreError, open_store
 from ndif.stores.responder import Responder
+from ndif.stores.usage import open_usage
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -223,6 +224,7 @@ class Leader:
                 settings.callback_secrets or self._config.cluster_secrets,
                 settings.allowed_callback_networks,
             ),
+            usage=open_usage(settings),
             places=True,
         )
         await self.take_callbacks()

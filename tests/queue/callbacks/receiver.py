@@ -34,14 +34,14 @@ class Receiver:
     at_once: int = 0
     most_at_once: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
-    """Answers wait for it."""
+    """An event that answers wait for."""
 
     def __post_init__(self) -> None:
         self.release.set()
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The address of the receiver."""
         return f"{self.scheme}://localhost:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -37,7 +37,7 @@ CALLBACK = Callback(REQUEST, "ada@example.org", CONTENT, 0.0, 0.0)
 
 
 class Post:
-    """What a mail server does with a message."""
+    """The handler of a mail server's messages."""
 
     def __init__(self) -> None:
         self.received: list[Envelope] = []

@@ -92,6 +92,8 @@ def encode_end(response: Response) -> bytes:
         "id": response.id,
         "status": response.status.value,
         "description": response.description[:_DESCRIPTION],
+        "execution_time": response.execution_s,
+        "result_bytes": response.result_bytes,
     }
     return _text(record).encode()
 
@@ -107,8 +109,16 @@ def decode_end(content: bytes) -> tuple[str, Response | None]:
     request_id = record["id"]
     if "status" not in record:
         return request_id, None
-    status = Status(record["status"])
-    return request_id, Response(request_id, status, record["description"], delivered=True)
+    end = Response(
+        request_id,
+        Status(record["status"]),
+        record["description"],
+        # A replica of an older version, which outlives its server, does not say.
+        meta={"execution_time": record.get("execution_time", 0.0)},
+        result_bytes=record.get("result_bytes", 0),
+        delivered=True,
+    )
+    return request_id, end
 
 
 class Update(NamedTuple):
