@@ -25,7 +25,7 @@ from ndif.server.embedded import Server
 from ndif.server.leader import Leader
 from ndif.server.process_config import ProcessConfig
 from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
-from tests.clients.harness import NDIF, LocalServer, StartedServer
+from tests.clients.harness import NDIF, LocalServer, StartedServer, children
 from tests.conftest import NAME
 from tests.gateway.test_bad_input import send_old
 from tests.on_loop import on_loop
@@ -106,6 +106,43 @@ def test_a_call_back_outlives_a_server_that_is_killed(server_environment: dict[s
     said += "\n".join(server.output)
     assert PRIVATE not in said
     assert str(hook) not in said
+
+
+def test_a_call_back_outlives_a_leader_that_is_killed(
+    server_environment: dict[str, str], redis: RedisServer, tmp_path: Path
+) -> None:
+    redis.command("flushall")
+    environment = {
+        **server_environment,
+        "NDIF_SESSION_ROOT": str(tmp_path),
+        "NDIF_BROKER_URL": redis.url,
+        "NDIF_CLUSTER_SECRET": "a secret that the processes share",
+        "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8",
+    }
+    server = StartedServer(NAME, environment=environment)
+    hook = free_port()
+    log = tmp_path / "current" / "logs" / "dispatcher" / "output.log"
+    try:
+        server.ready()
+        answer = send_old(server, ndif_callback=f"post+http://127.0.0.1:{hook}/x?token={PRIVATE}")
+        job = answer.json()["id"]
+        assert within(lambda: f"request {job}: attempt 1 of its call-back" in log.read_text())
+        (leader,) = processes_of(server.process.pid, "ndif.server.leader")
+        os.kill(leader, signal.SIGKILL)
+        with web_server(hook, GOOD) as asked:
+            assert within(lambda: asked)
+            assert within(lambda: f"request {job}: its call-back is delivered" in log.read_text())
+        (other,) = processes_of(server.process.pid, "ndif.server.leader")
+        assert other != leader
+        assert asked[0].startswith(f"POST /x?token={PRIVATE} HTTP/1.1".encode())
+        assert (PRIVATE in log.read_text(), str(hook) in log.read_text()) == (False, False)
+    finally:
+        server.stop()
+
+
+def processes_of(server: int, module: str) -> list[int]:
+    """The processes that a server has started to run a module."""
+    return [p for p in children(server) if module in Path(f"/proc/{p}/cmdline").read_text()]
 
 
 def test_an_operator_sees_what_was_given_up_and_makes_it_again(
