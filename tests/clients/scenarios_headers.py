@@ -809,7 +809,7 @@ def listening() -> Iterator[tuple[str, list[str]]]:
             server.shutdown()  # else its thread would look at the closed socket without a pause, for ever
 
 
-def wait_for(condition: Callable[[], bool], patience_s: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], patience_s: float = 60) -> None:
     """Return once it holds."""
     deadline = time.monotonic() + patience_s
     while not condition() and time.monotonic() < deadline:

@@ -22,8 +22,10 @@ from ndif.control.operations import (
     GetStatus,
     GetUsage,
     Kill,
+    ListCallbacks,
     Operation,
     Restart,
+    RetryCallbacks,
     Scale,
     Stop,
     parse_operation,
@@ -46,6 +48,8 @@ SAMPLES: tuple[Operation, ...] = (
     GetJobs(user="u", limit=7),
     CollectGarbage(dry_run=True),
     GetUsage(by="day", since="2026-11-24", user="u"),
+    ListCallbacks(),
+    RetryCallbacks(request_id="r"),
     Stop(),
 )
 

@@ -15,8 +15,8 @@ from ndif.gateway.admin import AdminRoutes
 from tests.cli.operations import TOKEN, Table, application
 from tests.serving import serving
 
-GETS = ("status", "queue", "config", "export")
-POSTS = ("deploy", "evict", "scale", "restart", "kill", "stop")
+GETS = ("status", "queue", "config", "export", "callbacks")
+POSTS = ("deploy", "evict", "scale", "restart", "kill", "stop", "callbacks/retry")
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
 from ndif.gateway import socket_io_channel
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import subscription_of
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.connections import limited
@@ -77,6 +78,7 @@ class Gateway:
             ),
             accounts,
             self.incoming,
+            CallbackRoute(accounts, (), sends_mail=False, secrets=()),
         )
         self.app = Starlette(
             routes=[

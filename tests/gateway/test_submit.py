@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.catalogue import InProcessCatalogue, PublishedCatalogue
 from ndif.gateway.http_error import EXCEPTION_HANDLERS, HttpError
 from ndif.gateway.incoming import Incoming
@@ -39,14 +40,16 @@ MODEL = f"nnsight.modeling.transformers.TransformersModel:{KEY}"
 def application(folder: Path, broker: MemoryBroker, settings: Settings | None = None) -> Starlette:
     """Return an application with the real route over `broker`."""
     models = Models([DeploymentConfig("org/name", "org/name", dedicated=True)])
+    accounts = OpenAccounts(hotswapping=False, trusted=True)
     submit = SubmitRoute(
         settings or Settings(),
         broker,
         Responder(broker, FileStore(folder, 60)),
         Runtimes(folder / "runtimes"),
         InProcessCatalogue(models, dict, lambda: True),
-        OpenAccounts(hotswapping=False, trusted=True),
+        accounts,
         Incoming(settings or Settings()),
+        CallbackRoute(accounts, (), sends_mail=False, secrets=()),
     )
     return Starlette(routes=submit.routes(), exception_handlers=EXCEPTION_HANDLERS)
 

@@ -29,10 +29,12 @@ from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
 from ndif.control.status import describe_jobs, describe_queues, describe_server
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
+from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
 from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entry
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
+from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStoreError
 from ndif.stores.usage import Group, UsageAwayError
 
@@ -462,6 +464,51 @@ def _job(record: JobRecord) -> Answer:
     job = asdict(record)
     del job["key"]
     return job
+
+
+class ListCallbacks(Operation):
+    """Call-backs that wait for their delivery, and those that were given up."""
+
+    name, event, method = "callbacks", "CALLBACKS", "GET"
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        try:
+            return await control.callbacks.describe()
+        except BrokerError as error:
+            raise OperationError(503, f"The call-backs cannot be read: {error}.") from error
+
+
+class RetryCallbacks(Operation):
+    """Make call-backs again at once."""
+
+    name, event = "callbacks/retry", "RETRY_CALLBACKS"
+
+    request_id: str | None = Field(default=None, min_length=1)
+    """Id of the call-back's request, or its beginning."""
+    all: bool = False
+    """Every call-back that was given up."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        if self.all == (self.request_id is not None):
+            raise OperationError(400, "Name either one request, or all.")
+        try:
+            return {"retried": await self._retry(control.callbacks)}
+        except BrokerError as error:
+            raise OperationError(503, f"The call-backs cannot be reached: {error}.") from error
+
+    async def _retry(self, callbacks: CallbackDelivery) -> list[str]:
+        if self.request_id is None:
+            return await callbacks.retry(None)
+        found = await callbacks.queue.find(self.request_id)
+        if not found:
+            raise OperationError(
+                404,
+                f"No call-back of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
+                "`ndif callbacks list` lists those that are.",
+            )
+        return await callbacks.retry(_whole_id(self.request_id, [f.request_id for f in found]))
 
 
 class Stop(Operation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import uvicorn
@@ -16,6 +16,7 @@ from starlette.types import Lifespan
 from ndif.config.settings import Settings
 from ndif.control.operations import Perform
 from ndif.gateway.admin import AdminRoutes
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.connections import limited
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
@@ -29,6 +30,7 @@ from ndif.gateway.origin import SameOrigin
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
+from ndif.queue.callbacks.guard import Network
 from ndif.stores.accounts import Accounts
 from ndif.stores.broker import Broker
 from ndif.stores.objects import FileStore, ObjectStore
@@ -71,18 +73,26 @@ def create_gateway(
     perform: Perform,
     update_of: UpdateOf,
     token: str | None,
+    callback_networks: Sequence[Network],
+    callback_secrets: Sequence[str],
 ) -> Gateway:
     """Return the gateway over these stores and models.
 
     `host` is the name or address that the server listens on.
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
-    no `/admin` routes.
+    no `/admin` routes. Call-backs reach public addresses and `callback_networks`, and the first of
+    `callback_secrets` is what their receivers are told of.
     """
     websockets = WebSocketSubscriptions(broker, accounts, settings)
     socket_io = SocketIoSubscriptions(broker, settings)
     incoming = Incoming(settings)
+    callbacks = CallbackRoute(accounts, callback_networks, settings.sends_mail, callback_secrets)
+    submit = SubmitRoute(
+        settings, broker, responder, runtimes, catalogue, accounts, incoming, callbacks
+    )
     routes = [
-        *SubmitRoute(settings, broker, responder, runtimes, catalogue, accounts, incoming).routes(),
+        *submit.routes(),
+        *callbacks.routes(),
         *websockets.routes(),
         *JobRoutes(accounts, perform).routes(),
         *ResponseRoute(objects, update_of, accounts).routes(),

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ndif.config.settings import Settings
+from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import read_envelope
@@ -36,10 +37,6 @@ _NO_CHANNEL = (
     "The connection for updates that this request names is not open, or somebody else opened it. Run the "
     "trace again; with blocking=False it needs no such connection."
 )
-_NO_CALLBACKS = (
-    "This server calls no addresses that its users name. Leave `callback` out, and poll for the job "
-    "instead (`backend()` again, or GET /response/ID)."
-)
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
@@ -60,6 +57,7 @@ class SubmitRoute:
     catalogue: Catalogue
     accounts: Accounts
     incoming: Incoming
+    callbacks: CallbackRoute
 
     def __post_init__(self) -> None:
         self._installed = self.runtimes.installed()
@@ -90,6 +88,9 @@ class SubmitRoute:
         account = await self.accounts.account(caller)
         version = http.headers.get("nnsight-version", "")
         self._refuse_older(version, http.headers.get("python-version", ""))
+        callback = http.headers.get("ndif-callback", "")
+        if callback:
+            self.callbacks.check(callback)
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
             wire = Wire.ENVELOPE
             # A client that runs from a source tree does not know its version.
@@ -100,8 +101,6 @@ class SubmitRoute:
             wire = Wire.HEADERS
             generation = self._generation(version, wire)
             submission = read_headers(http.headers)
-            if submission.callback and not account.trusted:
-                raise HttpError(403, _NO_CALLBACKS)
             model = await self._model(submission.model_key, generation, account)
             async for chunks in body:
                 for chunk in chunks:
@@ -134,7 +133,7 @@ class SubmitRoute:
             nearby=is_loopback(caller.address),
             subscription_id=submission.subscription_id,
             env=submission.env,
-            callback=submission.callback,
+            callback=callback,
             user=account.user,
             key=account.key,
             weight=account.weight,

@@ -31,7 +31,6 @@ class Submission:
     """The id of the client's open subscription; None if it polls."""
     compress: bool
     env: Mapping[str, Any] = field(default_factory=dict)
-    callback: str = ""
     payload: Payload = b""
 
 
@@ -55,6 +54,7 @@ class Request:
     env: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the model for this request alone (a PEFT adapter)."""
     callback: str = ""
+    """URL or e-mail address that is told when the job has ended; empty for none."""
     user: str = ""
     """The user who takes turns with others: opaque, and no secret."""
     key: str = ""

@@ -22,6 +22,7 @@ from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
 from ndif.placement.demand import PlacementRules
 from ndif.queue.autoscaler import Bounds, Scaling
+from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import QueuePolicy
 from ndif.schedule.expansion import LOCAL
@@ -56,6 +57,7 @@ class Coordinator:
         responder: Responder,
         fleet: Fleet,
         runtimes: Runtimes,
+        callbacks: CallbackDelivery,
         *,
         usage: UsageStore,
         places: bool,
@@ -72,6 +74,7 @@ class Coordinator:
         self._usage = usage
         self._runtimes = runtimes
         self._fleet = fleet
+        self._callbacks = callbacks
         self._evaluator = Evaluator(
             fleet.prepare,
             fleet.fork_servers,
@@ -117,6 +120,7 @@ class Coordinator:
             usage,
             responder,
             max(settings.response_ttl_s, settings.result_ttl_s),
+            callbacks,
         )
 
     def generations(self) -> list[str]:
@@ -132,6 +136,7 @@ class Coordinator:
             await self.dispatcher.accept(request)
         self.dispatcher.start()
         self._tasks.append(asyncio.create_task(self.reconciler.run(), name="reconciler"))
+        self._tasks.append(asyncio.create_task(self._callbacks.run(), name="call-backs"))
         if self._places and self._configs:
             self._tasks.append(asyncio.create_task(self._deploy(), name="first deployments"))
             self._tasks.append(asyncio.create_task(self._prepare(), name="fork servers"))
@@ -148,6 +153,7 @@ class Coordinator:
         await self._usage.stop()
         await (self.controller.leave() if self._fleet.outlives else self.controller.stop())
         await self._evaluator.stop()
+        self._callbacks.close()
 
     async def bring_up(self, generation: str) -> list[Replica]:
         """Request the replicas of every known model, and return those that come."""

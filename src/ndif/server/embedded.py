@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import uvicorn
@@ -21,12 +22,15 @@ from ndif.gateway.app import create_gateway, uvicorn_config
 from ndif.gateway.catalogue import InProcessCatalogue
 from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from ndif.host.runtimes import Runtimes
+from ndif.queue.callbacks.delivery import open_delivery
+from ndif.queue.callbacks.guard import EVERYWHERE
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.status import Status
 from ndif.server.coordinator import Coordinator
 from ndif.stores.accounts import Accounts, OpenAccounts, OwnerAccounts, open_accounts
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.broker.spool import SPOOL, Spool
+from ndif.stores.callbacks import CALLBACKS, SqliteCallbacks
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
 from ndif.stores.usage import MemoryUsage, open_usage
@@ -71,7 +75,12 @@ class Server:
         self._files = ModelFinder()
         self._hub = HfMirror(share_weights=share_weights, find=self._find)
         runtimes = runtimes or Runtimes(settings.runtimes)
-        self._responder = responder = Responder(self._broker, self._objects)
+        self._callbacks = SqliteCallbacks(results / CALLBACKS)
+        self._responder = responder = Responder(self._broker, self._objects, self._callbacks)
+        secrets = settings.callback_secrets or (secret or token_hex(),)
+        # Code of the one user of a server that trusts it reaches every address by itself.
+        is_own = trusted and not places
+        networks = EVERYWHERE if is_own else settings.allowed_callback_networks
         self._fleet = fleet = ThisMachine(
             settings, self._broker, self._objects, runtimes, trusted=trusted, places=places
         )
@@ -82,6 +91,7 @@ class Server:
             responder,
             fleet,
             runtimes,
+            open_delivery(settings, self._callbacks, self._objects, secrets, networks),
             usage=open_usage(settings) if places else MemoryUsage(),
             places=places,
             stop=stop,
@@ -116,6 +126,8 @@ class Server:
             host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
+            callback_networks=networks,
+            callback_secrets=secrets,
         )
         self.app = self._gateway.app
 
@@ -126,9 +138,9 @@ class Server:
 
     @property
     def is_polled(self) -> bool:
-        """Return True if somebody may come back for a job: one that has its end, or that will run."""
+        """Return True if somebody may come back for a job, ended or not, or waits for its call-back."""
         stored = (any(self._results.glob(f"{folder}/*")) for folder in ("responses", "ends"))
-        return self.unfinished > 0 or any(stored)
+        return self.unfinished > 0 or self._callbacks.left > 0 or any(stored)
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
@@ -147,6 +159,7 @@ class Server:
         finally:
             await self._coordinator.stop()
             await self._fleet.close()
+            await self._callbacks.stop()
             await self._broker.stop()
             await self._objects.stop()
             await self._accounts.stop()

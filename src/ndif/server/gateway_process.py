@@ -33,6 +33,7 @@ from ndif.server.process_config import (
 from ndif.stores.accounts import open_accounts
 from ndif.stores.broker.redis.broker import RedisBroker
 from ndif.stores.broker.signing import Signer
+from ndif.stores.callbacks.redis import RedisCallbacks
 from ndif.stores.leader import LeaderRpc, SharedCache
 from ndif.stores.objects import open_store
 from ndif.stores.responder import Responder
@@ -78,7 +79,7 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         settings,
         broker,
         objects,
-        Responder(broker, objects),
+        Responder(broker, objects, RedisCallbacks(broker.client, broker.signer)),
         PublishedCatalogue(broker.client, cache, settings.status_request_timeout_s),
         Runtimes(settings.runtimes),
         accounts,
@@ -88,6 +89,8 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         perform=RemoteControlPlane(leader, _stop, settings.status_request_timeout_s).perform,
         update_of=RemoteQueue(leader, broker).update_of,
         token=config.token,
+        callback_networks=settings.allowed_callback_networks,
+        callback_secrets=settings.callback_secrets or config.cluster_secrets,
     )
 
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 from ndif.schema import wires
+from ndif.schema.callback import callback_for
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
-from ndif.stores.broker import Broker
+from ndif.stores.broker import Broker, BrokerError
+from ndif.stores.callbacks import CallbackQueue
 from ndif.stores.objects import FileStore, ObjectStore, ObjectStoreError
 from ndif.stores.objects.port import end_key, update_key
-from ndif.tasks import start
 
 logger = logging.getLogger(__name__)
 
-_CALLBACK_TIMEOUT_S = 10.0
 _USER = "user"
 """Field of a stored response that no client is sent."""
 _WAITS = "The server has started again, and your job waits for its turn."
@@ -34,10 +35,13 @@ class Responder:
     Keeps the responses of one request in order. Which response may follow which is for its callers to know.
     """
 
-    def __init__(self, broker: Broker, objects: ObjectStore) -> None:
+    def __init__(
+        self, broker: Broker, objects: ObjectStore, callbacks: CallbackQueue | None = None
+    ) -> None:
+        """Deliver through these stores; without `callbacks` nobody is called back."""
         self._broker = broker
         self._objects = objects
-        self._callbacks: set[asyncio.Task[None]] = set()
+        self._callbacks = callbacks
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def problem(self) -> str | None:
@@ -67,14 +71,13 @@ class Responder:
             heard = True
             if request.subscription_id is not None:
                 heard = await self._broker.publish(request, response)
+                await self._call_back(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
+                # Before the end is stored: the job of a process that dies in between does not run again.
+                await self._call_back(request, response)
                 await self._keep(request, response)
                 if response.status.terminal:
                     await self._broker.complete(request, response)
-        # A server that was older may have taken one from anybody.
-        if request.callback and request.trusted and response.status.terminal:
-            # Not awaited: a client's slow endpoint delays nobody else.
-            start(_call_back(request, response), self._callbacks, "callback")
         return heard
 
     async def ensure_end(self, request: Request, end: Response) -> None:
@@ -82,6 +85,7 @@ class Responder:
         async with self._turns.setdefault(request.id, asyncio.Lock()):
             kept = await last_response(self._objects, request.id)
             if kept is None or not kept.status.terminal:
+                await self._call_back(request, end)
                 await self._keep(request, end)
 
     async def resume(self, unfinished: Collection[Request]) -> None:
@@ -104,6 +108,15 @@ class Responder:
                     logger.warning(
                         "request %s is lost, and is not said to be: %s", request_id, error
                     )
+
+    async def _call_back(self, request: Request, response: Response) -> None:
+        """Put the call-back of a job that ends into its queue; one of a polled job waits for its end."""
+        if not (request.callback and response.status.terminal) or self._callbacks is None:
+            return
+        try:
+            await self._callbacks.add(callback_for(request, response, time.time()))
+        except BrokerError as error:  # the job's end matters more
+            logger.warning("request %s: its call-back is not made: %s", request.id, error)
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
@@ -168,17 +181,3 @@ async def last_response(objects: ObjectStore, request_id: str) -> StoredResponse
     # A file that a loss of power left empty is no end.
     content = await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
     return StoredResponse.decode(content) if content else None
-
-
-async def _call_back(request: Request, response: Response) -> None:
-    import httpx
-
-    try:
-        async with httpx.AsyncClient(timeout=_CALLBACK_TIMEOUT_S) as client:
-            # `params=` would replace the query that the address has itself.
-            url = httpx.URL(request.callback).copy_merge_params(
-                {"status": response.status.value, "id": request.id}
-            )
-            await client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        logger.warning("request %s: its callback failed: %s", request.id, error)
