@@ -20,6 +20,7 @@ _COMMANDS = {
     "evict": "Remove a model, a replica of it, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
     "info": "Show the server of this machine and its configuration.",
+    "keys": "Make, list and revoke API keys.",
     "kill": "End a waiting or running request.",
     "local": "Serve one model to yourself, without queue or accounts.",
     "logs": "Show the server's log.",
@@ -31,6 +32,8 @@ _COMMANDS = {
     "start": "Serve any model to many users.",
     "status": "Show machines, models and replicas.",
     "stop": "Stop the server.",
+    "tiers": "Say what keys may do.",
+    "users": "Show the users who have keys.",
     "version": "Print the version, or with --all those of what it works with.",
 }
 
