@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -529,10 +529,18 @@ Perform = Callable[[Operation], Awaitable[Answer]]
 """Performs an operation: in this process, or through `ndif.control.remote`."""
 
 
-def parse_operation(kind: type[Operation], content: bytes) -> Operation:
-    """Return the operation that a JSON body describes; raise an OperationError that names a wrong field."""
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> Parsed:
+    """Return the operation that a JSON body or its fields describe.
+
+    An OperationError names a wrong field.
+    """
     try:
-        return kind.model_validate_json(content)
+        if isinstance(content, bytes):
+            return kind.model_validate_json(content)
+        return kind.model_validate(content)
     except DeploymentFileError as error:
         raise OperationError(400, str(error)) from error
     except ValidationError as error:
