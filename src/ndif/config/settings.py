@@ -77,6 +77,13 @@ class Settings(BaseSettings):
     their disk at the start; on S3 there is none."""
     max_stored_share: float = Field(default=0.25, gt=0, le=1)
     """Maximum fraction of NDIF_MAX_STORED_BYTES that the results of one user take."""
+    max_requests_per_minute: int | None = Field(default=3000, gt=0)
+    """Number of requests that an API key may send in any minute, unless its tier says otherwise."""
+    max_unfinished_jobs: int | None = Field(default=1000, gt=0)
+    """Number of jobs of an API key that may wait or run at once, unless its tier says otherwise."""
+    max_execution_per_day: Duration | None = Field(default=None, gt=0)
+    """Time that the blocks of a user with an API key may run in a day (UTC), unless its tier says
+    otherwise. By default there is no limit."""
     broker_url: str = Field(
         default="",
         description=f"Redis ({OLDEST_REDIS} or newer) or Valkey, as redis://HOST:PORT, that joins "

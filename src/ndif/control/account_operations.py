@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from ndif.errors import problems
 from ndif.schema.deployment import OperationError
+from ndif.schema.limits import Limits
 from ndif.stores.accounts import (
     ImportedKey,
     KeysError,
@@ -28,7 +30,20 @@ _Text = Annotated[str, Field(max_length=200, pattern=_LINE)]
 _User = Annotated[str, Field(min_length=1, max_length=320, pattern=_LINE)]
 _TierName = Annotated[str, Field(min_length=1, max_length=64, pattern=_LINE)]
 _Weight = Annotated[float, Field(gt=0, le=1000)]
-_Limits = dict[_TierName, Any]
+
+
+def _check_limits(own: dict[str, Any]) -> dict[str, Any]:
+    """Return limits as numbers; raise a ValueError that names one that is none."""
+    try:
+        return Limits.model_validate(own).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = problems(error)[0]
+        known = f"; there are {', '.join(Limits.model_fields)}" if first.is_unknown else ""
+        raise ValueError(f"{first.place}: {first.reason}{known}") from error
+
+
+_Limits = Annotated[dict[str, Any], AfterValidator(_check_limits)]
+"""Limits that differ from the server's, by name; null: none."""
 
 
 class AccountOperation(BaseModel):

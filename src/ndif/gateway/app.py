@@ -27,6 +27,7 @@ from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
 from ndif.gateway.origin import SameOrigin
+from ndif.gateway.quota import Quota
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
@@ -34,6 +35,7 @@ from ndif.queue.callbacks.guard import Network
 from ndif.stores.accounts import Accounts
 from ndif.stores.broker import Broker
 from ndif.stores.objects import FileStore, ObjectStore
+from ndif.stores.rates import Rates
 from ndif.stores.responder import Responder
 
 _SHUTDOWN_S = 3
@@ -88,7 +90,15 @@ def create_gateway(
     incoming = Incoming(settings)
     callbacks = CallbackRoute(accounts, callback_networks, settings.sends_mail, callback_secrets)
     submit = SubmitRoute(
-        settings, broker, responder, runtimes, catalogue, accounts, incoming, callbacks
+        settings,
+        broker,
+        responder,
+        runtimes,
+        catalogue,
+        accounts,
+        incoming,
+        Quota(settings, perform, Rates(settings.broker_url)),
+        callbacks,
     )
     routes = [
         *submit.routes(),

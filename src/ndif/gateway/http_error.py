@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ndif.cluster.models import NotServedError
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
-from ndif.stores.broker import BrokerError
+from ndif.stores.broker import BrokerError, TooManyJobsError
 from ndif.stores.objects import DiskError, ObjectStoreError
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,7 @@ _HTTP_ERRORS: Mapping[type[Exception], Callable[[Request, Any], HttpError]] = {
     AccountsAwayError: lambda _, error: no_account(error),
     NotServedError: lambda _, error: HttpError(400, str(error)),
     OperationError: lambda _, error: HttpError(error.status, str(error)),
+    TooManyJobsError: lambda _, error: HttpError(429, str(error), RETRY_SOON),
     BrokerError: _broker_unavailable,
     DiskError: _disk_refuses,
     ObjectStoreError: _store_unavailable,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
@@ -18,7 +17,8 @@ from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.envelope_wire import read_envelope
 from ndif.gateway.header_wire import read_headers
 from ndif.gateway.http_error import HttpError
-from ndif.gateway.incoming import Incoming, IncomingPayload
+from ndif.gateway.incoming import Incoming, IncomingPayload, Unfinished
+from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
 from ndif.schema import wires
@@ -57,6 +57,7 @@ class SubmitRoute:
     catalogue: Catalogue
     accounts: Accounts
     incoming: Incoming
+    quota: Quota
     callbacks: CallbackRoute
 
     def __post_init__(self) -> None:
@@ -72,8 +73,7 @@ class SubmitRoute:
         with self.incoming.open(caller.address) as unfinished:
             payload = IncomingPayload(self.broker.create_payload, unfinished)
             try:
-                body = self.incoming.body(http, unfinished)
-                return await self._submit(http, caller, payload, body)
+                return await self._submit(http, caller, payload, unfinished)
             except BaseException:
                 payload.discard()
                 raise
@@ -83,14 +83,17 @@ class SubmitRoute:
         http: HttpRequest,
         caller: Caller,
         payload: IncomingPayload,
-        body: AsyncIterator[list[bytes]],
+        unfinished: Unfinished,
     ) -> Response:
         account = await self.accounts.account(caller)
+        limits = self.quota.limits_of(account)
         version = http.headers.get("nnsight-version", "")
         self._refuse_older(version, http.headers.get("python-version", ""))
         callback = http.headers.get("ndif-callback", "")
         if callback:
             self.callbacks.check(callback)
+        await self.quota.admit(account, limits)
+        body = self.incoming.body(http, unfinished, limits.request_bytes)
         if http.headers.get("content-type", "").startswith("multipart/form-data"):
             wire = Wire.ENVELOPE
             # A client that runs from a source tree does not know its version.
@@ -140,12 +143,13 @@ class SubmitRoute:
             priority=account.priority,
             hotswapping=account.hotswapping,
             trusted=account.trusted,
+            max_result_bytes=limits.result_bytes,
         )
         received = Update(request.id, Status.RECEIVED, "Your job has been received.")
         if request.subscription_id is None:
             # A client that polls at once must find the job.
             await self.responder.respond(request, received)
-        await self.broker.submit(request)
+        await self.broker.submit(request, limits.unfinished_jobs)
         return JSONResponse(wires.fields(request, received))
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:

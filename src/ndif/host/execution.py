@@ -135,12 +135,13 @@ class Execution:
     def _instructions(self, request: Request) -> dict[str, Any]:
         # Clients of that wire load a result straight out of its frame, without decompressing it.
         loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
+        largest = self._settings.largest_result(trusted=request.trusted)
         return {
             "kind": "run",
             "compressed": request.compress,
             "env": dict(request.env),
             "max_payload": self._settings.max_request_bytes,
-            "max_result": self._settings.largest_result(trusted=request.trusted),
+            "max_result": min(largest, request.max_result_bytes or largest),
             "max_inline": self._settings.max_inline_result_bytes,
             "compress_inline": request.compress and not loaded_from_frame,
             "compress_stored": request.compress,

@@ -218,7 +218,8 @@ def account_of(digest: str, user: str | None, tiers: Iterable[Tier]) -> Account:
     limits: dict[str, Any] = {}
     for tier in found:
         for name, limit in (tier.limits or {}).items():
-            limits[name] = max(limits[name], limit) if name in limits else limit
+            has_none = None in (limit, limits.get(name, limit))
+            limits[name] = None if has_none else max(limits.get(name, limit), limit)
     return Account(
         user=user or user_of(digest),
         key=runner_key_of(digest),

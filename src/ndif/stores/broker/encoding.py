@@ -17,7 +17,9 @@ from ndif.schema.status import Status
 _NUMBER = Struct(">Q")
 _DESCRIPTION = 200
 """Characters of a description that `encode_end` keeps."""
-_ELSEWHERE = {"payload", "model", "wire", "key", "attempts", "digest", "refusal"}
+_ELSEWHERE = {
+    *("payload", "model", "wire", "key", "attempts", "digest", "refusal", "max_result_bytes"),
+}
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in _ELSEWHERE)
 _UPDATE, _NAMED, _TEXT, _TERMINAL = 0x80, 0x40, 1, 2
 _PREFIX = 2
@@ -36,6 +38,8 @@ def encode_request(request: Request, digest: str = "") -> bytes:
     record |= {"model": str(request.model), "wire": request.wire.value, "env": dict(request.env)}
     if request.attempts:
         record["attempts"] = request.attempts
+    if request.max_result_bytes is not None:
+        record["max_result_bytes"] = request.max_result_bytes
     if request.key:
         record["user"] = f"{request.user}{_KEY}{request.key}"
     if digest := digest or request.digest:
