@@ -849,6 +849,18 @@ def scenario_callback(context: Context) -> None:
     assert query(asked[1]) == {"status": "ERROR", "id": failed.job_id}
 
 
+def scenario_callback_at_every_status(context: Context) -> None:
+    with listening() as (url, asked):
+        backend = Recorder(context, blocking=False, callback=f"every+{url}/")
+        with context.remote.trace(PROMPT, backend=backend):
+            context.remote.transformer.h[1].output.save()
+        wait_for(lambda: {"RUNNING", "COMPLETED"} <= {query(path)["status"] for path in asked})
+    told = [query(path) for path in asked]
+    assert {each["id"] for each in told} == {backend.job_id}
+    statuses = [each["status"] for each in told]
+    assert len(statuses) == len({*statuses}), statuses
+
+
 def scenario_callback_by_a_signed_post(context: Context) -> None:
     with listening() as (url, asked):
         backend = Recorder(context, blocking=False, callback=f"post+{url}/done?run=7")
