@@ -29,6 +29,7 @@ from tests.clients.harness import NDIF, LocalServer, StartedServer, children
 from tests.conftest import NAME
 from tests.gateway.test_bad_input import send_old
 from tests.on_loop import on_loop
+from tests.queue.callbacks.test_mail import Post, Users, mail_server
 from tests.services.process import free_port
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET
@@ -143,6 +144,29 @@ def test_a_call_back_outlives_a_leader_that_is_killed(
 def processes_of(server: int, module: str) -> list[int]:
     """The processes that a server has started to run a module."""
     return [p for p in children(server) if module in Path(f"/proc/{p}/cmdline").read_text()]
+
+
+def test_a_mail_is_sent_and_no_log_has_its_address(server_environment: dict[str, str]) -> None:
+    post = Post()
+    with mail_server(post, authenticator=Users(), auth_require_tls=False) as port:
+        environment = {
+            **server_environment,
+            "NDIF_SMTP_URL": f"smtp://ndif%40example.org:p%40ss%2Fword@127.0.0.1:{port}",
+            "NDIF_MAIL_FROM": "ndif@example.org",
+        }
+        server = LocalServer(NAME, "--sandbox", "--verbose", environment=environment).ready()
+        try:
+            job = send_old(server, ndif_callback="ada@lovelace.example").json()["id"]
+            assert within(lambda: post.received)
+            told = f"request {job}: its call-back is delivered"
+            assert within(lambda: any(told in line for line in server.output))
+        finally:
+            server.stop()
+    (envelope,) = post.received
+    assert envelope.rcpt_tos == ["ada@lovelace.example"]
+    assert f"Your job {job} has ended: ERROR.".encode() in envelope.content
+    said = "\n".join(server.output)
+    assert not [each for each in ("lovelace", "p%40ss", "p@ss") if each in said]
 
 
 def test_an_operator_sees_what_was_given_up_and_makes_it_again(

@@ -508,7 +508,7 @@ class RetryCallbacks(Operation):
                 f"No call-back of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
                 "`ndif callbacks list` lists those that are.",
             )
-        return await callbacks.retry(_whole_id(self.request_id, [f.request_id for f in found]))
+        return await callbacks.retry(_whole_id(self.request_id, {f.request_id for f in found}))
 
 
 class Stop(Operation):

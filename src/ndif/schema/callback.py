@@ -1,4 +1,4 @@
-"""A call-back: the news of a job's end, for the address that its client named."""
+"""A call-back: the news of a job's status, for the address that its client named."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from urllib.parse import urlsplit
 
 from ndif.schema.request import Request
 from ndif.schema.response import Response
+from ndif.schema.status import Status
 
 _MAX_DESCRIPTION = 2000
 """Characters of a job's description that its call-back tells."""
 POST = "post+"
 """Prefix of the URL of a webhook that wants the signed POST."""
+EVERY = "every+"
+"""Prefix, before that, of the URL of a webhook that wants every status, and not the end alone."""
+_UNTOLD = frozenset({Status.RECEIVED, Status.LOG, Status.STREAM})
+"""The answer to the client's own request, and messages that are no status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class Callback:
     """Unix seconds of the next attempt; of the last one if the call-back was given up."""
     key: str = ""
     """Opaque digest of the API key whose secret signs; empty for a job without one."""
+    is_end: bool = True
+    """True for the news of the job's end."""
     polled: bool = True
     """True if nothing is delivered before the job's end is stored."""
     attempts: int = 0
@@ -40,6 +47,13 @@ class Callback:
     """Clause that says why the last attempt failed."""
     dead: bool = False
     """True if the call-back was given up."""
+
+    @property
+    def id(self) -> str:
+        """Return the id of the call-back: that of the request for its end, else with the status."""
+        if self.is_end:
+            return self.request_id
+        return f"{self.request_id}_{self.content['status']}"
 
     @property
     def host(self) -> str:
@@ -61,18 +75,33 @@ class Callback:
         return cls(**json.loads(content))
 
 
-def callback_for(request: Request, end: Response, now: float) -> Callback:
-    """Return the call-back of a request that names an address and ends now."""
+def is_told(request: Request, status: Status) -> bool:
+    """Return True if a request names an address that is told of this status."""
+    if status.terminal:
+        return bool(request.callback)
+    return request.callback.lower().startswith(EVERY) and status not in _UNTOLD
+
+
+def callback_for(request: Request, response: Response, now: float) -> Callback:
+    """Return the call-back that tells of a request's response now."""
+    is_end, polled = response.status.terminal, request.subscription_id is None
+    times = {"received": round(request.received, 3)}
     content = {
         "id": request.id,
-        "status": end.status.value,
+        "status": response.status.value,
         "model": request.model.repo_id,
-        "times": {"received": round(request.received, 3), "ended": round(now, 3)},
-        "description": end.description[:_MAX_DESCRIPTION],
+        "times": {**times, "ended": round(now, 3)} if is_end else times,
+        "description": response.description[:_MAX_DESCRIPTION],
     }
-    polled = request.subscription_id is None
     if polled:
         content["url"] = f"{request.base_url}/response/{request.id}"
     return Callback(
-        request.id, request.callback, content, created=now, due=now, key=request.key, polled=polled
+        request.id,
+        request.callback,
+        content,
+        created=now,
+        due=now,
+        key=request.key,
+        is_end=is_end,
+        polled=polled and is_end,
     )

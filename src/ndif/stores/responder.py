@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ndif.schema import wires
-from ndif.schema.callback import callback_for
+from ndif.schema.callback import callback_for, is_told
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _USER = "user"
 """Field of a stored response that no client is sent."""
+_MAX_TOLD = 10_000
+"""Jobs whose last status is remembered; that of others may be told twice."""
 _WAITS = "The server has started again, and your job waits for its turn."
 _LOST = "The server ended before this job was done, and has nothing of it. Send it again."
 
@@ -42,6 +44,8 @@ class Responder:
         self._broker = broker
         self._objects = objects
         self._callbacks = callbacks
+        self._told: dict[str, Status] = {}
+        """The last status that each job's call-back told of, where every status is wanted."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def problem(self) -> str | None:
@@ -110,9 +114,20 @@ class Responder:
                     )
 
     async def _call_back(self, request: Request, response: Response) -> None:
-        """Put the call-back of a job that ends into its queue; one of a polled job waits for its end."""
-        if not (request.callback and response.status.terminal) or self._callbacks is None:
+        """Put a job's call-back into its queue; that of a polled job's end waits until the end is stored.
+
+        A status that is repeated, as with each new position in the line, is told once.
+        """
+        status = response.status
+        if self._callbacks is None or not is_told(request, status):
             return
+        if self._told.pop(request.id, None) is status:
+            self._told[request.id] = status
+            return
+        if not status.terminal:
+            self._told[request.id] = status
+            if len(self._told) > _MAX_TOLD:
+                del self._told[next(iter(self._told))]
         try:
             await self._callbacks.add(callback_for(request, response, time.time()))
         except BrokerError as error:  # the job's end matters more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -130,6 +131,61 @@ async def test_only_the_end_is_told_and_only_to_who_asked(tmp_path: Path) -> Non
         await until(lambda: receiver.asked)
         await until_async(server.idle)
     assert len(receiver.asked) == 1
+
+
+@on_loop
+async def test_who_wants_every_status_is_told_each_once(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        request = a_request(f"every+post+{receiver.url}")
+        respond, told = server.responder.respond, []
+        for status in (
+            *(Status.RECEIVED, Status.QUEUED, Status.QUEUED, Status.LOG, Status.RUNNING),
+            *(Status.STREAM, Status.RUNNING, Status.QUEUED, Status.RUNNING, Status.COMPLETED),
+        ):
+            await respond(request, Response(request.id, status, "A description."))
+            await until_async(server.idle)
+        told = [json.loads(each.body) for each in receiver.asked]
+        # It ran twice.
+        statuses = ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "COMPLETED"]
+        assert [each["status"] for each in told] == statuses
+        assert {each["id"] for each in told} == {request.id}
+        assert [("ended" in each["times"]) for each in told] == [False] * 4 + [True]
+        message_ids = [each.headers["webhook-id"] for each in receiver.asked]
+        assert message_ids[-1] == f"msg_{request.id}"
+        assert message_ids[1] == f"msg_{request.id}_RUNNING"
+        assert server.responder._told == {}
+
+
+@on_loop
+async def test_what_was_told_of_a_job_is_not_remembered_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ndif.stores.responder._MAX_TOLD", 2)
+    server = Server(tmp_path)
+    for _ in range(5):
+        request = a_request("every+https://example.org/")
+        await server.responder.respond(request, Response(request.id, Status.QUEUED))
+    assert len(server.responder._told) == 2
+    await server.queue.stop()
+
+
+@on_loop
+async def test_a_status_that_was_given_up_costs_the_end_nothing(tmp_path: Path) -> None:
+    async with receiving() as receiver, running(tmp_path) as server:
+        receiver.status = 500
+        request = a_request(f"every+{receiver.url}")
+        await server.responder.respond(request, Response(request.id, Status.RUNNING))
+        await until_async(server.idle)
+        receiver.status = 200
+        await server.responder.respond(request, Response(request.id, Status.ERROR))
+        await until_async(server.idle)
+        (dead,) = await server.queue.all(10)
+        assert dead.content["status"] == "RUNNING"
+        assert await server.delivery.retry(request.id[:8]) == [request.id]
+        await until_async(server.idle)
+        assert await server.queue.counts() == (0, 0)
+    last = [each.target for each in receiver.asked][-2:]
+    assert last == [f"/?status={status}&id={request.id}" for status in ("ERROR", "RUNNING")]
 
 
 @on_loop

@@ -142,6 +142,12 @@ TAKEN = {
     "post+https://example.org/a%20b": Address(
         Kind.POST, scheme="https", host="example.org", port=443, target="/a%20b"
     ),
+    "every+POST+http://example.org/": Address(
+        Kind.POST, scheme="http", host="example.org", port=80, target="/"
+    ),
+    "every+https://example.org/?a": Address(
+        Kind.GET, scheme="https", host="example.org", port=443, target="/?a"
+    ),
     "http://[2a00:1450::1]/": Address(
         Kind.GET, scheme="http", host="2a00:1450::1", port=80, target="/"
     ),
@@ -163,7 +169,8 @@ REFUSED = {
     "must be an http or https URL or an e-mail address": [
         *("x", "", " https://example.org/", "gopher://example.org/", "file:///etc/passwd"),
         *("//example.org/", "post+", "post+ftp://example.org/", "ftp://ada@example.org/"),
-        "unix:///var/run/docker.sock",
+        *("unix:///var/run/docker.sock", "every+ada@example.org", "post+ada@example.org"),
+        *("post+every+http://example.org/", "every+every+http://example.org/"),
     ],
     "unusual form of an IP address": [
         *("http://2130706433/", "http://0x7f000001/", "http://0x7f.1/", "http://017700000001/"),
@@ -185,7 +192,12 @@ REFUSED = {
             "http://[fd00:ec2::254]/",
         ),
         *("http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "http://10.0.0.1:8080/"),
-        *("http://0.0.0.0/", "http://100.64.0.1/", "http://224.0.0.1/", "post+http://127.0.0.1/"),
+        *(
+            "every+http://0.0.0.0/",
+            "http://100.64.0.1/",
+            "http://224.0.0.1/",
+            "post+http://127.0.0.1/",
+        ),
     ],
     "names a user or password": [
         *("https://user:password@example.org/", "http://example.org@127.0.0.1/"),

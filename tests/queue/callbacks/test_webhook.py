@@ -6,8 +6,10 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import ssl
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ndif.schema.callback import Callback
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "callbacks.md"
 NOW = 1_700_000_000.0
 REQUEST = "8f14e45f-ceea-467f-a8f5-0d1c9c6b2f10"
 SECRETS = ("the secret of the server",)
@@ -76,6 +79,28 @@ async def test_a_post_is_signed_so_that_its_receiver_can_verify_it() -> None:
     signed = f"msg_{REQUEST}.{int(NOW)}.".encode() + asked.body
     mac = hmac.new(base64.b64decode(secret[6:]), signed, hashlib.sha256).digest()
     assert asked.headers["webhook-signature"] == f"v1,{base64.b64encode(mac).decode()}"
+
+
+@on_loop
+async def test_a_receiver_verifies_it_as_the_document_shows() -> None:
+    (shown,) = re.findall(
+        r"^```python\n(import base64.+?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
+    )
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    verify = names["verify"]
+    secrets = ("the next secret", *SECRETS)
+    async with receiving() as receiver:
+        made = Webhooks(EVERYWHERE, secrets, 5.0, time.time, resolve=to_loopback)
+        callback = a_callback(f"post+{receiver.url}/")
+        await made.send(callback, read_address(callback.address, EVERYWHERE))
+        await send(f"post+{receiver.url}/")  # long ago
+    asked, old = receiver.asked
+    for server in secrets:
+        assert verify(signing_secret(server, "ada"), asked.headers, asked.body)
+    assert not verify(signing_secret(SECRETS[0], "bob"), asked.headers, asked.body)
+    assert not verify(signing_secret(SECRETS[0], "ada"), asked.headers, asked.body + b" ")
+    assert not verify(signing_secret(SECRETS[0], "ada"), old.headers, old.body)
 
 
 def test_the_signature_is_that_of_the_specifications_example() -> None:

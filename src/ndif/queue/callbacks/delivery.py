@@ -95,9 +95,9 @@ class CallbackDelivery:
         self._now = now
         self._attempts: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, str] = {}
-        """Hosts of the attempts under way, by request id."""
+        """Hosts of the attempts under way, by the id of the call-back."""
         self._over: set[str] = set()
-        """Request ids of the attempts that ended since the queue was last asked."""
+        """Ids of the call-backs whose attempts ended since the queue was last asked."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -140,7 +140,7 @@ class CallbackDelivery:
         for each in found:
             again = replace(each, created=now, due=now, attempts=0, dead=False)
             await self.queue.update(again)
-        return [each.request_id for each in found]
+        return [*dict.fromkeys(each.request_id for each in found)]
 
     async def _start_due(self) -> None:
         free = _AT_ONCE - len(self._attempts)
@@ -153,11 +153,11 @@ class CallbackDelivery:
         for callback in found:
             is_free = counts[callback.host] < _TO_ONE_HOST and len(self._attempts) < _AT_ONCE
             # An attempt may have ended after the queue was read, and before it is looked at here.
-            is_taken = callback.request_id in self._under_way or callback.request_id in self._over
+            is_taken = callback.id in self._under_way or callback.id in self._over
             if is_free and not is_taken:
                 counts[callback.host] += 1
-                self._under_way[callback.request_id] = callback.host
-                name = f"call-back of {callback.request_id}"
+                self._under_way[callback.id] = callback.host
+                name = f"call-back {callback.id}"
                 start(self._attempt(callback), self._attempts, name)
 
     async def _pause(self) -> None:
@@ -176,7 +176,7 @@ class CallbackDelivery:
         """Return the seconds until the next call-back is due, of those that are not under way."""
         horizon = self._now() + _LOOK_S
         found = await self.queue.due(horizon, 1 + len(self._under_way), ())
-        dues = [each.due for each in found if each.request_id not in self._under_way]
+        dues = [each.due for each in found if each.id not in self._under_way]
         # One that is due now waits for its host.
         return min((max(due - self._now(), _FIRST_WAIT_S) for due in dues), default=_LOOK_S)
 
@@ -196,8 +196,8 @@ class CallbackDelivery:
             with contextlib.suppress(BrokerError):
                 await self._failed(callback, DeliveryError("the server failed; its log says why"))
         finally:
-            del self._under_way[callback.request_id]
-            self._over.add(callback.request_id)
+            del self._under_way[callback.id]
+            self._over.add(callback.id)
             self._changed.set()
 
     async def _has_end(self, callback: Callback) -> bool:
@@ -227,7 +227,7 @@ class CallbackDelivery:
             await self._failed(callback, error)
         else:
             logger.info("request %s: its call-back is delivered", callback.request_id)
-            await self.queue.remove(callback.request_id)
+            await self.queue.remove(callback.id)
 
     async def _send(self, callback: Callback) -> None:
         try:

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 import httpcore
 
-from ndif.schema.callback import POST
+from ndif.schema.callback import EVERY, POST
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -142,11 +142,12 @@ def read_address(text: str, allowed: Sequence[Network] = ()) -> Address:
             f"The callback {_quoted(text)} has characters beyond ASCII: write a host as xn--…, and the "
             "rest in percent escapes."
         )
-    wants_post = text.lower().startswith(POST)
-    url = text[len(POST) :] if wants_post else text
+    url = text[len(EVERY) :] if text.lower().startswith(EVERY) else text
+    wants_post = url.lower().startswith(POST)
+    url = url[len(POST) :] if wants_post else url
     if url.lower().startswith(("http://", "https://")):
         return _read_url(url, Kind.POST if wants_post else Kind.GET, allowed)
-    if "@" in text and "://" not in text:
+    if "@" in text and "://" not in text and url is text:
         return _read_mail(text)
     raise CallbackAddressError(
         f"The callback must be an http or https URL or an e-mail address, not {_quoted(text)}."

@@ -143,7 +143,7 @@ class Webhooks:
             return int(answer.status)
 
     def _signed(self, callback: Callback, body: bytes) -> dict[str, str]:
-        message_id, timestamp = f"msg_{callback.request_id}", int(self._now())
+        message_id, timestamp = f"msg_{callback.id}", int(self._now())
         secrets = [signing_secret(one, callback.key) for one in self._secrets]
         signatures = [signature(each, message_id, timestamp, body) for each in secrets]
         return {

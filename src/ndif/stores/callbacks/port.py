@@ -29,12 +29,12 @@ class CallbackQueue(Protocol):
         """Release everything that belongs to this process alone."""
 
     async def add(self, callback: Callback) -> None:
-        """Store a call-back; it replaces an earlier one of the same request."""
+        """Store a call-back; it replaces an earlier one of the same id."""
 
     async def update(self, callback: Callback) -> None:
         """Store the changed state of a call-back, which may have been given up now."""
 
-    async def remove(self, request_id: str) -> None:
+    async def remove(self, callback_id: str) -> None:
         """Forget a call-back that is delivered."""
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:

@@ -16,7 +16,7 @@ from ndif.tasks import within
 logger = logging.getLogger(__name__)
 
 _CONTENTS = "callbacks:contents"
-"""Hash of the signed call-backs by request id."""
+"""Hash of the signed call-backs by their ids."""
 _WAITING, _DEAD = "callbacks:waiting", "callbacks:dead"
 """Sorted sets of "ID HOST" by the time at which each is due, or was given up."""
 _LOOK_S = 1.0
@@ -56,11 +56,11 @@ class RedisCallbacks:
 
     async def update(self, callback: Callback) -> None:
         """See `CallbackQueue.update`."""
-        request_id, member = callback.request_id, f"{callback.request_id} {callback.host}"
-        signed = self._signer.sign(_place(request_id), callback.encode())
+        callback_id, member = callback.id, f"{callback.id} {callback.host}"
+        signed = self._signer.sign(_place(callback_id), callback.encode())
         into, out_of = (_DEAD, _WAITING) if callback.dead else (_WAITING, _DEAD)
         await self._together(
-            ("HSET", _CONTENTS, request_id, signed),
+            ("HSET", _CONTENTS, callback_id, signed),
             ("ZREM", out_of, member),
             ("ZADD", into, callback.due, member),
         )
@@ -68,11 +68,11 @@ class RedisCallbacks:
             oldest = await self._client.zrange(_DEAD, 0, -self._max_dead - 1)
             await self._forget(oldest)
 
-    async def remove(self, request_id: str) -> None:
+    async def remove(self, callback_id: str) -> None:
         """See `CallbackQueue.remove`."""
-        content = await self._client.hget(_CONTENTS, request_id)
-        found = None if content is None else self._decode(request_id, bytes(content))
-        member = f"{request_id} {'' if found is None else found.host}"
+        content = await self._client.hget(_CONTENTS, callback_id)
+        found = None if content is None else self._decode(callback_id, bytes(content))
+        member = f"{callback_id} {'' if found is None else found.host}"
         await self._forget([member.encode()])
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
@@ -122,8 +122,8 @@ class RedisCallbacks:
             return []
         contents: Any = await self._client.hmget(_CONTENTS, [*by_id])
         found, strays = [], []
-        for (request_id, member), content in zip(by_id.items(), contents, strict=True):
-            callback = None if content is None else self._decode(request_id, bytes(content))
+        for (callback_id, member), content in zip(by_id.items(), contents, strict=True):
+            callback = None if content is None else self._decode(callback_id, bytes(content))
             if callback is None:
                 strays.append(member)
             else:
@@ -131,13 +131,13 @@ class RedisCallbacks:
         await self._forget(strays)
         return found
 
-    def _decode(self, request_id: str, content: bytes) -> Callback | None:
+    def _decode(self, callback_id: str, content: bytes) -> Callback | None:
         try:
-            return Callback.decode(self._signer.verify(_place(request_id), content))
+            return Callback.decode(self._signer.verify(_place(callback_id), content))
         except SignatureError as error:
-            logger.warning("the call-back of request %s is refused: %s", request_id, error)
+            logger.warning("the call-back %s is refused: %s", callback_id, error)
         except (ValueError, TypeError) as error:
-            logger.warning("request %s: its call-back cannot be read: %s", request_id, error)
+            logger.warning("the call-back %s cannot be read: %s", callback_id, error)
         return None
 
     async def _forget(self, members: Iterable[bytes]) -> None:
@@ -156,8 +156,8 @@ class RedisCallbacks:
             await within(pipeline.execute(), ANSWER_S)
 
 
-def _place(request_id: str) -> str:
-    return f"callback {request_id}"
+def _place(callback_id: str) -> str:
+    return f"callback {callback_id}"
 
 
 def _id_of(member: bytes) -> str:

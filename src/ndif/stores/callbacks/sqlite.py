@@ -92,9 +92,9 @@ class SqliteCallbacks:
         await self._in_thread(self._put, callback)
         self._came.set()
 
-    async def remove(self, request_id: str) -> None:
+    async def remove(self, callback_id: str) -> None:
         """See `CallbackQueue.remove`."""
-        await self._in_thread(self._execute, _REMOVE, (request_id,))
+        await self._in_thread(self._execute, _REMOVE, (callback_id,))
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
         """See `CallbackQueue.due`."""
@@ -125,12 +125,12 @@ class SqliteCallbacks:
 
     async def _read(self, statement: str, values: Sequence[Any]) -> list[Callback]:
         found = []
-        for request_id, content in await self._in_thread(self._fetch, statement, values):
+        for callback_id, content in await self._in_thread(self._fetch, statement, values):
             try:
                 found.append(Callback.decode(content))
             except (ValueError, TypeError) as error:
-                logger.warning("request %s: its call-back cannot be read: %s", request_id, error)
-                await self.remove(request_id)
+                logger.warning("the call-back %s cannot be read: %s", callback_id, error)
+                await self.remove(callback_id)
         return found
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -145,7 +145,7 @@ class SqliteCallbacks:
     def _put(self, callback: Callback) -> None:
         values = (callback.host, callback.due, callback.dead, callback.encode())
         with self._connection:
-            self._connection.execute(_PUT, (callback.request_id, *values))
+            self._connection.execute(_PUT, (callback.id, *values))
             if callback.dead:
                 self._connection.execute(_TRIM, (self._max_dead,))
 
