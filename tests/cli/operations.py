@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
@@ -246,7 +246,7 @@ class Table:
         ]
 
 
-def application(table: Table, options: Settings | None = None) -> Starlette:
+def application(table: Table, options: Settings | None = None) -> ASGIApp:
     """Return the gateway over a table."""
     options = options or Settings()
     routes = [

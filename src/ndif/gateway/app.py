@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Mount
-from starlette.types import Lifespan
+from starlette.types import ASGIApp, Lifespan
 
 from ndif.config.settings import Settings
 from ndif.control.operations import Perform
@@ -25,6 +24,8 @@ from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.origin import SameOrigin
+from ndif.gateway.request_log import RequestLog
+from ndif.gateway.response_headers import ResponseHeaders
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
@@ -45,7 +46,7 @@ _STOPPED = (
 class Gateway:
     """The application and the subscriptions of its connected clients."""
 
-    app: Starlette
+    app: ASGIApp
     websockets: WebSocketSubscriptions
     socket_io: SocketIoSubscriptions
     incoming: Incoming
@@ -101,34 +102,37 @@ def create_app(
     settings: Settings,
     *,
     host: str,
-) -> Starlette:
+) -> ASGIApp:
     """Return the application that listens on `host`: `routes`, the Hugging Face mirror and Socket.IO."""
-    return Starlette(
+    app: ASGIApp = Starlette(
         routes=[
             *routes,
             Mount("/hub", routes=hub.routes()),
             Mount("/ws", app=socket_io.app),
         ],
-        middleware=[Middleware(SameOrigin, settings=settings, host=host)],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
+    # Around Starlette, so that its answer to an error of ours has these headers, too.
+    app = SameOrigin(app, settings=settings, host=host)
+    return RequestLog(ResponseHeaders(app, settings))
 
 
 def uvicorn_config(
-    gateway: Gateway, settings: Settings, listening: socket.socket
+    app: ASGIApp, incoming: Incoming, settings: Settings, listening: socket.socket
 ) -> uvicorn.Config:
-    """Return the configuration that serves a gateway on the socket `listening`."""
+    """Return the configuration that serves a gateway's application on the socket `listening`."""
     host, port = listening.getsockname()[:2]
     return uvicorn.Config(
-        gateway.app,
-        **limited(gateway.incoming),
+        app,
+        **limited(incoming),
         host=host,
         port=port,
         # uvicorn's errors go where the server's own go.
         log_config=None,
         log_level="warning",
-        access_log=False,
+        access_log=False,  # `RequestLog` writes it
+        server_header=False,
         forwarded_allow_ips=settings.proxies,
         # Results are compressed already where their client asked for it.
         ws_per_message_deflate=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import AsyncIterator
@@ -28,6 +29,8 @@ from ndif.schema.status import Status
 from ndif.stores.accounts import Account, Accounts, Caller
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
+
+logger = logging.getLogger(__name__)
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
@@ -147,6 +150,7 @@ class SubmitRoute:
             # A client that polls at once must find the job.
             await self.responder.respond(request, received)
         await self.broker.submit(request)
+        logger.info("job %s is accepted", request.id)
         return JSONResponse(wires.fields(request, received))
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:

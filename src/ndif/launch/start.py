@@ -19,6 +19,7 @@ from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
 from ndif.launch.waiting import waiting_for
 from ndif.net import StartError, reachable_as
+from ndif.telemetry.request_id import TERMINAL_FORMAT
 
 
 def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) -> None:
@@ -52,7 +53,7 @@ def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool)
         return
     handler = RichHandler(console=console, show_path=False)
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(logging.Formatter(TERMINAL_FORMAT))
     with contextlib.ExitStack() as waiting:
         waiting.enter_context(waiting_for(what))
 

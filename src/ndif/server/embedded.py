@@ -128,7 +128,8 @@ class Server:
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
-        return uvicorn_config(self._gateway, self._settings, listening)
+        gateway = self._gateway
+        return uvicorn_config(gateway.app, gateway.incoming, self._settings, listening)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

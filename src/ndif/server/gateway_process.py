@@ -105,7 +105,7 @@ async def _serve(settings: Settings, file: Path, parent_pipe: int) -> None:
     listening = socket.socket(fileno=config.listening)
     gateway = create(settings, config)
     server = Http(
-        uvicorn_config(gateway, settings, listening),
+        uvicorn_config(gateway.app, gateway.incoming, settings, listening),
         partial(announce_up, file),
         gateway.announce_shutdown,
     )

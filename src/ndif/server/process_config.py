@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
+from ndif.telemetry.request_id import LOG_FORMAT, name_requests
 
 GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UP = "up-"
 _VERBOSE_LIBRARIES = ("httpx", "httpcore")
 
@@ -111,5 +111,6 @@ def on_parent_exit(parent_pipe: int, stop: Callable[[], None]) -> None:
 def configure_logging(handlers: Iterable[logging.Handler] | None = None) -> None:
     """Log from level INFO on to `handlers`; by default to standard error, which the supervisor keeps."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers, force=True)
+    name_requests()
     for name in _VERBOSE_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
