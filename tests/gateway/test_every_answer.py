@@ -45,7 +45,11 @@ def log() -> Iterator[io.StringIO]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    # Servers of other tests have had uvicorn set up its own.
+    uvicorns = logging.getLogger("uvicorn")
+    propagates, uvicorns.propagate = uvicorns.propagate, True
     yield written
+    uvicorns.propagate = propagates
     root.removeHandler(handler)
     root.setLevel(level)
 

@@ -48,8 +48,12 @@ class RefusedError(CommandError):
 class ServerClient:
     """The routes of one running server."""
 
-    def __init__(self, url: str, token: str | None, *, is_local: bool) -> None:
+    def __init__(
+        self, url: str, token: str | None, *, is_local: bool, admin_url: str | None = None
+    ) -> None:
+        """Take the server's address, and that of the operator's routes if it is another."""
         self.url = url
+        self._admin_url = admin_url or url
         self.is_local = is_local
         """True for the server of this machine's current session."""
         self._token = token
@@ -90,7 +94,7 @@ class ServerClient:
         try:
             answer = httpx.request(
                 method,
-                f"{self.url}{path}",
+                f"{self._admin_url if path.startswith('/admin/') else self.url}{path}",
                 json=body,
                 headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
                 timeout=httpx.Timeout(timeout_s, connect=_TIMEOUT_S),
@@ -134,8 +138,10 @@ def connect(url: str | None, token: str | None) -> ServerClient:
     if running is not None and running[1].node_type != "worker":
         run_folder, record = running
         local = local_url(record.host, record.port)
-        if url in (None, local, record.url):
-            return ServerClient(local, token or run_folder.token(), is_local=True)
+        admin = local_url(record.admin_host, record.admin_port) if record.admin_port else None
+        if url in (None, local, record.url, admin):
+            token = token or run_folder.token()
+            return ServerClient(local, token, is_local=True, admin_url=admin)
     if url is None:
         raise no_server()
     return ServerClient(url, token, is_local=False)

@@ -160,6 +160,11 @@ class Settings(BaseSettings):
     are believed; * for any. Empty: this machine's, if NDIF_PUBLIC_URL or NDIF_ALLOWED_HOSTS is set."""
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
+    admin_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the operator's routes, /admin/*, which the other port then does not have. Empty: the port
+    of clients has them, too."""
+    admin_host: str = "127.0.0.1"
+    """With NDIF_ADMIN_PORT: name or address on which it listens."""
     log_max_bytes: Size = Field(default=64 * MiB, gt=0)
     """Size at which a log of the session is set aside and begun anew."""
     log_files: int = Field(default=4, ge=0)

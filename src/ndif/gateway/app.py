@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
-from starlette.types import ASGIApp, Lifespan
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from ndif.config.settings import Settings
 from ndif.control.operations import Perform
@@ -71,12 +71,13 @@ def create_gateway(
     perform: Perform,
     update_of: UpdateOf,
     token: str | None,
+    admin: socket.socket | None = None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
 
     `host` is the name or address that the server listens on.
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
-    no `/admin` routes.
+    no `/admin` routes; with the socket `admin` they are on that one alone.
     """
     websockets = WebSocketSubscriptions(broker, accounts, settings)
     socket_io = SocketIoSubscriptions(broker, settings)
@@ -87,10 +88,18 @@ def create_gateway(
         *ResponseRoute(objects, update_of, accounts).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
-        *HealthRoutes(catalogue, accounts, runtimes).routes(),
-        *(AdminRoutes(perform, token, settings).routes() if token else ()),
     ]
-    app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
+    health = HealthRoutes(catalogue, accounts, runtimes).routes()
+    operators = AdminRoutes(perform, token, settings).routes() if token else []
+    if admin is None:
+        routes = [*routes, *health, *operators]
+        app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
+    else:
+        address, port = admin.getsockname()[:2]
+        app = ByPort(
+            create_app([*routes, *health], socket_io, hub, lifespan, settings, host=host),
+            {port: _application([*health, *operators], settings, address)},
+        )
     return Gateway(app, websockets, socket_io, incoming)
 
 
@@ -104,14 +113,34 @@ def create_app(
     host: str,
 ) -> ASGIApp:
     """Return the application that listens on `host`: `routes`, the Hugging Face mirror and Socket.IO."""
+    mounted = Mount("/hub", routes=hub.routes()), Mount("/ws", app=socket_io.app)
+    return _application([*routes, *mounted], settings, host, lifespan)
+
+
+class ByPort:
+    """The application of a server that listens on further ports, each for an application of its own.
+
+    The port is that of the connection, which no client and no proxy can name.
+    """
+
+    def __init__(self, app: ASGIApp, others: Mapping[int, ASGIApp]) -> None:
+        self._app = app
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the application of its port, and the server's start and end to the first."""
+        _, port = scope.get("server") or ("", 0)
+        await self._others.get(port, self._app)(scope, receive, send)
+
+
+def _application(
+    routes: Sequence[BaseRoute],
+    settings: Settings,
+    host: str,
+    lifespan: Lifespan[Starlette] | None = None,
+) -> ASGIApp:
     app: ASGIApp = Starlette(
-        routes=[
-            *routes,
-            Mount("/hub", routes=hub.routes()),
-            Mount("/ws", app=socket_io.app),
-        ],
-        exception_handlers=EXCEPTION_HANDLERS,
-        lifespan=lifespan,
+        routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan
     )
     # Around Starlette, so that its answer to an error of ours has these headers, too.
     app = SameOrigin(app, settings=settings, host=host)

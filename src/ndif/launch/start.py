@@ -35,7 +35,10 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
     if prepared.warning is not None:
         console.print(f"[bold yellow]Warning:[/] {escape(prepared.warning)}", soft_wrap=True)
     logs = [] if server.is_server else [service.name for service in prepared.services]
-    with prepared.listening or contextlib.nullcontext():
+    with (
+        prepared.listening or contextlib.nullcontext(),
+        prepared.admin or contextlib.nullcontext(),
+    ):
         run_folder = _create(run_folders, console, *logs)
         run = (ServerRun if server.is_server else Run)(options, run_folder, prepared)
         _run(run, console, detach, as_json, verbose)

@@ -52,13 +52,15 @@ class Server:
         owner_token: str | None = None,
         stop: Callable[[], None] = lambda: None,
         secret: str | None = None,
+        admin: socket.socket | None = None,
     ) -> None:
         """Put the server together; its application's lifespan starts it.
 
         `host` is what the server listens on. `places`: True to serve many users, and measure models and
         place them; False to serve one user, and load each model where its options say. `owner_token` is
         what all but that user need, if anything. `secret` signs the URLs of results. `stop` ends the
-        process. If another server has the jobs of `results`, that is a `BrokerError`.
+        process. `admin` is the socket of the operator's routes, if they have one. If another server has
+        the jobs of `results`, that is a `BrokerError`.
         """
         self._settings = settings
         self._results = results
@@ -112,6 +114,7 @@ class Server:
             host=host,
             perform=lambda operation: operation.perform(self._coordinator.control_plane),
             token=token,
+            admin=admin,
         )
         self.app = self._gateway.app
 

@@ -38,6 +38,8 @@ class ProcessConfig:
     host: str
     """Name or address that the server listens on."""
     deployments: Sequence[DeploymentConfig]
+    admin: int | None = None
+    """Descriptor of the socket of the operator's routes, if they have one; gateways share it, too."""
     broker_url: str = ""
     """URL of the broker with the password that it was started with; empty for the one of the variable."""
     cluster_secrets: Sequence[str] = ()
@@ -74,7 +76,8 @@ class ProcessConfig:
             def command(parent_pipe: int) -> Sequence[str]:
                 return [sys.executable, "-m", module, str(file), str(parent_pipe)]
 
-            return ProcessSpec(name, command, log, must_start, inherited=(self.listening,))
+            inherited = (self.listening, *(() if self.admin is None else (self.admin,)))
+            return ProcessSpec(name, command, log, must_start, inherited=inherited)
 
         names = [f"gateway {number}" for number in range(gateways)]
         return [
