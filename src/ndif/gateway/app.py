@@ -17,12 +17,14 @@ from ndif.control.operations import Perform
 from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.connections import limited
+from ndif.gateway.documents import Documents
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
-from ndif.gateway.header_wire import SocketIoSubscriptions
+from ndif.gateway.header_wire import CHANNEL, SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
+from ndif.gateway.openapi import LiveMount
 from ndif.gateway.origin import SameOrigin
 from ndif.gateway.request_log import RequestLog
 from ndif.gateway.response_headers import ResponseHeaders
@@ -113,7 +115,7 @@ def create_app(
     host: str,
 ) -> ASGIApp:
     """Return the application that listens on `host`: `routes`, the Hugging Face mirror and Socket.IO."""
-    mounted = Mount("/hub", routes=hub.routes()), Mount("/ws", app=socket_io.app)
+    mounted = Mount("/hub", routes=hub.routes()), LiveMount("/ws", socket_io.app, CHANNEL)
     return _application([*routes, *mounted], settings, host, lifespan)
 
 
@@ -139,6 +141,7 @@ def _application(
     host: str,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> ASGIApp:
+    routes = [*routes, *Documents(routes).routes()]
     app: ASGIApp = Starlette(
         routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan
     )
