@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import logging
@@ -14,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 import websocket
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -152,8 +155,9 @@ def test_an_answer_has_the_clients_id_and_so_has_its_line(
 
 
 def test_an_id_that_could_forge_a_line_is_replaced(server: Gateway) -> None:
-    for given in ("a]b", "x" * 65, "a b", ""):
-        made = get(f"{server.url}/ping", headers={"X-Request-Id": given}).headers["X-Request-Id"]
+    for forged in ("a]b", "x" * 65, "a b", ""):
+        answer = get(f"{server.url}/ping", headers={"X-Request-Id": forged})
+        made = answer.headers["X-Request-Id"]
         assert MADE.fullmatch(made)
     twice = get(f"{server.url}/ping", headers=[("X-Request-Id", "a"), ("X-Request-Id", "b")])
     assert MADE.fullmatch(twice.headers["X-Request-Id"])
@@ -359,3 +363,94 @@ def test_a_trailer_is_no_header(server: Gateway) -> None:
 def test_a_refused_handshake_answers_with_the_clients_id(server: Gateway, log: io.StringIO) -> None:
     sent = UPGRADE.replace(b"Version: 13", b"Version: 7") + b"X-Request-Id: shakes\r\n\r\n"
     assert raw(server.url, sent)[1]["x-request-id"] == "shakes"
+
+
+# Heads of any kind
+
+NAMES = (
+    *("Host", "Origin", "Connection", "Upgrade", "Content-Length", "Transfer-Encoding", "Expect"),
+    *("Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol", "Authorization"),
+    *("Range", "X-Request-Id", "X-Forwarded-For", "Forwarded", "Content-Type", "Cookie", "Trailer"),
+    *("Access-Control-Request-Method", "Access-Control-Request-Headers", "If-None-Match"),
+    *("ndif-api-key", "nnsight-model-key", "nnsight-version", "ndif-session_id", "python-version"),
+)
+VALUES = (
+    *("127.0.0.1", "evil.example", "https://evil.example", "null", "close", "keep-alive, Upgrade"),
+    *("websocket", "h2c", "0", "7", "-1", "99999999999999999999", "chunked", "100-continue", "13"),
+    *("AAAAAAAAAAAAAAAAAAAAAA==", f"Bearer {TOKEN}", "Bearer", "bytes=0-", "bytes=9-1,0-0", "mine"),
+    *("multipart/form-data; boundary=x", "GET", "*", "", "0.8.1", "0.7.0", "[::1", "a:b:c"),
+)
+PATHS = (
+    *("/request", "/subscribe", "/ws/socket.io/?EIO=4&transport=websocket", "/ping", "/status"),
+    *("/admin/config", "/admin/deploy", f"/response/{UNKNOWN}", f"/results/{UNKNOWN}?once"),
+    *(
+        "/hub/api/models/a/b",
+        "/hub/a/resolve/main/%2e%2e",
+        "/docs",
+        "*",
+        "//",
+        "http://evil.example/",
+    ),
+)
+LATIN = st.text(st.characters(codec="latin-1", exclude_characters="\r\n"), max_size=40)
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> bytes:
+    """Return a request's head, of what clients send and of what they do not."""
+    method = draw(st.sampled_from(["GET", "POST", "OPTIONS", "HEAD", "PUT", "CONNECT", "BREW"]))
+    path = draw(st.sampled_from(PATHS) | LATIN)
+    lines = [f"{method} {path} HTTP/{draw(st.sampled_from(['1.1', '1.1', '1.0', '2.0']))}"]
+    header = st.tuples(st.sampled_from(NAMES) | LATIN, st.sampled_from(VALUES) | LATIN)
+    headers = draw(st.lists(header, max_size=8))
+    if draw(st.booleans()):
+        headers = [("Host", "127.0.0.1"), *headers]
+    lines += [f"{name}: {value}" for name, value in headers]
+    content = bytearray("\r\n".join(lines).encode("latin-1"))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(content) - 1))
+        content[at : at + 1] = draw(st.binary(max_size=3))
+    return bytes(content) + b"\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def hasty(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) -> Iterator[Gateway]:
+    """A server that does not wait long for what is missing."""
+    folder = tmp_path_factory.mktemp("results")
+    options = {"token": TOKEN}
+    with gateway(folder, runtimes, options=options, incoming_idle_s=0.2) as found:
+        yield found
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(heads())
+def test_any_head_has_an_answer_in_the_usual_form(hasty: Gateway, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", hasty.port), timeout=10) as connection:
+        connection.sendall(head)
+        answer = http.client.HTTPResponse(connection, method="HEAD" if head[:4] == b"HEAD" else "")
+        try:
+            answer.begin()
+        except http.client.RemoteDisconnected:
+            return  # it waited for the rest
+        body = answer.read() if answer.status != 101 else b""
+    assert answer.status < 500 or answer.status == 503
+    assert re.fullmatch(r"[\w.:-]{1,64}", answer.headers["X-Request-Id"])
+    assert answer.headers["X-Content-Type-Options"] == "nosniff" or answer.status == 101
+    assert "Server" not in answer.headers
+    assert answer.headers.get_content_type() in ("application/json", "text/html", "text/plain")
+    if answer.status >= 400 and body and answer.headers.get_content_type() == "application/json":
+        refusal = json.loads(body)
+        assert len(refusal) == 1
+        assert not any(each in body for each in (b"Traceback", b"site-packages", b".py"))
+
+
+def test_the_server_has_failed_at_none_of_them(hasty: Gateway, log: io.StringIO) -> None:
+    meant = log.getvalue().count("\nValueError: a secret of the server")
+    assert log.getvalue().count("Traceback") == meant > 0
+    assert get(f"{hasty.url}/ping").json() == "pong"
