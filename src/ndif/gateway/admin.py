@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from ndif.config.reference import Variable, variables
+from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.gateway.http_error import CLOSE, HttpError
@@ -39,7 +39,7 @@ class Configuration(BaseModel):
                 {
                     "settings": [
                         {
-                            "name": "NDIF_RESULT_TTL_S",
+                            "name": name_of("result_ttl_s"),
                             "value": 7200,
                             "default": 7200,
                             "source": "default",
