@@ -170,7 +170,8 @@ def no_server() -> NoServerError:
 url_option = click.option(
     "--url",
     metavar="URL",
-    help="Address of a server elsewhere; default: the server of this machine.",
+    help="Address of a server elsewhere, with the port of NDIF_ADMIN_PORT if it has that; default: the "
+    "server of this machine.",
 )
 token_option = click.option(
     "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."

@@ -19,7 +19,17 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from ndif import __version__
-from ndif.gateway.openapi import ApiRoute, Description, answer, document, reason
+from ndif.gateway.openapi import (
+    JSON,
+    REFUSAL,
+    ApiRoute,
+    Description,
+    Refusal,
+    answer,
+    document,
+    example_of,
+    reason,
+)
 
 _CACHED = {"Cache-Control": "no-cache"}
 _STYLE = """
@@ -86,6 +96,9 @@ class Documents:
         return HTMLResponse(self._page, headers={**_CACHED, "Content-Security-Policy": _POLICY})
 
 
+_REFUSED = {JSON: {"schema": {"$ref": REFUSAL}, "example": example_of(Refusal)}}
+
+
 def _page(described: Mapping[str, Any]) -> Iterator[str]:
     """Yield the page of a document, piece by piece."""
     info = described["info"]
@@ -129,7 +142,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
         yield from _contents(body["content"])
     for status, response in operation["responses"].items():
         yield f"<h3>{escape(reason(status))}</h3><p>{_line(response['description'])}</p>"
-        if not status.endswith("XX"):
+        if response["content"] != _REFUSED:  # said above, once
             yield from _contents(response["content"])
     yield "</details>"
 
