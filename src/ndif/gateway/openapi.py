@@ -30,10 +30,10 @@ Runs nnsight traces beside the models that they are about. Clients are the relea
 0.8 sends multipart bodies and listens at /subscribe, 0.6 and 0.7 send headers and listen at /ws/socket.io.
 
 Every refusal is `{"detail": "A sentence that says what to do."}`; `4XX` and `5XX` stand for those that \
-any route may give: 400 for a request that is not valid, 403 for a name that is not this server's or a page \
-of another site, 414 and 431 for what is too long, 429 and 503 with Retry-After for what may succeed later, \
-500 for a failure of the server. Every answer has an `X-Request-Id`, the client's own where that has at \
-most 64 letters, digits and any of `_.:-`. HEAD is answered as GET is, without the body."""
+any route may give: 400 for a request that is not valid, 403 for a name that is not this server's or a \
+page of another site, 414 and 431 for what is too long, 429 and 503 with Retry-After for what may succeed \
+later, 500 for a failure of the server. Every answer has an `X-Request-Id`, the client's own where that \
+has at most 64 letters, digits and any of `_.:-`. HEAD is answered as GET is, without the body."""
 
 
 class Refusal(BaseModel):
