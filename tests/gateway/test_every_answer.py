@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import io
 import json
 import logging
 import re
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +304,36 @@ def test_a_failure_before_a_websocket_is_open_shows_nothing(failing: str, log: i
     http, uvicorns = wait_for_lines(log, "fails-live", 2)
     assert "WebSocket /fails/live unanswered" in http
     assert "Exception in ASGI application" in uvicorns
+
+
+def test_a_request_that_a_stop_cuts_short_is_answered(log: io.StringIO) -> None:
+    begun = threading.Event()
+
+    async def hang(_: Request) -> Response:
+        begun.set()
+        await asyncio.sleep(60)
+        return Response()
+
+    options = Settings()
+    app = create_app(
+        [Route("/hangs", hang)],
+        SocketIoSubscriptions(MemoryBroker(), options),
+        HfMirror(share_weights=False),
+        None,  # type: ignore[arg-type]
+        options,
+        host="127.0.0.1",
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
+        config = uvicorn_config(app, Incoming(options), options, listening)
+        config.timeout_graceful_shutdown = 0
+        with serving_on(config, listening) as url:
+            asked = threads.submit(get, f"{url}/hangs", headers={"X-Request-Id": "hangs"})
+            assert begun.wait(10)
+        answer = asked.result(10)
+    assert answer.status_code == 503
+    assert "was stopped" in check(answer.status_code, answer.headers, answer.content)
+    assert answer.headers["Retry-After"] == "5"
+    assert any("GET /hangs 503" in line for line in lines(log, "hangs"))
 
 
 # Requests that reach no route

@@ -147,7 +147,7 @@ def _application(
     )
     # Around Starlette, so that its answer to an error of ours has these headers, too.
     app = SameOrigin(app, settings=settings, host=host)
-    return RequestLog(ResponseHeaders(app, settings))
+    return ResponseHeaders(RequestLog(app), settings)
 
 
 def uvicorn_config(

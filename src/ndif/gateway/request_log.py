@@ -63,9 +63,9 @@ class RequestLog:
             await self._app(scope, receive, observe)
         except asyncio.CancelledError:
             # A server that stops waits for its requests for a while, and then no longer.
-            if not status:
-                await refuse(_STOPPED, scope, receive, observe)
-            raise
+            if status:
+                raise
+            await refuse(_STOPPED, scope, receive, observe)
         finally:
             address, _ = scope.get("client") or ("", 0)
             logger.info(
