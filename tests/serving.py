@@ -17,16 +17,26 @@ _PATIENCE_S = 10
 @contextlib.contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
     """The address of `app`, which a thread serves."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        deadline = time.monotonic() + _PATIENCE_S
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(_PATIENCE_S)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        serving_on(uvicorn.Config(app, log_level="warning"), listening) as url,
+    ):
+        yield url
+
+
+@contextlib.contextmanager
+def serving_on(config: uvicorn.Config, listening: socket.socket) -> Iterator[str]:
+    """The address of an application, without its lifespan, which a thread serves on a socket."""
+    config.lifespan = "off"
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + _PATIENCE_S
+    while not server.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(_PATIENCE_S)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from ndif.cluster.models import Models
 from ndif.config.settings import Settings
@@ -285,7 +285,7 @@ class Table:
 
 def application(
     table: Table, options: Settings | None = None, accounts: Accounts | None = None
-) -> Starlette:
+) -> ASGIApp:
     """Return the gateway over a table."""
     options = options or Settings()
     accounts = accounts or OpenAccounts(hotswapping=True)

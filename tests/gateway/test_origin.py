@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from ndif.config.settings import Settings
 from ndif.gateway.origin import SameOrigin
 from tests.clients.harness import LocalServer
 from tests.on_loop import on_loop
+from tests.security.serving import gateway
 
 PUBLIC = "https://ndif.example.org"
 
@@ -71,6 +73,7 @@ async def status(
     path: str = "/response/id",
     listens: str = "127.0.0.1",
     method: str = "GET",
+    sent: dict[str, str] | None = None,
     **settings: Any,
 ) -> httpx.Response:
     """Return the answer of an application with these settings to a request with these headers."""
@@ -82,7 +85,7 @@ async def status(
         routes=[Route("/{any:path}", answer, methods=["GET", "POST"])],
         middleware=[Middleware(SameOrigin, settings=Settings(**settings), host=listens)],
     )
-    headers = {} if origin is None else {"Origin": origin}
+    headers = (sent or {}) | ({} if origin is None else {"Origin": origin})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         request = http.build_request(method, path, headers=headers)
         del request.headers["Host"]
@@ -162,7 +165,11 @@ async def test_any_page_may_read_what_a_public_server_says_of_itself() -> None:
             for origin in (None, "https://a.page.example"):
                 answer = await status("127.0.0.1", origin, path=path, **how)
                 assert answer.status_code == 200
-                assert answer.headers["Access-Control-Allow-Origin"] == "*"
+                # Without an Origin there is no page to allow, and a cache is told that this matters.
+                allowed = answer.headers.get("Access-Control-Allow-Origin")
+                assert allowed == (None if origin is None else "*")
+                assert "Access-Control-Allow-Credentials" not in answer.headers
+                assert "Origin" in answer.headers["Vary"] or allowed
         hidden = await status("127.0.0.1", path=path)
         assert "Access-Control-Allow-Origin" not in hidden.headers
         assert (await status("127.0.0.1", "https://a.page", path=path)).status_code == 403
@@ -172,12 +179,87 @@ async def test_any_page_may_read_what_a_public_server_says_of_itself() -> None:
         assert "Access-Control-Allow-Origin" not in answer.headers
 
 
+async def preflight(
+    path: str, method: str, origin: str = "https://a.page", sent: str = "", **settings: Any
+) -> httpx.Response:
+    """Return the answer to what a browser asks before a page's request."""
+    asked = {"Access-Control-Request-Method": method}
+    if sent:
+        asked["Access-Control-Request-Headers"] = sent
+    return await status("127.0.0.1", origin, path=path, method="OPTIONS", sent=asked, **settings)
+
+
+@on_loop
+async def test_a_browser_is_told_what_any_page_may_ask_of_a_public_server() -> None:
+    for path in ("/ping", "/status", "/env"):
+        answer = await preflight(path, "GET", sent="x-request-id", public_url=PUBLIC)
+        assert answer.status_code == 200
+        assert answer.headers["Access-Control-Allow-Origin"] == "*"
+        assert "POST" not in answer.headers["Access-Control-Allow-Methods"]
+        assert (await preflight(path, "POST", public_url=PUBLIC)).status_code == 400
+        assert (await preflight(path, "GET", sent="ndif-api-key", public_url=PUBLIC)).is_error
+        assert (await preflight(path, "GET")).status_code == 403
+    assert (await preflight("/request", "POST", public_url=PUBLIC)).status_code == 403
+
+
+@on_loop
+async def test_a_page_that_the_operator_names_may_use_the_routes_of_users() -> None:
+    named: dict[str, Any] = {"cors_origins": "https://A.page:443, http://b.page:8080"}
+    for origin in ("https://a.page", "http://b.page:8080"):
+        for path, method in (("/request", "POST"), ("/response/id", "GET"), ("/whoami", "GET")):
+            asked = "content-type,ndif-api-key,nnsight-version,ndif-session_id"
+            before = await preflight(path, method, origin, asked, **named)
+            assert before.status_code == 200, before.text
+            assert before.headers["Access-Control-Allow-Origin"] == origin
+            assert method in before.headers["Access-Control-Allow-Methods"]
+            answer = await status("127.0.0.1", origin, path=path, method=method, **named)
+            assert answer.status_code == 200
+            assert answer.headers["Access-Control-Allow-Origin"] == origin
+            assert "Origin" in answer.headers["Vary"]
+            assert "X-Request-Id" in answer.headers["Access-Control-Expose-Headers"]
+            for each in (before, answer):
+                assert "Access-Control-Allow-Credentials" not in each.headers
+        assert (await preflight("/request", "POST", origin, "x-other", **named)).is_error
+        assert (await preflight("/request", "PATCH", origin, **named)).is_error
+        # The operator's routes are for programs alone.
+        for path in ("/admin/status", "/admin/stop"):
+            assert (await status("127.0.0.1", origin, path=path, **named)).status_code == 403
+            assert (await preflight(path, "POST", origin, **named)).status_code == 403
+        # The page's site is no name of this server.
+        foreign = await status("a.page", origin, **named)
+        assert foreign.status_code == 403
+    for origin in ("https://c.page", "http://a.page", "https://a.page.evil", "null"):
+        answer = await status("127.0.0.1", origin, path="/request", method="POST", **named)
+        assert answer.status_code == 403
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        assert (await preflight("/request", "POST", origin, **named)).status_code == 403
+
+
+def test_a_page_that_the_operator_names_may_open_a_live_channel(
+    runtimes: Path, tmp_path: Path
+) -> None:
+    with gateway(tmp_path, runtimes, options={}, cors_origins="https://a.page") as server:
+        for path in ("/subscribe", "/ws/socket.io/?EIO=4&transport=websocket"):
+            address = f"{server.url.replace('http', 'ws')}{path}"
+            websocket.create_connection(address, origin="https://a.page", timeout=10).close()
+            with pytest.raises(websocket.WebSocketBadStatusException, match="403"):
+                websocket.create_connection(address, origin="https://b.page", timeout=10)
+
+
 @pytest.mark.parametrize(
     ("setting", "wrong"),
     [
         ("allowed_hosts", "https://ndif.example.org"),
         ("allowed_hosts", "ndif.example.org:8001"),
         ("allowed_hosts", "a.*.org"),
+        *(
+            ("cors_origins", wrong)
+            for wrong in (
+                *("*", "null", "a.page", "https://*.page", "https://a.page/", "https://a.page/x"),
+                *("https://", "ftp://a.page", "https://a.page:0", "https://a.page:x"),
+                *("https://key@a.page", "https://a.page?x", "https://a b"),
+            )
+        ),
         ("public_url", "ndif.example.org"),
         ("public_url", "https://key@ndif.example.org"),
         ("public_url", "https://ndif.example.org:99999"),
@@ -185,5 +267,7 @@ async def test_any_page_may_read_what_a_public_server_says_of_itself() -> None:
     ],
 )
 def test_what_names_no_host_is_said(setting: str, wrong: str) -> None:
-    with pytest.raises(ValidationError, match=r"is not like|is not a host|must not contain"):
+    with pytest.raises(
+        ValidationError, match=r"is not like|is not a host|must not contain|is not the origin"
+    ):
         Settings(**{setting: wrong})

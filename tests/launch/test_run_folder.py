@@ -98,6 +98,8 @@ def test_a_session_is_what_the_specification_says(tmp_path: Path) -> None:
         "arguments": ["--port", "8001"],
         "settings": {"NDIF_RUNNER_POOL": 5},
         "node_type": "head",
+        "admin_host": "",
+        "admin_port": 0,
         "services": {},
     }
     assert len(session.token() or "") >= 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from ndif.cli.server_client import (
     run_folders,
     token_option,
 )
+
+if TYPE_CHECKING:
+    from ndif.launch.run_folder import RunRecord
 
 
 @click.command("info")
@@ -68,6 +71,7 @@ def _session(as_json: bool) -> None:
         content = {**asdict(record), "folder": str(run_folder.folder), "log": str(log)}
         rows = [
             ("address", record.url),
+            *_admin_address(record),
             ("process", record.pid),
             ("started", record.started),
             ("version", record.version),
@@ -85,6 +89,15 @@ def _session(as_json: bool) -> None:
         show_json({**content, "services": services})
     else:
         console().print(table(title, ["", ""], rows))
+
+
+def _admin_address(record: RunRecord) -> list[tuple[str, Any]]:
+    """Return the address of the operator's routes, if they have one of their own."""
+    from ndif.net import for_url
+
+    if not record.admin_port:
+        return []
+    return [("for operators", f"http://{for_url(record.admin_host)}:{record.admin_port}")]
 
 
 def _config(url: str | None, token: str | None, as_json: bool) -> None:

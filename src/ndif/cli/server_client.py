@@ -53,10 +53,20 @@ class ServerClient:
     """The routes of one running server."""
 
     def __init__(
-        self, url: str, token: str | None, *, is_local: bool, key: str | None = None
+        self,
+        url: str,
+        token: str | None,
+        *,
+        is_local: bool,
+        admin_url: str | None = None,
+        key: str | None = None,
     ) -> None:
-        """Reach the server at `url`, as its operator with a token, as a user with an API key."""
+        """Reach the server at `url` as its operator with a token, or as the user of an API key.
+
+        `admin_url` is the address of the operator's routes if it is another.
+        """
         self.url = url
+        self._admin_url = admin_url or url
         self.is_local = is_local
         """True for the server of this machine's current session."""
         self._token = token
@@ -118,7 +128,7 @@ class ServerClient:
         try:
             answer = httpx.request(
                 method,
-                f"{self.url}{path}",
+                f"{self._admin_url if path.startswith('/admin/') else self.url}{path}",
                 json=body,
                 headers=self.headers,
                 timeout=httpx.Timeout(timeout_s, connect=_TIMEOUT_S),
@@ -162,8 +172,10 @@ def connect(url: str | None, token: str | None) -> ServerClient:
     if running is not None and running[1].node_type != "worker":
         run_folder, record = running
         local = local_url(record.host, record.port)
-        if url in (None, local, record.url):
-            return ServerClient(local, token or run_folder.token(), is_local=True)
+        admin = local_url(record.admin_host, record.admin_port) if record.admin_port else None
+        if url in (None, local, record.url, admin):
+            token = token or run_folder.token()
+            return ServerClient(local, token, is_local=True, admin_url=admin)
     if url is None:
         raise no_server()
     return ServerClient(url, token, is_local=False)
@@ -192,7 +204,8 @@ def no_server() -> NoServerHereError:
 url_option = click.option(
     "--url",
     metavar="URL",
-    help="Address of a server elsewhere; default: the server of this machine.",
+    help="Address of a server elsewhere, with the port of NDIF_ADMIN_PORT if it has that; default: the "
+    "server of this machine.",
 )
 token_option = click.option(
     "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."

@@ -18,6 +18,9 @@ from ndif.config.units import Unit, parse_gpus, read_duration, read_size
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 _MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
 
+_ORIGIN_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
+_PORTS = {"http": 80, "https": 443}
+
 MiB = 1024**2
 GiB = 1024**3
 
@@ -186,11 +189,19 @@ class Settings(BaseSettings):
     """Further names by which clients may ask for this server, separated by commas; *.example.org stands
     for every name below example.org, * for any. Loopback, the host of NDIF_PUBLIC_URL, this machine's names
     and all addresses are always answered."""
+    cors_origins: str = ""
+    """Origins of web pages, such as https://notebook.example.org, separated by commas, that may use the
+    routes of users and read the answers; such a page can run code here as whoever opens it."""
     forwarded_allow_ips: str = Field(default="", validation_alias="FORWARDED_ALLOW_IPS")
     """Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto
     are believed; * for any. Empty: this machine's, if NDIF_PUBLIC_URL or NDIF_ALLOWED_HOSTS is set."""
     api_port: int = Field(default=8001, ge=1, le=65535)
     """Port on which `ndif start` listens unless --port is given."""
+    admin_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the operator's routes, /admin/*, which the other port then does not have. Empty: the port
+    of clients has them, too."""
+    admin_host: str = "127.0.0.1"
+    """With NDIF_ADMIN_PORT: name or address on which it listens."""
     log_max_bytes: Size = Field(default=64 * MiB, gt=0)
     """Size at which a log of the session is set aside and begun anew."""
     log_files: int = Field(default=4, ge=0)
@@ -364,6 +375,16 @@ class Settings(BaseSettings):
             raise ValueError(f"{text!r} is not a domain like mg.example.org")
         return text
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _names_origins(cls, text: str) -> str:
+        for origin in _split(text):
+            if not _is_origin(origin):
+                raise ValueError(
+                    f"{origin!r} is not the origin of a web page, like https://notebook.example.org"
+                )
+        return text
+
     @field_validator("public_url", "object_store_url", "object_store_public_url", "mailgun_url")
     @classmethod
     def _names_a_server(cls, text: str) -> str:
@@ -434,6 +455,11 @@ class Settings(BaseSettings):
         return _split(self.allowed_hosts)
 
     @property
+    def cors_origin_names(self) -> tuple[str, ...]:
+        """Origins in `cors_origins`, each as a browser writes it."""
+        return tuple(map(_as_browsers_write, _split(self.cors_origins)))
+
+    @property
     def proxies(self) -> str:
         """Addresses whose forwarded headers are believed: without a proxy, anybody may write them."""
         is_behind_one = self.public_url or self.allowed_hosts
@@ -456,6 +482,23 @@ def split_secrets(text: str) -> tuple[str, ...]:
     if any(len(secret) < _SECRET_LENGTH for secret in found):
         raise ValueError(f"must have at least {_SECRET_LENGTH} characters")
     return found
+
+
+def _is_origin(text: str) -> bool:
+    """Return True if a text is a scheme and a host, and at most a port."""
+    try:
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https") and parts.port != 0 and "@" not in text
+    except ValueError:  # of the port
+        return False
+    is_host = parts.hostname is not None and _ORIGIN_HOST.fullmatch(parts.hostname) is not None
+    return is_whole and is_host and text.partition("://")[2].lower() == parts.netloc.lower()
+
+
+def _as_browsers_write(origin: str) -> str:
+    """Return an origin in lower case and without its scheme's own port."""
+    parts = urlsplit(origin.lower())
+    return f"{parts.scheme}://{parts.netloc.removesuffix(f':{_PORTS[parts.scheme]}')}"
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -25,13 +25,14 @@ from pydantic import (
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
+from ndif.control import answers
 from ndif.control.control_plane import ControlPlane, Evicted, outcome_fields
 from ndif.control.status import describe_jobs, describe_queues, describe_server
 from ndif.errors import problems
 from ndif.placement.replica import DeploymentLevel
 from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.schema.deployment import DeploymentConfig, Generation, OperationError
-from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entry
+from ndif.schema.deployment_file import AsInFile, DeploymentFileError, from_value, to_entry
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.stores.broker import BrokerError
@@ -65,20 +66,30 @@ Deployments = Annotated[
     tuple[DeploymentConfig, ...],
     PlainValidator(_parse_deployments),
     PlainSerializer(lambda configs: [to_entry(config) for config in configs]),
+    AsInFile(),
 ]
 """Models to deploy; in JSON the list or mapping of a deployment file."""
+
+
+def _with(example: Answer) -> ConfigDict:
+    """Return the configuration of an operation with an example of its body."""
+    return ConfigDict(json_schema_extra={"examples": [example]})
 
 
 class Operation(BaseModel):
     """One command: its fields, their checks, and the method that performs it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
     name: ClassVar[str]
     """The last part of its route, `/admin/NAME`."""
     event: ClassVar[str]
     """Name of the operation in the stream of events to the leader."""
     method: ClassVar[str] = "POST"
+    answer: ClassVar[type[BaseModel]]
+    """Model of the answer."""
 
     async def perform(self, control: ControlPlane) -> Answer:
         """Return the operation's answer; raise an OperationError that says what to do if there is none."""
@@ -89,6 +100,7 @@ class GetStatus(Operation):
     """Nodes, models, replicas and the schedule."""
 
     name, event, method = "status", "STATUS", "GET"
+    answer = answers.ServerState
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
@@ -102,6 +114,7 @@ class GetQueue(Operation):
     """Running and waiting requests, model by model."""
 
     name, event, method = "queue", "QUEUE_STATE_REQUEST", "GET"
+    answer = answers.Queues
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
@@ -112,6 +125,7 @@ class Export(Operation):
     """A deployment file that deploys again what is deployed now."""
 
     name, event, method = "export", "EXPORT", "GET"
+    answer = answers.Exported
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
@@ -143,7 +157,11 @@ class Export(Operation):
 class Deploy(Operation):
     """Deploy models."""
 
+    model_config = _with(
+        {"deployments": [{"repo_id": "openai-community/gpt2", "replicas": 1}], "wait": True}
+    )
     name, event = "deploy", "DEPLOY"
+    answer = answers.Outcomes
 
     deployments: Deployments
     generation: Generation | None = None
@@ -206,7 +224,9 @@ class Deploy(Operation):
 class Evict(Operation):
     """Take a model, or one replica of it, off its devices."""
 
+    model_config = _with({"model": "openai-community/gpt2", "cold": True})
     name, event = "evict", "EVICT"
+    answer = answers.Evicted
 
     model: str | None = Field(default=None, min_length=1)
     replica: str | None = Field(default=None, min_length=1)
@@ -273,7 +293,9 @@ class Evict(Operation):
 class Scale(Operation):
     """Set the number of a model's replicas."""
 
+    model_config = _with({"model": "openai-community/gpt2", "replicas": 2})
     name, event = "scale", "SCALE"
+    answer = answers.Outcomes
 
     model: str = Field(min_length=1)
     replicas: int = Field(ge=0)
@@ -333,7 +355,9 @@ def _key_fields(key: Evicted) -> dict[str, Any]:
 class Restart(Operation):
     """Replace a model's replicas by new ones."""
 
+    model_config = _with({"model": "openai-community/gpt2"})
     name, event = "restart", "RESTART"
+    answer = answers.Restarted
 
     model: str = Field(min_length=1)
 
@@ -365,7 +389,9 @@ class Restart(Operation):
 class Kill(Operation):
     """End a request that waits or runs."""
 
+    model_config = _with({"request_id": "0d9ff6ea"})
     name, event = "kill", "KILL_REQUEST"
+    answer = answers.Killed
 
     request_id: str = Field(min_length=1)
     """Id of the request, or its beginning."""
@@ -515,6 +541,7 @@ class Stop(Operation):
     """Stop the server as SIGTERM does."""
 
     name, event = "stop", "STOP"
+    answer = answers.Stopping
 
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ndif.config.reference import variables
+from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.gateway.http_error import CLOSE, HttpError
+from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
 from ndif.stores.accounts import Registry
 
 _MAX_BODY_BYTES = 4 * 1024**2
@@ -26,6 +29,61 @@ _UNAUTHORIZED = (
 )
 
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+
+
+class Configuration(BaseModel):
+    """The server's settings."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "settings": [
+                        {
+                            "name": name_of("result_ttl_s"),
+                            "value": 86400,
+                            "default": 86400,
+                            "source": "default",
+                            "meaning": "Time that a result and its signed URL stay valid.",
+                            "unit": "seconds",
+                        }
+                    ]
+                }
+            ]
+        },
+    )
+
+    settings: list[Variable]
+
+
+_TAG = "the operator's routes"
+_REFUSALS = {
+    400: "The body is not valid.",
+    401: "The token is missing or wrong.",
+    404: "There is no such model, replica or job.",
+    409: "The server cannot do this now.",
+    503: "No process of this server leads at the moment.",
+}
+_CONFIG = Description(
+    _TAG,
+    "Every variable, its value and the value's source",
+    {200: answer(Configuration, "The settings; secrets are hidden.")},
+    refusals={401: _REFUSALS[401]},
+    needs="token",
+)
+
+
+def _describe(kind: type[Operation]) -> Description:
+    """Return the description of an operation's route."""
+    return Description(
+        _TAG,
+        inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
+        {200: answer(kind.answer)},
+        body={JSON: Content(kind)} if kind.model_fields else {},
+        refusals=_REFUSALS,
+        needs="token",
+    )
 
 
 class AdminRoutes:
@@ -49,12 +107,13 @@ class AdminRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         return [
-            Route("/admin/config", self._with_token(self.config)),
+            ApiRoute("/admin/config", self._with_token(self.config), _CONFIG),
             *(
-                Route(
+                ApiRoute(
                     f"/admin/{kind.name}",
                     self._with_token(self._handler(kind)),
-                    methods=[kind.method],
+                    _describe(kind),
+                    kind.method,
                 )
                 for kind in OPERATIONS
             ),

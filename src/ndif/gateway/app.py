@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Mount
-from starlette.types import Lifespan
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from ndif.config.settings import Settings
 from ndif.control.operations import Perform
@@ -19,15 +18,19 @@ from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.connections import limited
+from ndif.gateway.documents import Documents
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
-from ndif.gateway.header_wire import SocketIoSubscriptions
+from ndif.gateway.header_wire import CHANNEL, SocketIoSubscriptions
 from ndif.gateway.health import HealthRoutes
 from ndif.gateway.hf_mirror import HfMirror
 from ndif.gateway.http_error import EXCEPTION_HANDLERS
 from ndif.gateway.incoming import Incoming
 from ndif.gateway.jobs import JobRoutes
+from ndif.gateway.openapi import LiveMount
 from ndif.gateway.origin import SameOrigin
 from ndif.gateway.quota import Quota
+from ndif.gateway.request_log import RequestLog
+from ndif.gateway.response_headers import ResponseHeaders
 from ndif.gateway.results import ResponseRoute, ResultRoute, UpdateOf
 from ndif.gateway.submit import SubmitRoute
 from ndif.host.runtimes import Runtimes
@@ -50,7 +53,7 @@ _STOPPED = (
 class Gateway:
     """The application and the subscriptions of its connected clients."""
 
-    app: Starlette
+    app: ASGIApp
     websockets: WebSocketSubscriptions
     socket_io: SocketIoSubscriptions
     incoming: Incoming
@@ -77,13 +80,15 @@ def create_gateway(
     token: str | None,
     callback_networks: Sequence[Network],
     callback_secrets: Sequence[str],
+    admin: socket.socket | None = None,
 ) -> Gateway:
     """Return the gateway over these stores and models.
 
     `host` is the name or address that the server listens on.
     `perform` performs operations, and `update_of` asks the queue. Without an operator's `token` there are
-    no `/admin` routes. Call-backs reach public addresses and `callback_networks`, and the first of
-    `callback_secrets` is what their receivers are told of.
+    no `/admin` routes; with the socket `admin` they are on that one alone. Call-backs reach public
+    addresses and `callback_networks`, and the first of `callback_secrets` is what their receivers are told
+    of.
     """
     websockets = WebSocketSubscriptions(broker, accounts, settings)
     socket_io = SocketIoSubscriptions(broker, settings)
@@ -108,10 +113,20 @@ def create_gateway(
         *ResponseRoute(objects, update_of, accounts).routes(),
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
-        *HealthRoutes(catalogue, accounts, runtimes).routes(),
-        *(AdminRoutes(perform, token, settings, accounts.registry).routes() if token else ()),
     ]
-    app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
+    health = HealthRoutes(catalogue, accounts, runtimes).routes()
+    operators = []
+    if token:
+        operators = AdminRoutes(perform, token, settings, accounts.registry).routes()
+    if admin is None:
+        routes = [*routes, *health, *operators]
+        app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
+    else:
+        address, port = admin.getsockname()[:2]
+        app = ByPort(
+            create_app([*routes, *health], socket_io, hub, lifespan, settings, host=host),
+            {port: _application([*health, *operators], settings, address)},
+        )
     return Gateway(app, websockets, socket_io, incoming)
 
 
@@ -123,34 +138,58 @@ def create_app(
     settings: Settings,
     *,
     host: str,
-) -> Starlette:
+) -> ASGIApp:
     """Return the application that listens on `host`: `routes`, the Hugging Face mirror and Socket.IO."""
-    return Starlette(
-        routes=[
-            *routes,
-            Mount("/hub", routes=hub.routes()),
-            Mount("/ws", app=socket_io.app),
-        ],
-        middleware=[Middleware(SameOrigin, settings=settings, host=host)],
-        exception_handlers=EXCEPTION_HANDLERS,
-        lifespan=lifespan,
+    mounted = Mount("/hub", routes=hub.routes()), LiveMount("/ws", socket_io.app, CHANNEL)
+    return _application([*routes, *mounted], settings, host, lifespan)
+
+
+class ByPort:
+    """The application of a server that listens on further ports, each for an application of its own.
+
+    The port is that of the connection, which no client and no proxy can name.
+    """
+
+    def __init__(self, app: ASGIApp, others: Mapping[int, ASGIApp]) -> None:
+        self._app = app
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the application of its port, and the server's start and end to the first."""
+        _, port = scope.get("server") or ("", 0)
+        await self._others.get(port, self._app)(scope, receive, send)
+
+
+def _application(
+    routes: Sequence[BaseRoute],
+    settings: Settings,
+    host: str,
+    lifespan: Lifespan[Starlette] | None = None,
+) -> ASGIApp:
+    routes = [*routes, *Documents(routes).routes()]
+    app: ASGIApp = Starlette(
+        routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan
     )
+    # Around Starlette, so that its answer to an error of ours has these headers, too.
+    app = SameOrigin(app, settings=settings, host=host)
+    return ResponseHeaders(RequestLog(app), settings)
 
 
 def uvicorn_config(
-    gateway: Gateway, settings: Settings, listening: socket.socket
+    app: ASGIApp, incoming: Incoming, settings: Settings, listening: socket.socket
 ) -> uvicorn.Config:
-    """Return the configuration that serves a gateway on the socket `listening`."""
+    """Return the configuration that serves a gateway's application on the socket `listening`."""
     host, port = listening.getsockname()[:2]
     return uvicorn.Config(
-        gateway.app,
-        **limited(gateway.incoming),
+        app,
+        **limited(incoming),
         host=host,
         port=port,
         # uvicorn's errors go where the server's own go.
         log_config=None,
         log_level="warning",
-        access_log=False,
+        access_log=False,  # `RequestLog` writes it
+        server_header=False,
         forwarded_allow_ips=settings.proxies,
         # Results are compressed already where their client asked for it.
         ws_per_message_deflate=False,

@@ -11,6 +11,7 @@ import termios
 from collections.abc import Callable
 from fcntl import ioctl
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from starlette.types import Scope
@@ -18,13 +19,35 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
+from ndif.gateway.http_error import HttpError, written
 from ndif.gateway.incoming import MAX_ENVELOPE, Incoming, IncomingFullError
+from ndif.gateway.request_log import REQUEST_ID
+from ndif.telemetry.request_id import HEADER, RequestId, named, of
 
 logger = logging.getLogger(__name__)
 
 _EVER_S = 86_400.0 * 365
 _MAX_HEAD = 128 * 1024
 """Bytes of a request before its body."""
+_MAX_TARGET = 64 * 1024
+"""Bytes of a request's path and query."""
+_MAX_HEADERS = 256
+"""Header lines of a request; each costs more memory than its bytes."""
+_NOT_HTTP = HttpError(400, "The request is not valid HTTP.")
+_LONG_TARGET = HttpError(414, "The request's address is too long: send what it says in a body.")
+_LARGE_HEAD = HttpError(
+    431, f"The request's headers are too large: there may be {_MAX_HEAD >> 10} KiB of them."
+)
+_MANY_HEADERS = HttpError(
+    431, f"The request has too many headers: there may be {_MAX_HEADERS} of them."
+)
+_NO_HANDSHAKE = HttpError(
+    400,
+    "This opens no WebSocket: it must be a GET with at most 128 headers, each of at most 8 KiB.",
+)
+_FAILED = HttpError(500, "The server failed at this request; its log says why.")
+_KEPT = ("Allow", "Upgrade")
+"""Headers of the answer to a handshake that is not valid."""
 _GONE_MS = 300_000
 """Time in which a WebSocket's client must take what it is sent, even a ping; the kernel looks to that."""
 _FRAGMENT_BYTES = 100
@@ -187,6 +210,9 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._incoming = incoming
         self._head_bytes = 0
+        self._is_head = False
+        self._header_bytes = 0
+        self._refusal = _NOT_HTTP
         self._head = _Patience(
             incoming.idle_s, incoming.idle_s, _never, self.timeout_keep_alive_handler
         )
@@ -212,23 +238,55 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         self._has_received = True
         self._head_bytes += len(data)
-        super().data_received(data)
+        with named(RequestId()):
+            super().data_received(data)
+            if self._head_bytes > _MAX_HEAD and not self.transport.is_closing():
+                self._refusal = _LARGE_HEAD
+                self.send_400_response("")
         if self._is_idle() and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-        if self._head_bytes > _MAX_HEAD and not self.transport.is_closing():
-            logger.warning("a client at %s sends a head without end", _host(self.client))
-            self.send_400_response("The head of the request is too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request that the application could answer, and close the connection."""
+        logger.warning("a client at %s is refused: %s", _host(self.client), self._refusal.detail)
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(written(self._refusal))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
         super().on_message_begin()
+        self._is_head = True
+        self._header_bytes = 0
         self._head.start()
+
+    def on_url(self, url: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        super().on_url(url)
+        if len(self.url) > _MAX_TARGET:
+            self._refuse(_LONG_TARGET)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See `HttpToolsProtocol`. What follows a body (a trailer) is no header, and is not kept."""
+        if self._is_head:
+            super().on_header(name, value)
+            self._header_bytes += len(name) + len(value)
+            if len(self.headers) > _MAX_HEADERS:
+                self._refuse(_MANY_HEADERS)
+            if self._header_bytes > _MAX_HEAD:
+                self._refuse(_LARGE_HEAD)
+
+    def _refuse(self, answer: HttpError) -> None:
+        self._refusal = answer
+        raise ValueError(answer.detail)  # the parser stops, and its caller sends the answer
 
     def on_headers_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         self._head.stop()
+        self._is_head = False
         self._head_bytes = 0
         super().on_headers_complete()
 
@@ -301,6 +359,9 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         """See `asyncio.Protocol`."""
         self._has_received = True
         super().data_received(data)
+        if not self.handshake_initiated and not self.transport.is_closing():
+            # It has the whole head, and cannot make a handshake of it.
+            self._refuse(_NO_HANDSHAKE)
         if self.transport.is_closing():
             return
         size = len(self.conn.reader.buffer)
@@ -326,7 +387,27 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         self.scope = {"type": "websocket", "client": self.client, "state": {}}  # type: ignore[typeddict-item]
         functions = {_DISCONNECT: self._abort, _ON_ITS_WAY: partial(_on_its_way, self.transport)}
         self.app_state = {**self.app_state, **functions}
-        super().handle_connect(event)
+        response = self.conn.accept(event)
+        if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            super().handle_connect(event)
+            return
+        self.handshake_initiated = True
+        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        problem = response.body.decode().partition("\n")[0]
+        with named(RequestId(event.headers.get_all(HEADER))):
+            self._refuse(HttpError(response.status_code, problem, kept))
+
+    def send_500_response(self) -> None:
+        """See `WebSocketsSansIOProtocol`."""
+        if not self.initial_response and not self.handshake_complete:
+            with named(self.scope["state"].get(REQUEST_ID) or RequestId()):
+                self._refuse(_FAILED)
+
+    def _refuse(self, answer: HttpError) -> None:
+        """Answer a request whose WebSocket is not opened, and close the connection."""
+        self.handshake_complete = self.close_sent = True
+        self.transport.write(written(answer))
+        self.transport.close()
 
     def send_receive_event_to_app(self) -> None:
         """See `WebSocketsSansIOProtocol`. A large message is bytes, which nobody here parses."""
@@ -356,7 +437,14 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         self.transport.abort()
 
     def _log(self, reason: str) -> None:
-        logger.warning("a client at %s is disconnected: %s", _host(self.scope["client"]), reason)
+        # The application is not always who calls.
+        request_id = self.scope["state"].get(REQUEST_ID)
+        logger.warning(
+            "a client at %s is disconnected: %s",
+            _host(self.scope["client"]),
+            reason,
+            extra={} if request_id is None else {"request": of(request_id)},
+        )
 
 
 def _host(client: tuple[str, int | None] | None) -> str:

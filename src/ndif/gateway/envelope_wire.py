@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
-from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ndif.config.settings import Settings
@@ -22,6 +22,7 @@ from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, disconnect
 from ndif.gateway.http_error import CLOSE, HttpError, no_account, refuse
 from ndif.gateway.incoming import MAX_ENVELOPE, IncomingPayload
+from ndif.gateway.openapi import Channel, LiveRoute
 from ndif.schema.request import Submission
 from ndif.schema.response import Response
 from ndif.schema.status import Status
@@ -172,6 +173,20 @@ def _too_large() -> HttpError:
     )
 
 
+_CHANNEL = Channel(
+    "/subscribe (live updates of nnsight 0.8)",
+    "A WebSocket. The API key is in the header `ndif-api-key` of its handshake. The server's first message "
+    'is `{"session_id": "…"}`, which the client names in the envelope of each job whose updates it wants '
+    "here.\n\n"
+    "Every further message is an update of a job, as `GET /response/{id}` answers it: text with "
+    "JSON, or binary in the format of `torch.save` for COMPLETED with a small result inside. LOG has "
+    "lines that the block printed. After COMPLETED or ERROR nothing follows for that job. The client "
+    "sends nothing.\n\n"
+    "A job whose only channel closes is ended. A channel closes with 1008 or 1013 where its client does "
+    "not read, and the handshake is refused with 401, 403 or 429, as a request is.",
+)
+
+
 class WebSocketSubscriptions:
     """The subscriptions of clients at `/subscribe`.
 
@@ -187,7 +202,7 @@ class WebSocketSubscriptions:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [WebSocketRoute("/subscribe", self.subscribe)]
+        return [LiveRoute("/subscribe", self.subscribe, _CHANNEL)]
 
     async def subscribe(self, websocket: WebSocket) -> None:
         """Send the id of a new subscription, then its frames until the client leaves."""

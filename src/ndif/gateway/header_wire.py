@@ -15,6 +15,7 @@ from ndif.config.settings import Settings
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect, on_its_way
 from ndif.gateway.http_error import HttpError
+from ndif.gateway.openapi import Channel
 from ndif.gateway.results import is_job_id
 from ndif.gateway.socket_io_channel import Acknowledgements, SocketIoChannel
 from ndif.schema.request import Submission
@@ -60,6 +61,18 @@ class _Server(socketio.AsyncServer):  # type: ignore[misc]
             await super()._handle_eio_message(eio_sid, data)
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
             disconnect(self.environ[eio_sid]["asgi.scope"], f"it sends what is no packet: {error}")
+
+
+CHANNEL = Channel(
+    "/ws/socket.io (live updates of nnsight 0.6 and 0.7)",
+    "Socket.IO 5 over a WebSocket (`/ws/socket.io/?EIO=4&transport=websocket`); there is no polling. The "
+    "id of the connection, which Socket.IO gives the client, is the `ndif-session_id` of the jobs whose "
+    "updates are wanted here.\n\n"
+    "Every update is an event `blocking_response` with bytes in the format of `torch.save`: a dict with "
+    "`id`, `status`, `description` and, with COMPLETED, `data`. With STREAM, `data` is a function that the "
+    "client runs; it answers with an event `stream_upload` of two values: the bytes and the job's id.\n\n"
+    "A job whose only channel closes is ended.",
+)
 
 
 class SocketIoSubscriptions:

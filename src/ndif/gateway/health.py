@@ -9,12 +9,14 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
+from ndif.gateway.answers import Identity, PythonEnvironment, ServerStatus
 from ndif.gateway.caller import caller_of
 from ndif.gateway.catalogue import Catalogue
 from ndif.gateway.environment import environment
 from ndif.gateway.http_error import RETRY_SOON, HttpError
+from ndif.gateway.openapi import ApiRoute, Description, Parameter, answer
 from ndif.host.runtimes import Runtime, Runtimes
 from ndif.stores.accounts import Accounts, NoSuchKeyError
 
@@ -22,6 +24,51 @@ _GENERATIONS_BY_LIBRARY = {"python-httpx": ("0.8",), "python-requests": ("0.7", 
 """Generations whose clients ask with an HTTP library. None names its version when it asks."""
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
+
+
+_NO_LEADER = "No process of this server runs jobs at the moment."
+_DESCRIPTIONS = {
+    "ping": Description(
+        "the server",
+        "Is the server up?",
+        {200: answer({"const": "pong"}, "It is.", example="pong")},
+        "Pages of any site may read this on a public server, and `/status` and `/env`.",
+    ),
+    "connected": Description(
+        "the server",
+        "Can the server run jobs?",
+        {200: answer({"const": True}, "It can.", example=True)},
+        refusals={503: "It cannot yet."},
+    ),
+    "status": Description(
+        "the server",
+        "The models and their state",
+        {200: answer(ServerStatus)},
+        refusals={503: _NO_LEADER},
+    ),
+    "env": Description(
+        "the server",
+        "Python and the packages that run blocks",
+        {200: answer(PythonEnvironment)},
+        "`nnsight.compare()` compares the client's with these.",
+        parameters=(
+            Parameter(
+                "generation",
+                "query",
+                "The nnsight that is meant; else that of the client's HTTP library, or the newest.",
+                "0.8",
+            ),
+        ),
+        refusals={404: "That nnsight is not installed."},
+    ),
+    "whoami": Description(
+        "the server",
+        "The holder of the API key",
+        {200: answer(Identity)},
+        refusals={429: "Too many wrong keys came from this address."},
+        needs="key",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +82,9 @@ class HealthRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         answers = self.ping, self.connected, self.status, self.env, self.whoami
-        return [Route(f"/{answer.__name__}", answer) for answer in answers]
+        return [
+            ApiRoute(f"/{each.__name__}", each, _DESCRIPTIONS[each.__name__]) for each in answers
+        ]
 
     async def ping(self, _: Request) -> Response:
         """Answer that the server is up."""

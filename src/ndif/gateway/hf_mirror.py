@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from ndif.control.remote import FILES
+from ndif.gateway.answers import HUB_TREE, HUB_TREE_EXAMPLE, HubModel, HubRefusal
+from ndif.gateway.openapi import (
+    BYTES,
+    Answer,
+    ApiRoute,
+    Content,
+    Description,
+    Parameter,
+    answer,
+)
 from ndif.host.snapshot import Snapshot, scan, unpack
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStore, ObjectStoreError
@@ -73,6 +83,55 @@ class _NotFoundError(Exception):
             self.headers["X-Repo-Commit"] = commit
 
 
+_COMMIT_HEADER = {"X-Repo-Commit": "The commit of the files."}
+_INFO = ("A repository", {200: answer(HubModel)})
+_TREE = ("A listing of files", {200: answer(HUB_TREE, example=HUB_TREE_EXAMPLE)})
+_RESOLVE = (
+    "A file",
+    {
+        200: Answer("The file.", {BYTES: Content({})}, {**_COMMIT_HEADER, "ETag": "Its content."}),
+        206: Answer(
+            "The part that was asked for, or several.",
+            {BYTES: Content({}), "multipart/byteranges": Content({})},
+            _COMMIT_HEADER,
+        ),
+    },
+)
+_REVISION = Parameter("revision", "path", "The revision; it may contain slashes.", "main")
+_LOCATION = Parameter("location", "path", "The revision, and maybe a folder in it.", "main")
+_FILE = Parameter("location", "path", "The revision, a slash and the file.", "main/config.json")
+_RECURSIVE = Parameter("recursive", "query", "`true`: folders' files as well.", "true")
+_RANGE = Parameter("Range", "header", "The part that is wanted.", "bytes=0-1023")
+_NAMES = {
+    "organization": Parameter(
+        "organization", "path", "The repository's owner.", "openai-community"
+    ),
+    "name": Parameter("name", "path", "The repository's name.", "gpt2"),
+}
+
+
+def _describe(
+    repository: str, summary: str, answers: Mapping[int, Answer], *parameters: Parameter
+) -> Description:
+    """Return the description of a route below a repository, whose parts are parameters of its path."""
+    return Description(
+        "files of the models",
+        summary,
+        {**answers, 404: answer(HubRefusal, "There is no such thing.", headers=_ERROR_HEADERS)},
+        "As the Hugging Face Hub answers. Clients use it with `HF_ENDPOINT=https://HOST/hub`.",
+        parameters=(
+            *(each for name, each in _NAMES.items() if f"{{{name}}}" in repository),
+            *parameters,
+        ),
+    )
+
+
+_ERROR_HEADERS = {
+    "X-Error-Code": "RepoNotFound, RevisionNotFound or EntryNotFound.",
+    "X-Error-Message": "The sentence, in ASCII.",
+}
+
+
 class HfMirror:
     """The routes over the models that this server has accepted and whose files are on this machine."""
 
@@ -97,10 +156,22 @@ class HfMirror:
         for repository in ("{organization}/{name}", "{name}"):
             api = f"/api/models/{repository}"
             routes += [
-                Route(api, info),
-                Route(f"{api}/revision/{{revision:path}}", info),
-                Route(f"{api}/tree/{{location:path}}", tree),
-                Route(f"/{repository}/resolve/{{location:path}}", resolve),
+                ApiRoute(api, info, _describe(repository, *_INFO)),
+                ApiRoute(
+                    f"{api}/revision/{{revision:path}}",
+                    info,
+                    _describe(repository, *_INFO, _REVISION),
+                ),
+                ApiRoute(
+                    f"{api}/tree/{{location:path}}",
+                    tree,
+                    _describe(repository, *_TREE, _LOCATION, _RECURSIVE),
+                ),
+                ApiRoute(
+                    f"/{repository}/resolve/{{location:path}}",
+                    resolve,
+                    _describe(repository, *_RESOLVE, _FILE, _RANGE),
+                ),
             ]
         return routes
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -13,10 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ndif.cluster.models import NotServedError
+from ndif.gateway.response_headers import NOT_STORED, SAFE
 from ndif.schema.deployment import OperationError
 from ndif.stores.accounts import AccountsAwayError, NoSuchKeyError, TooManyGuessesError
 from ndif.stores.broker import BrokerError, TooManyJobsError
 from ndif.stores.objects import DiskError, ObjectStoreError
+from ndif.telemetry.request_id import HEADER, current
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +30,24 @@ CLOSE = {"Connection": "close"}
 """Headers of an answer after which the rest of the request's body is not read."""
 
 _MAX_PATH = 200
-"""Characters of a request's path that an answer repeats."""
+"""Characters of a request's path that an answer or a log repeats."""
 
 
 class HttpError(HTTPException):
     """An answer of 4xx or 5xx in the form that clients read: `{"detail": "A sentence."}`."""
 
 
+def shown_path(path: str) -> str:
+    """Return a request's path as a sentence or a log can bear it: on one line, and not too long."""
+    cut = path[:_MAX_PATH]
+    if not cut.isprintable():
+        cut = cut.encode("unicode_escape").decode()
+    return cut if len(path) <= _MAX_PATH else f"{cut}…"
+
+
 def _no_route(request: Request, error: HTTPException) -> HttpError:
     """Translate Starlette's own errors: an unknown route or method."""
-    path = request.url.path[:_MAX_PATH]
+    path = shown_path(request.url.path)
     if error.status_code == 404:
         detail = (
             f"There is nothing at {path}. nnsight uses /request, /response/ID, /results/ID, /subscribe, "
@@ -77,6 +89,24 @@ def no_account(error: NoSuchKeyError | TooManyGuessesError | AccountsAwayError) 
     if isinstance(error, TooManyGuessesError):
         return HttpError(429, str(error), {"Retry-After": str(math.ceil(error.wait_s))})
     return HttpError(401, str(error))
+
+
+def written(answer: HttpError) -> bytes:
+    """Return an answer as it goes over a connection on which no application answers; it closes it."""
+    content = json.dumps({"detail": answer.detail}).encode()
+    status = HTTPStatus(answer.status_code)
+    headers = {
+        **SAFE,
+        **NOT_STORED,
+        **(answer.headers or {}),
+        HEADER: current().text,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        **CLOSE,
+    }
+    lines = (f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\n{''.join(lines)}\r\n"
+    return head.encode("latin-1") + content
 
 
 async def refuse(answer: HttpError, scope: Scope, receive: Receive, send: Send) -> None:

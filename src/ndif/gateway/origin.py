@@ -6,20 +6,34 @@ import asyncio
 import ipaddress
 import re
 import socket
-from functools import cache, partial
+from functools import cache
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ndif.config.settings import Settings
 from ndif.gateway.http_error import HttpError, refuse
 from ndif.gateway.peer import unmapped
 from ndif.net import is_loopback, reachable_as
+from ndif.telemetry.request_id import HEADER
 
 _OPEN = frozenset({"/ping", "/status", "/env"})
 """Paths that web pages of any site may read on a public server."""
+_OPERATORS = "/admin"
+"""Beginning of the paths that no other site's page may use, not even one that the operator names."""
+_READ = ("GET", "HEAD")
+_USE = (*_READ, "POST", "DELETE")
+"""Methods of the routes that clients use."""
+_SENT = (
+    *("ndif-api-key", "nnsight-version", "python-version", "nnsight-model-key", "nnsight-compress"),
+    *("ndif-session_id", "ndif-timestamp", "ndif-callback", "Range", HEADER),
+)
+"""Headers that clients send, beside those that every page may."""
+_EXPOSED = (HEADER, "Retry-After")
+"""Headers of an answer that a page may read, beside those that every page may."""
 _SUBMIT = "/request"
 """Path at which a job's client says where it will fetch the results."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
@@ -37,11 +51,19 @@ class SameOrigin:
     be a name of this server: a loopback name, the one that it listens on, this machine's, the public URL's,
     or one of NDIF_ALLOWED_HOSTS. An address is no name that anybody else could give to this machine. But
     the addresses of a job's results begin with the Host, so there it must be the address that was reached.
+
+    A page of an origin in NDIF_CORS_ORIGINS passes. What browsers ask before that (a preflight), and the
+    headers by which they let a page read an answer, are Starlette's; no answer depends on cookies.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, host: str) -> None:
         """Wrap `app`, which listens on `host`."""
         self._app = app
+        self._allowed_origins = settings.cors_origin_names
+        self._open = CORSMiddleware(app, ("*",), _READ, (HEADER,), expose_headers=_EXPOSED)
+        self._named = CORSMiddleware(
+            app, self._allowed_origins, _USE, _SENT, expose_headers=_EXPOSED
+        )
         self._public_origin = _origin(settings.public_url)
         self._is_public = reachable_as(host, settings.public_url) is not None
         allowed = [*settings.allowed_host_names, host]
@@ -56,14 +78,17 @@ class SameOrigin:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         is_open = (
-            self._is_public and scope.get("method") in ("GET", "HEAD") and scope["path"] in _OPEN
+            self._is_public
+            and scope["path"] in _OPEN
+            and (scope.get("method") in _READ or _is_preflight(scope, headers))
         )
-        problem = await self._problem(Headers(scope=scope), scope, any_origin=is_open)
+        problem = await self._problem(headers, scope, any_origin=is_open)
         if problem is not None:
             await refuse(problem, scope, receive, send)
         else:
-            await self._app(scope, receive, partial(_send_open, send) if is_open else send)
+            await (self._open if is_open else self._named)(scope, receive, send)
 
     async def _problem(
         self, headers: Headers, scope: Scope, *, any_origin: bool
@@ -99,11 +124,13 @@ class SameOrigin:
                 )
         if origin is None or any_origin or self._is_same(origin, host):
             return None
+        if origin in self._allowed_origins and not scope["path"].startswith(_OPERATORS):
+            return None
         return HttpError(
             HTTPStatus.FORBIDDEN,
             f"This came from a web page of another site, {origin[:_MAX_QUOTED]!r}. A server takes requests "
             "from programs, and from pages at its own address alone. If that is its address, its operator "
-            "names it in NDIF_PUBLIC_URL.",
+            "names it in NDIF_PUBLIC_URL; if it is a site that may use this server, in NDIF_CORS_ORIGINS.",
         )
 
     async def _is_ours(self, name: str) -> bool:
@@ -166,7 +193,6 @@ def _is_reached(name: str, scope: Scope) -> bool:
     ) == ipaddress.ip_address(reached)
 
 
-async def _send_open(send: Send, message: Message) -> None:
-    if message["type"] == "http.response.start":
-        MutableHeaders(scope=message)["Access-Control-Allow-Origin"] = "*"
-    await send(message)
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    """Return True if a browser asks whether a page may send a request."""
+    return scope.get("method") == "OPTIONS" and "access-control-request-method" in headers

@@ -10,12 +10,22 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from ndif.config.units import format_duration
+from ndif.gateway.answers import JOB_ID, JobUpdate
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
+from ndif.gateway.openapi import (
+    BYTES,
+    Answer,
+    ApiRoute,
+    Content,
+    Description,
+    Parameter,
+    answer,
+)
 from ndif.host.request_lifecycle import RUNS
 from ndif.schema.status import Status
 from ndif.stores.accounts import Accounts
@@ -43,6 +53,57 @@ UpdateOf = Callable[[str, "Status | None"], Awaitable["Mapping[str, Any] | None"
 """Returns what follows a request's stored update (None for none), as JSON; None if nothing does."""
 
 
+_ID = Parameter("id", "path", "The job's id.", JOB_ID)
+_COMPLETED = {
+    "id": JOB_ID,
+    "status": "COMPLETED",
+    "description": "Your job has been completed.",
+    "data": f"https://ndif.example.org/results/{JOB_ID}?expires=1785003600&signature=9c1d",
+    "meta": {"execution_time": 0.31, "peak_memory": 0},
+}
+_RESPONSE = Description(
+    "jobs",
+    "The last update of a job",
+    {200: answer(JobUpdate, "The job's state.", example=_COMPLETED)},
+    "Only jobs that were sent without a live channel (`blocking=False`) are kept for this.",
+    parameters=(_ID,),
+    refusals={
+        401: "The API key is missing or unknown.",
+        403: "The job is another user's.",
+        404: "No such job is known.",
+        429: "Too many wrong keys came from this address.",
+        503: "The server cannot reach its stores.",
+    },
+    needs="key",
+)
+_RESULT = Description(
+    "jobs",
+    "Download a result",
+    {
+        200: Answer(
+            "The result, as `torch.save` wrote it, mostly compressed.", {BYTES: Content({})}
+        ),
+        206: Answer(
+            "The part that was asked for, or several.",
+            {BYTES: Content({}), "multipart/byteranges": Content({})},
+        ),
+    },
+    "The whole address comes with COMPLETED. It is signed, and is all that is needed. Where results lie in "
+    "an object store, it is an address of that store instead.",
+    parameters=(
+        _ID,
+        Parameter("expires", "query", "Unix time at which the address ends.", "1785003600"),
+        Parameter("signature", "query", "The server's signature.", "9c1d"),
+        Parameter("once", "query", "There if the result is deleted once it was fetched.", ""),
+        Parameter("Range", "header", "The part that is wanted.", "bytes=0-1023"),
+    ),
+    refusals={
+        403: "The address is not signed, or its time is over.",
+        404: "The result is gone.",
+    },
+)
+
+
 @dataclass(frozen=True)
 class ResponseRoute:
     """Answers with the last response of a job whose client polls; with keys, to its user alone."""
@@ -53,7 +114,7 @@ class ResponseRoute:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/response/{id}", self.response)]
+        return [ApiRoute("/response/{id}", self.response, _RESPONSE)]
 
     async def response(self, http: Request) -> Response:
         """Answer with the job's last response: what the responder stored, or what the queue knows now."""
@@ -92,7 +153,7 @@ class ResultRoute:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/results/{id}", self.result)]
+        return [ApiRoute("/results/{id}", self.result, _RESULT)]
 
     async def result(self, http: Request) -> Response:
         """Answer with a result's bytes, or with a range of them."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from ndif.config.settings import Settings
+from ndif.gateway.answers import MODEL_KEY, OLDER_MODEL_KEY, JobUpdate
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.catalogue import Catalogue
-from ndif.gateway.envelope_wire import read_envelope
+from ndif.gateway.envelope_wire import Envelope, read_envelope
 from ndif.gateway.header_wire import read_headers
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.incoming import Incoming, IncomingPayload, Unfinished
+from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter, answer
 from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
 from ndif.net import is_loopback
@@ -30,6 +33,8 @@ from ndif.stores.accounts import Account, Accounts, Caller
 from ndif.stores.broker import Broker
 from ndif.stores.responder import Responder
 
+logger = logging.getLogger(__name__)
+
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ENVELOPE_GENERATIONS = frozenset({"0.8"})
 _NEWEST = "0.8"
@@ -39,6 +44,79 @@ _NO_CHANNEL = (
 )
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
+
+
+_SUBMIT = Description(
+    "jobs",
+    "Submit a job",
+    {200: answer(JobUpdate, "The job is accepted. It is not lost from here on.")},
+    "The body is that of nnsight 0.8 (multipart: `data`, an envelope, and `blob`, the payload) or of 0.6 "
+    "and 0.7 (the payload, beside headers). The payload is what the client's nnsight made of the block, "
+    "mostly compressed with zstd; nothing here reads it.",
+    parameters=(
+        Parameter(
+            "nnsight-version",
+            "header",
+            "Version of the client's nnsight: the block runs with that. Only 0.8 may leave it out.",
+            "0.8.1",
+        ),
+        Parameter("python-version", "header", "Version of the client's Python.", "3.11.2"),
+        Parameter("nnsight-model-key", "header", "0.6 and 0.7: the model's key.", OLDER_MODEL_KEY),
+        Parameter(
+            "nnsight-compress",
+            "header",
+            "0.6 and 0.7: `True` if the payload is compressed and the result is to be.",
+            "True",
+            {"enum": ["True", "False"]},
+        ),
+        Parameter(
+            "ndif-session_id",
+            "header",
+            "0.6 and 0.7: id of the live channel for updates; without it the client polls.",
+            "kTvSxqbOfJ6Q0dEWAAAB",
+        ),
+        Parameter(
+            "ndif-callback",
+            "header",
+            "0.6 and 0.7: an http or https address that is told of the job's end; for trusted keys alone.",
+            "https://lab.example.org/done",
+        ),
+    ),
+    body={
+        "multipart/form-data": Content(
+            {
+                "type": "object",
+                "properties": {
+                    "data": Envelope.model_json_schema(),
+                    "blob": {"type": "string", "contentMediaType": BYTES},
+                },
+                "required": ["data", "blob"],
+            },
+            {
+                "data": {
+                    "model_key": MODEL_KEY,
+                    "session_id": "8f0d2c9be1f34c3c8f6f2c2f4a6b7d10",
+                    "compress": True,
+                    "env": {},
+                },
+                "blob": "the payload's bytes",
+            },
+            {"data": {"contentType": "application/json"}},
+        ),
+        BYTES: Content({}),
+    },
+    refusals={
+        400: "The request is not valid, or the model, the version or the payload is not served here.",
+        401: "The API key is missing or unknown.",
+        403: "The key may not do this.",
+        408: "The body came too slowly.",
+        409: "The live channel that the request names is not open.",
+        413: "The body is too large.",
+        429: "Too many wrong keys, or too much is on its way from this address.",
+        503: "The server takes no more at the moment.",
+    },
+    needs="key",
+)
 
 
 @dataclass
@@ -65,7 +143,7 @@ class SubmitRoute:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
-        return [Route("/request", self.submit, methods=["POST"])]
+        return [ApiRoute("/request", self.submit, _SUBMIT, "POST")]
 
     async def submit(self, http: HttpRequest) -> Response:
         """Accept a request and answer RECEIVED."""
@@ -150,6 +228,7 @@ class SubmitRoute:
             # A client that polls at once must find the job.
             await self.responder.respond(request, received)
         await self.broker.submit(request, limits.unfinished_jobs)
+        logger.info("job %s is accepted", request.id)
         return JSONResponse(wires.fields(request, received))
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:

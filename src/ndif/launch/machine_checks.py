@@ -65,7 +65,7 @@ def check_machine(options: Settings) -> list[Check]:
         _runtimes,
         _disks,
         _services,
-        _port,
+        _ports,
         _access,
     )
     return [check for look in looks for check in look(options)]
@@ -196,18 +196,22 @@ def _services(options: Settings) -> Iterator[Check]:
                 yield from (Check("cluster's secret", "problem", text) for text in problems)
 
 
-def _port(options: Settings) -> Iterator[Check]:
-    name = f"port {options.api_port}"
+def _ports(options: Settings) -> Iterator[Check]:
     running = RunFolders(options.session_root).running()
-    if running is not None and running[1].port == options.api_port:
-        yield Check(name, "ok", f"of the server that runs here (process {running[1].pid})")
-        return
-    try:
-        listen("127.0.0.1", options.api_port, f"Choose another with {name_of('api_port')}.").close()
-    except StartError as error:
-        yield Check(name, "problem", str(error))
-    else:
-        yield Check(name, "ok", "free")
+    ports = [("127.0.0.1", options.api_port, "api_port")]
+    if options.admin_port is not None:
+        ports.append((options.admin_host, options.admin_port, "admin_port"))
+    for host, port, setting in ports:
+        name = f"port {port}"
+        if running is not None and port in (running[1].port, running[1].admin_port):
+            yield Check(name, "ok", f"of the server that runs here (process {running[1].pid})")
+            continue
+        try:
+            listen(host, port, f"Choose another with {name_of(setting)}.").close()
+        except StartError as error:
+            yield Check(name, "problem", str(error))
+        else:
+            yield Check(name, "ok", "free")
 
 
 def _access(options: Settings) -> Iterator[Check]:

@@ -51,6 +51,8 @@ class Prepared:
     """Socket of a server; None if only services are started."""
     port: int
     deployments: tuple[DeploymentConfig, ...]
+    admin: socket.socket | None = None
+    """Socket of the operator's routes; None if they are on the server's."""
     warning: str | None = None
     """Sentence on the API keys, which keeps no server from starting."""
 
@@ -61,7 +63,7 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     problems = list(_machine_problems(options, server))
     deployments: tuple[DeploymentConfig, ...] = ()
     warning: str | None = None
-    listening, port = None, 0
+    listening, admin, port = None, None, 0
     if server.is_server:
         deployments, unusable = _deployments(options, server)
         warning = access_warning(options)
@@ -72,16 +74,31 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
             listening = listen(server.host, port, advice)
         except StartError as error:
             problems.insert(0, str(error))
+        try:
+            admin = _listen_for_operators(options, port)
+        except StartError as error:
+            problems.append(str(error))
     problems += lacking
     if not problems:
-        return Prepared(server, services, listening, port, deployments, warning)
-    if listening is not None:
-        listening.close()
+        return Prepared(server, services, listening, port, deployments, admin, warning)
+    for each in (listening, admin):
+        if each is not None:
+            each.close()
     if len(problems) == 1:
         raise StartError(problems[0])
     numbered = [f"  {number}. {text}" for number, text in enumerate(problems, 1)]
     subject = "The server" if server.is_server else "It"
     raise StartError("\n".join([f"{subject} cannot start:", *numbered]))
+
+
+def _listen_for_operators(options: Settings, port: int) -> socket.socket | None:
+    """Return the socket of the operator's routes, if they have a port of their own."""
+    if options.admin_port is None:
+        return None
+    variable = name_of("admin_port")
+    if options.admin_port == port:
+        raise StartError(f"{variable} must be another port than the server's, {port}.")
+    return listen(options.admin_host, options.admin_port, f"Choose another with {variable}.")
 
 
 def _machine_problems(options: Settings, server: ServerOptions) -> Iterator[str]:

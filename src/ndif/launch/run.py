@@ -70,8 +70,9 @@ class Run:
 
     def close_inherited(self) -> None:
         """Close the descriptors that a forked child now owns."""
-        if self.prepared.listening is not None:
-            self.prepared.listening.close()
+        for each in (self.prepared.listening, self.prepared.admin):
+            if each is not None:
+                each.close()
 
     def serve(
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
@@ -80,6 +81,7 @@ class Run:
         configure_logging([logging.FileHandler(self.log), *handlers])
         url, host, port, arguments = self._description()
         started = self._started
+        admin = self.prepared.admin
         record = RunRecord.of_this_process(
             self.run_folder.id,
             url=url,
@@ -89,6 +91,8 @@ class Run:
             arguments=arguments,
             settings=changed(self.options),
             node_type="worker" if self.prepared.server.role == "worker" else "head",
+            admin_host="" if admin is None else self.options.admin_host,
+            admin_port=0 if admin is None else admin.getsockname()[1],
             services={
                 name: {"address": address, "ours": name in started}
                 for name, address in addresses(self.options).items()
@@ -175,7 +179,7 @@ class ServerRun(Run):
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event
     ) -> None:
-        listening = self.prepared.listening
+        listening, admin = self.prepared.listening, self.prepared.admin
         assert listening is not None  # noqa: S101 - the preflight of a server took its port
         config = ProcessConfig(
             listening=listening.fileno(),
@@ -184,6 +188,7 @@ class ServerRun(Run):
             token=self.run_folder.token() or "",
             host=self.prepared.server.host,
             deployments=self.prepared.deployments,
+            admin=None if admin is None else admin.fileno(),
         )
         options = self.options
         if options.broker_url:
@@ -206,9 +211,10 @@ class ServerRun(Run):
                 host=config.host,
                 places=True,
                 stop=lambda: http.stop(),
+                admin=admin,
             )
             http = Http(server.uvicorn_config(listening), on_ready, server.farewell)
-            await http.serve(sockets=[listening])
+            await http.serve(sockets=[listening, *([] if admin is None else [admin])])
             return
         # Removed with the services' data when the run ends, also after a crash.
         file = self.run_folder.service_data("processes") / "config.json"

@@ -81,6 +81,9 @@ class RunRecord:
     settings: dict[str, Any] = field(default_factory=dict)
     """Variables that differ from their default, without secrets."""
     node_type: NodeType = "head"
+    admin_host: str = ""
+    admin_port: int = 0
+    """Address of /admin/* where it is another; else 0."""
     services: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For each service its `address`, and as `ours` True if it stops with this run."""
 

@@ -21,6 +21,7 @@ from ndif.launch.run_folder import ActiveRunFolder, RunFolders, RunRecord
 from ndif.launch.services import STANDALONE
 from ndif.launch.waiting import waiting_for
 from ndif.net import StartError, reachable_as
+from ndif.telemetry.request_id import TERMINAL_FORMAT
 
 
 def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) -> None:
@@ -36,7 +37,10 @@ def start(server: ServerOptions, *, detach: bool, as_json: bool, verbose: bool) 
     if prepared.warning is not None:
         console.print(f"[bold yellow]Warning:[/] {escape(prepared.warning)}", soft_wrap=True)
     logs = [] if server.is_server else [service.name for service in prepared.services]
-    with prepared.listening or contextlib.nullcontext():
+    with (
+        prepared.listening or contextlib.nullcontext(),
+        prepared.admin or contextlib.nullcontext(),
+    ):
         run_folder = _create(run_folders, console, *logs)
         if server.is_server:
             _prepare_access(options, run_folder)
@@ -65,7 +69,7 @@ def _run(run: Run, console: Console, detach: bool, as_json: bool, verbose: bool)
         return
     handler = RichHandler(console=console, show_path=False)
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(logging.Formatter(TERMINAL_FORMAT))
     with contextlib.ExitStack() as waiting:
         waiting.enter_context(waiting_for(what))
 

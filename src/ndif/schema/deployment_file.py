@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic.json_schema import models_json_schema
+from pydantic import GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue, models_json_schema
+from pydantic_core import CoreSchema
 
 from ndif.config.units import Unit, format_exactly
 from ndif.errors import NdifError, quoted
@@ -72,6 +74,22 @@ def schema() -> dict[str, Any]:
             },
         ],
     }
+
+
+class AsInFile:
+    """Annotation of a field whose JSON is that of a deployment file, for the schema of its model."""
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """See pydantic."""
+        return handler(_DOCUMENT.core_schema)
+
+
+_DOCUMENT: TypeAdapter[Any] = TypeAdapter(
+    # Both are made from the table of settings, and no types to mypy.
+    list[str | DeploymentEntry] | dict[str, DeploymentSettings | None]  # type: ignore[valid-type, arg-type]
+)
 
 
 def read_file(path: Path) -> tuple[DeploymentConfig, ...]:

@@ -57,13 +57,15 @@ class Server:
         owner_token: str | None = None,
         stop: Callable[[], None] = lambda: None,
         secret: str | None = None,
+        admin: socket.socket | None = None,
     ) -> None:
         """Put the server together; its application's lifespan starts it.
 
         `host` is what the server listens on. `places`: True to serve many users, and measure models and
         place them; False to serve one user, and load each model where its options say. `owner_token` is
         what all but that user need, if anything. `secret` signs the URLs of results. `stop` ends the
-        process. If another server has the jobs of `results`, that is a `BrokerError`.
+        process. `admin` is the socket of the operator's routes, if they have one. If another server has
+        the jobs of `results`, that is a `BrokerError`.
         """
         self._settings = settings
         self._results = results
@@ -128,6 +130,7 @@ class Server:
             token=token,
             callback_networks=networks,
             callback_secrets=secrets,
+            admin=admin,
         )
         self.app = self._gateway.app
 
@@ -144,7 +147,8 @@ class Server:
 
     def uvicorn_config(self, listening: socket.socket) -> uvicorn.Config:
         """Return the configuration to serve this application on `listening`."""
-        return uvicorn_config(self._gateway, self._settings, listening)
+        gateway = self._gateway
+        return uvicorn_config(gateway.app, gateway.incoming, self._settings, listening)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -40,8 +40,10 @@ from ndif.stores.responder import Responder
 from ndif.tasks import end
 
 
-def create(settings: Settings, config: ProcessConfig) -> Gateway:
-    """Return the HTTP application of one gateway process.
+def create(
+    settings: Settings, config: ProcessConfig, admin: socket.socket | None = None
+) -> Gateway:
+    """Return the HTTP application of one gateway process, with the operator's routes on `admin`, if any.
 
     It answers on a socket that all gateways share, and reads models and jobs from Redis and the object
     store. It sends operations to the leader over the broker; it knows neither the queue nor the cluster.
@@ -91,6 +93,7 @@ def create(settings: Settings, config: ProcessConfig) -> Gateway:
         token=config.token,
         callback_networks=settings.allowed_callback_networks,
         callback_secrets=settings.callback_secrets or config.cluster_secrets,
+        admin=admin,
     )
 
 
@@ -109,14 +112,15 @@ def main() -> None:
 async def _serve(settings: Settings, file: Path, parent_pipe: int) -> None:
     config = ProcessConfig.read(file)
     listening = socket.socket(fileno=config.listening)
-    gateway = create(settings, config)
+    admin = None if config.admin is None else socket.socket(fileno=config.admin)
+    gateway = create(settings, config, admin)
     server = Http(
-        uvicorn_config(gateway, settings, listening),
+        uvicorn_config(gateway.app, gateway.incoming, settings, listening),
         partial(announce_up, file),
         gateway.announce_shutdown,
     )
     on_parent_exit(parent_pipe, server.stop)
-    await server.serve(sockets=[listening])
+    await server.serve(sockets=[listening, *([] if admin is None else [admin])])
 
 
 if __name__ == "__main__":

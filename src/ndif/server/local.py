@@ -31,6 +31,7 @@ from ndif.server.embedded import Server
 from ndif.server.heap import return_free_memory
 from ndif.stores.broker import BrokerError
 from ndif.stores.objects.files import signing_key
+from ndif.telemetry.request_id import TERMINAL_FORMAT, name_requests
 
 _GENERATION = "0.8"
 """nnsight generation whose model process starts with the server; others start with their first client."""
@@ -66,8 +67,9 @@ class Local:
         logging.basicConfig(
             level=logging.INFO if self.verbose else logging.WARNING,
             handlers=[RichHandler(console=console, show_path=False)],
-            format="%(message)s",
+            format=TERMINAL_FORMAT,
         )
+        name_requests()
         config = self.deployment()
         options = read()
         if options.allow_pickled_weights is None:

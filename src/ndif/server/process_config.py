@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.supervised import ProcessSpec
+from ndif.telemetry.request_id import LOG_FORMAT, name_requests
 
 GATEWAY_MODULE, LEADER_MODULE = "ndif.server.gateway_process", "ndif.server.leader"
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UP = "up-"
 _VERBOSE_LIBRARIES = ("httpx", "httpcore")
 
@@ -38,6 +38,8 @@ class ProcessConfig:
     host: str
     """Name or address that the server listens on."""
     deployments: Sequence[DeploymentConfig]
+    admin: int | None = None
+    """Descriptor of the socket of the operator's routes, if they have one; gateways share it, too."""
     broker_url: str = ""
     """URL of the broker with the password that it was started with; empty for the one of the variable."""
     cluster_secrets: Sequence[str] = ()
@@ -74,7 +76,8 @@ class ProcessConfig:
             def command(parent_pipe: int) -> Sequence[str]:
                 return [sys.executable, "-m", module, str(file), str(parent_pipe)]
 
-            return ProcessSpec(name, command, log, must_start, inherited=(self.listening,))
+            inherited = (self.listening, *(() if self.admin is None else (self.admin,)))
+            return ProcessSpec(name, command, log, must_start, inherited=inherited)
 
         names = [f"gateway {number}" for number in range(gateways)]
         return [
@@ -111,5 +114,6 @@ def on_parent_exit(parent_pipe: int, stop: Callable[[], None]) -> None:
 def configure_logging(handlers: Iterable[logging.Handler] | None = None) -> None:
     """Log from level INFO on to `handlers`; by default to standard error, which the supervisor keeps."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=handlers, force=True)
+    name_requests()
     for name in _VERBOSE_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)

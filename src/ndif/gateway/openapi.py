@@ -1,0 +1,308 @@
+"""An OpenAPI 3.1 document, put together from what each route says of itself.
+
+A route is described where it is defined: an `ApiRoute` has a `Description` for its one method, and a live
+channel a `Channel` in prose, because OpenAPI has no form for what goes over a WebSocket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp
+
+from ndif.telemetry.request_id import HEADER
+
+VERSION = "3.1.0"
+JSON = "application/json"
+BYTES = "application/octet-stream"
+
+_REF = "#/components/schemas/{model}"
+REFUSAL = _REF.format(model="Refusal")
+"""Reference to the schema of a refusal."""
+_ABOUT = """\
+Runs nnsight traces beside the models that they are about. Clients are the released packages of nnsight: \
+0.8 sends multipart bodies and listens at /subscribe, 0.6 and 0.7 send headers and listen at /ws/socket.io.
+
+Every refusal is `{"detail": "A sentence that says what to do."}`; `4XX` and `5XX` stand for those that \
+any route may give: 400 for a request that is not valid, 403 for a name that is not this server's or a \
+page of another site, 414 and 431 for what is too long, 429 and 503 with Retry-After for what may succeed \
+later, 500 for a failure of the server. Every answer has an `X-Request-Id`, the client's own where that \
+has at most 64 letters, digits and any of `_.:-`. HEAD is answered as GET is, without the body."""
+
+
+class Refusal(BaseModel):
+    """A request is refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"detail": "There is nothing at /nowhere."}]},
+    )
+
+    detail: str
+    """A sentence that says what is wrong, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A body: its schema, as a model or as JSON Schema, and an example."""
+
+    schema: type[BaseModel] | Mapping[str, Any]
+    example: Any = None
+    """None for a model's own."""
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+    """Media types of a multipart body's parts that do not follow from the schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: when it is given, and its body by media type."""
+
+    text: str
+    content: Mapping[str, Content]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers beside the usual ones, each with its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A part of the path, of the query or of the head."""
+
+    name: str
+    place: Literal["path", "query", "header"]
+    text: str
+    example: Any
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
+
+    def described(self) -> dict[str, Any]:
+        """Return the parameter for a document."""
+        return {
+            "name": self.name,
+            "in": self.place,
+            "description": self.text,
+            "required": self.place == "path",
+            "schema": dict(self.schema),
+            "example": self.example,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One method of a route."""
+
+    tag: str
+    summary: str
+    answers: Mapping[int, Answer]
+    text: str = ""
+    parameters: Sequence[Parameter] = ()
+    body: Mapping[str, Content] = field(default_factory=dict)
+    refusals: Mapping[int, str] = field(default_factory=dict)
+    """Statuses of refusals that are this route's own, each with its reason."""
+    needs: Literal["nothing", "key", "token"] = "nothing"
+    """`key`: an API key where the server has keys; `token`: the operator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A live channel in prose."""
+
+    name: str
+    text: str
+
+
+class ApiRoute(Route):
+    """A route of one method that says of itself what clients need to know."""
+
+    def __init__(
+        self, path: str, endpoint: Any, description: Description, method: str = "GET"
+    ) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        self.method = method
+        self.description = description
+
+
+class LiveRoute(WebSocketRoute):
+    """A WebSocket that says of itself what clients need to know."""
+
+    def __init__(self, path: str, endpoint: Any, channel: Channel) -> None:
+        super().__init__(path, endpoint)
+        self.channel = channel
+
+
+class LiveMount(Mount):
+    """A live channel that an application of its own serves."""
+
+    def __init__(self, path: str, app: ASGIApp, channel: Channel) -> None:
+        super().__init__(path, app=app)
+        self.channel = channel
+
+
+def answer(
+    schema: type[BaseModel] | Mapping[str, Any],
+    text: str = "The answer.",
+    *,
+    example: Any = None,
+    media_type: str = JSON,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Return an answer with one form."""
+    return Answer(text, {media_type: Content(schema, example)}, headers or {})
+
+
+def document(routes: Iterable[BaseRoute], version: str) -> dict[str, Any]:
+    """Return the document of these routes of a server of this version."""
+    found = list(_described(routes))
+    channels = list(_channels(routes))
+    schemas, components = _schemas(each for _, route in found for each in _models(route))
+    paths: dict[str, dict[str, Any]] = {}
+    for path, route in found:
+        paths.setdefault(path, {})[route.method.lower()] = _operation(path, route, schemas)
+    tags = list(dict.fromkeys(route.description.tag for _, route in found))
+    return {
+        "openapi": VERSION,
+        "info": {"title": "ndif", "version": version, "description": _ABOUT},
+        "tags": [
+            *({"name": tag} for tag in tags),
+            *({"name": each.name, "description": each.text} for each in channels),
+        ],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "headers": {
+                HEADER: {
+                    "description": "Id of this request, which the server's log names, too.",
+                    "schema": {"type": "string", "maxLength": 64},
+                }
+            },
+            "securitySchemes": {
+                "key": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "ndif-api-key",
+                    "description": "A user's API key, where the server has keys.",
+                },
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "The token that the server made when it started.",
+                },
+            },
+        },
+    }
+
+
+def _described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[str, ApiRoute]]:
+    """Yield the described routes and their whole paths, as OpenAPI has them."""
+    for route in routes:
+        if isinstance(route, ApiRoute):
+            yield prefix + route.path_format, route
+        elif isinstance(route, Mount):
+            yield from _described(route.routes, prefix + route.path_format.removesuffix("/{path}"))
+
+
+def _channels(routes: Iterable[BaseRoute]) -> Iterator[Channel]:
+    return (each.channel for each in routes if isinstance(each, LiveRoute | LiveMount))
+
+
+def _models(route: ApiRoute) -> Iterator[type[BaseModel]]:
+    """Yield the models of a route's body and answers."""
+    described = route.description
+    contents = [described.body, *(each.content for each in described.answers.values())]
+    for content in (each for by_type in contents for each in by_type.values()):
+        if isinstance(content.schema, type):
+            yield content.schema
+
+
+def _schemas(
+    models: Iterable[type[BaseModel]],
+) -> tuple[dict[type[BaseModel], dict[str, Any]], dict[str, Any]]:
+    """Return a reference to each model, and the definitions that they refer to."""
+    distinct: list[type[BaseModel]] = list(dict.fromkeys((Refusal, *models)))
+    references, definitions = models_json_schema(
+        [(model, "validation") for model in distinct], ref_template=_REF
+    )
+    found = {model: reference for (model, _), reference in references.items()}
+    return found, definitions["$defs"]  # type: ignore[return-value]
+
+
+def _operation(
+    path: str, route: ApiRoute, schemas: Mapping[type[BaseModel], dict[str, Any]]
+) -> dict[str, Any]:
+    described = route.description
+
+    def content(by_type: Mapping[str, Content]) -> dict[str, Any]:
+        return {media_type: _content(each, schemas) for media_type, each in by_type.items()}
+
+    refused = content({JSON: Content(Refusal)})
+    usual = {HEADER: {"$ref": f"#/components/headers/{HEADER}"}}
+    responses: dict[str, Any] = {}
+    for status, each in described.answers.items():
+        own = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in each.headers.items()
+        }
+        responses[str(status)] = {
+            "description": each.text,
+            "headers": {**usual, **own},
+            "content": content(each.content),
+        }
+    refusals = {
+        **{str(status): text for status, text in described.refusals.items()},
+        "4XX": "The request is refused.",
+        "5XX": "The server cannot answer now.",
+    }
+    for code, text in refusals.items():
+        responses.setdefault(
+            code, {"description": text, "headers": dict(usual), "content": refused}
+        )
+    operation: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}{path.translate(_UNDERSCORES)}",
+        "summary": described.summary,
+        "tags": [described.tag],
+        "responses": responses,
+    }
+    if described.text:
+        operation["description"] = described.text
+    if described.parameters:
+        operation["parameters"] = [each.described() for each in described.parameters]
+    if described.body:
+        operation["requestBody"] = {"required": True, "content": content(described.body)}
+    if described.needs != "nothing":
+        # A server without keys takes anyone's.
+        others: list[dict[str, Any]] = [{}] if described.needs == "key" else []
+        operation["security"] = [{described.needs: []}, *others]
+    return operation
+
+
+_UNDERSCORES = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
+
+
+def _content(content: Content, schemas: Mapping[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
+    schema, example = content.schema, content.example
+    if isinstance(schema, type):
+        if example is None:
+            example = example_of(schema)
+        schema = schemas[schema]
+    described: dict[str, Any] = {"schema": dict(schema)}
+    if example is not None:
+        described["example"] = example
+    if content.encoding:
+        described["encoding"] = dict(content.encoding)
+    return described
+
+
+def example_of(model: type[BaseModel]) -> Any:
+    """Return a model's example."""
+    extra: Any = model.model_config["json_schema_extra"]
+    (example,) = extra["examples"]
+    return example
+
+
+def reason(status: str) -> str:
+    """Return a status with its name: `404 Not Found`."""
+    return f"{status} {HTTPStatus(int(status)).phrase}" if status.isdigit() else status

@@ -1,0 +1,83 @@
+"""The id of each request, and the line that the log has of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ndif.gateway.http_error import RETRY_SOON, HttpError, refuse, shown_path
+from ndif.telemetry.request_id import HEADER, RequestId, name
+
+logger = logging.getLogger("ndif.http")
+
+REQUEST_ID = "request_id"
+"""Key of the request's id in the state of its scope."""
+_STOPPED = HttpError(
+    503, "The server was stopped before it could answer. Try again in a moment.", RETRY_SOON
+)
+_UPGRADED = 101
+
+
+class RequestLog:
+    """ASGI middleware that names each request, and logs one line when it has ended.
+
+    The name is the client's own where that is sane. It is in the answer and in every line that is logged
+    meanwhile. The line has no query, which may hold a signature, and a part of the path alone.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request_id = RequestId(Headers(scope=scope).getlist(HEADER))
+        scope.setdefault("state", {})[REQUEST_ID] = request_id
+        # Until its task ends: the server that runs it may log of it, too.
+        name(request_id)
+        await self._answer(scope, receive, send, request_id)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, request_id: RequestId
+    ) -> None:
+        began = time.monotonic()
+        status = 0
+
+        async def observe(message: Message) -> None:
+            nonlocal status
+            if message["type"] in _STARTS:
+                status = message.get("status", _UPGRADED)
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)[HEADER] = request_id.text
+            elif message["type"] == "websocket.close" and not status:
+                status = 403
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observe)
+        except asyncio.CancelledError:
+            # A server that stops waits for its requests for a while, and then no longer.
+            if status:
+                raise
+            await refuse(_STOPPED, scope, receive, observe)
+        finally:
+            address, _ = scope.get("client") or ("", 0)
+            logger.info(
+                "%s %s %s %s %.3fs",
+                address,
+                scope.get("method", "WebSocket"),
+                shown_path(scope["path"]),
+                status or "unanswered",
+                time.monotonic() - began,
+            )
+        # Else the error is still to be logged, by whoever called.
+        request_id.is_open = False
+
+
+_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")

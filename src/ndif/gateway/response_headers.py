@@ -1,0 +1,54 @@
+"""Headers by which browsers and caches treat every answer with care, unless its route says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ndif.config.settings import Settings
+
+SAFE: Mapping[str, str] = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'",
+}
+"""Headers of every answer: it is no page, no script and no part of another site."""
+NOT_STORED: Mapping[str, str] = {"Cache-Control": "no-store"}
+"""Headers of answers that no cache may keep, because they belong to one user or one moment."""
+
+_CACHED = "/hub/"
+"""Beginning of the paths of files, which their clients and proxies may cache by ETag."""
+_HSTS = {"Strict-Transport-Security": "max-age=31536000"}
+_STARTS = ("http.response.start", "websocket.http.response.start")
+
+
+class ResponseHeaders:
+    """ASGI middleware that adds these headers to each answer that lacks them.
+
+    A server whose public address begins with https has browsers use no other.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        hsts = _HSTS if settings.public_url.startswith("https:") else {}
+        self._cached = {**SAFE, **hsts}
+        self._others = {**self._cached, **NOT_STORED}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] in ("http", "websocket"):
+            headers = self._cached if scope["path"].startswith(_CACHED) else self._others
+            send = partial(_send, send, headers)
+        await self._app(scope, receive, send)
+
+
+async def _send(send: Send, added: Mapping[str, str], message: Message) -> None:
+    if message["type"] in _STARTS:
+        headers = MutableHeaders(scope=message)
+        for name, value in added.items():
+            headers.setdefault(name, value)
+    await send(message)

@@ -1,0 +1,1 @@
+"""Names by which logs tell what belongs together."""

@@ -1,0 +1,76 @@
+"""The operator's routes on a port of their own, and the commands that find it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.test_start import Place, a_place, free_port
+from tests.services.packages import need
+
+
+@pytest.fixture
+def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]:
+    yield from a_place(server_environment, tmp_path / "sessions")
+
+
+def get(url: str, token: str = "", **headers: str) -> httpx.Response:
+    given = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx.get(url, headers={**given, **headers}, trust_env=False)
+
+
+@pytest.mark.parametrize("gateways", [0, 2], ids=["one process", "two gateways"])
+def test_the_operators_routes_are_on_their_port_alone(place: Place, gateways: int) -> None:
+    variables = {"NDIF_ADMIN_PORT": free_port()}
+    if gateways:
+        need("redis-server", "redis-server")
+        variables["NDIF_BROKER_URL"] = f"redis://:secret@127.0.0.1:{free_port()}/0"
+        variables["NDIF_API_WORKERS"] = str(gateways)
+    url = place.start(**variables)["url"]
+    token = (place.root / "current" / "token").read_text().strip()
+    admin = f"http://127.0.0.1:{variables['NDIF_ADMIN_PORT']}"
+
+    # Several times, so that each of the gateways is asked.
+    for _ in range(8):
+        hidden = get(f"{url}/admin/status", token)
+        assert hidden.status_code == 404
+        assert "nothing at /admin/status" in hidden.json()["detail"]
+        assert get(f"{admin}/admin/status", token).json().keys() >= {"models", "nodes"}
+    # No header chooses the port.
+    named = get(f"{url}/admin/config", token, Host=admin.removeprefix("http://"))
+    assert named.status_code == 404
+    assert get(f"{admin}/admin/config").status_code == 401
+    assert get(f"{admin}/ping").json() == get(f"{url}/ping").json() == "pong"
+    assert httpx.post(f"{admin}/request", trust_env=False).status_code == 404
+    assert get(f"{admin}/admin/config", Host="evil.example").status_code == 403
+
+    # Commands on this machine find it, and elsewhere its address is what they are given.
+    assert place.read("status")["models"] == []
+    assert place.read("env")["python_version"]
+    info = place.read("info")
+    assert (info["admin_host"], info["admin_port"]) == ("127.0.0.1", int(admin.rpartition(":")[2]))
+    assert admin in place.ndif("info").output
+    elsewhere = {"NDIF_SESSION_ROOT": str(place.root / "nowhere")}
+    for address, code in ((admin, 0), (url, 4)):
+        done = place.ndif("queue", "--url", address, "--token", token, **elsewhere)
+        assert done.code == code, done
+    doctor = place.ndif("doctor", **variables).output
+    assert f"port {variables['NDIF_ADMIN_PORT']}" in doctor
+    assert place.ndif("stop").code == 0
+
+
+def test_a_port_that_cannot_be_had_is_said(place: Place) -> None:
+    same = place.environment["NDIF_API_PORT"]
+    done = place.ndif("start", NDIF_ADMIN_PORT=same)
+    assert done.code == 1
+    assert f"NDIF_ADMIN_PORT must be another port than the server's, {same}." in done.error
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = place.ndif("start", NDIF_ADMIN_PORT=port)
+    assert done.code == 1
+    assert f"Port {port} is in use. Choose another with NDIF_ADMIN_PORT." in done.error
+    assert place.processes() == []

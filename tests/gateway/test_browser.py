@@ -1,0 +1,190 @@
+"""A real browser: which pages may use a server, and the page that describes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from tests.security.serving import gateway
+from tests.services.packages import need
+from tests.serving import serving
+
+PATIENCE_S = 90
+PAGE = """\
+<!doctype html><title>a notebook</title><script>
+const server = new URLSearchParams(location.search).get("server");
+async function tried(asked) {
+  try { return await asked(); } catch (error) { return error.name; }
+}
+const ask = (path, options) => tried(async () => {
+  const answer = await fetch(server + path, options);
+  return [answer.status, answer.headers.get("X-Request-Id"), (await answer.text()).slice(0, 60)];
+});
+const live = () => new Promise((done) => {
+  const channel = new WebSocket(server.replace("http", "ws") + "/subscribe");
+  channel.onmessage = (message) => done(Object.keys(JSON.parse(message.data)));
+  channel.onerror = () => done("refused");
+});
+(async () => {
+  const found = {
+    ping: await ask("/ping"),
+    whoami: await ask("/whoami", {headers: {"ndif-api-key": "a"}}),
+    submit: await ask("/request", {method: "POST", headers: {"nnsight-version": "0.8.1"}}),
+    simple: await ask("/request", {method: "POST", body: "x"}),
+    admin: await ask("/admin/status", {headers: {"Authorization": "Bearer opens-it"}}),
+    live: await live(),
+  };
+  await fetch("/found", {method: "POST", body: JSON.stringify(found)});
+})();
+</script>
+"""
+
+
+class Browser:
+    """Chromium without a window."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self._command = [
+            *(program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-extensions"),
+            *(f"--user-data-dir={folder}", "--no-proxy-server"),
+        ]
+
+    def show(self, url: str) -> tuple[str, str]:
+        """Return the page as the browser made it, and what the browser logged."""
+        done = subprocess.run(
+            [*self._command, "--enable-logging=stderr", "--log-level=0", "--dump-dom", url],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+        return done.stdout, done.stderr
+
+    @contextlib.contextmanager
+    def visiting(self, url: str) -> Iterator[None]:
+        """Have the page open during the block."""
+        process = subprocess.Popen(
+            [*self._command, "--remote-debugging-port=0", url],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE_S)
+
+
+@dataclass
+class Notebook:
+    """A page of another site, which tells its own server what it could do."""
+
+    url: str = ""
+    found: Queue[dict[str, Any]] = field(default_factory=Queue)
+
+    def tries(self, browser: Browser, server: str) -> dict[str, Any]:
+        """Return what the page could do with a server."""
+        with browser.visiting(f"{self.url}/?server={server}"):
+            return self.found.get(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    return Browser(need("chromium", "chromium"), tmp_path_factory.mktemp("chromium"))
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    made = Notebook()
+
+    async def page(_: Request) -> Response:
+        return HTMLResponse(PAGE)
+
+    async def found(http: Request) -> Response:
+        made.found.put(json.loads(await http.body()))
+        return Response()
+
+    routes = [Route("/", page), Route("/found", found, methods=["POST"])]
+    with serving(Starlette(routes=routes)) as made.url:
+        yield made
+
+
+BLOCKED = "TypeError"
+"""The browser kept the answer from the page."""
+
+
+def test_a_page_of_another_site_can_do_nothing(
+    browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
+) -> None:
+    with gateway(tmp_path, runtimes, options={"token": "opens-it"}) as server:
+        found = notebook.tries(browser, server.url)
+    assert found == {**dict.fromkeys(found, BLOCKED), "live": "refused"}
+    assert len(found) == 6
+
+
+def test_of_a_public_server_it_can_read_that_it_is_there(
+    browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
+) -> None:
+    public = "http://ndif.example.org"
+    with gateway(tmp_path, runtimes, options={"token": "opens-it"}, public_url=public) as server:
+        found = notebook.tries(browser, server.url)
+    status, request_id, said = found.pop("ping")
+    assert (status, said) == (200, '"pong"')
+    assert re.fullmatch("[0-9a-f]{32}", request_id)
+    assert found == {**dict.fromkeys(found, BLOCKED), "live": "refused"}
+
+
+def test_a_page_that_the_operator_names_can_use_it_and_not_operate_it(
+    browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
+) -> None:
+    with gateway(
+        tmp_path, runtimes, options={"token": "opens-it"}, cors_origins=notebook.url
+    ) as server:
+        found = notebook.tries(browser, server.url)
+    assert found["ping"][0] == 200
+    assert found["whoami"][0] == 200
+    assert found["submit"][0] == 400
+    assert "neither a request" in found["simple"][2]
+    assert found["admin"] == BLOCKED
+    assert found["live"] == ["session_id"]
+
+
+def test_the_description_is_shown_as_it_is_meant(
+    browser: Browser, runtimes: Path, tmp_path: Path
+) -> None:
+    with gateway(tmp_path, runtimes, options={"token": "opens-it"}) as server:
+        page, log = browser.show(f"{server.url}/docs")
+    assert "<h2>jobs</h2>" in page
+    assert page.count("<details") > 40
+    assert "/admin/deploy" in page
+    # Its policy lets the browser use all of it.
+    assert "Content Security Policy" not in log, log
+    assert "Refused" not in log, log
+
+
+def test_the_policy_would_be_said_to_refuse_something(browser: Browser) -> None:
+    """Without this, the test above could not fail."""
+
+    async def page(_: Request) -> Response:
+        policy = {"Content-Security-Policy": "default-src 'none'"}
+        return HTMLResponse("<style>p { color: red }</style>", headers=policy)
+
+    with serving(Starlette(routes=[Route("/", page)])) as url:
+        _, log = browser.show(url)
+    assert "Content Security Policy" in log

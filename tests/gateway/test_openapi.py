@@ -1,0 +1,386 @@
+"""The description of every route: complete, valid, and true of the real answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+
+from ndif.config.settings import Settings
+from ndif.control.operations import OPERATIONS
+from ndif.schema.deployment import DeploymentConfig
+from ndif.server.embedded import Server
+from tests.cli.operations import TOKEN, Table, application
+from tests.cli.test_start import Place, a_place
+from tests.clients.harness import Client, LocalServer
+from tests.conftest import NAME, client_environment
+from tests.security.serving import OLD, PAYLOAD
+from tests.serving import serving
+
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
+    """The application of a whole server, without what is around it."""
+    folder = tmp_path_factory.mktemp("results")
+    server = Server(
+        Settings(),
+        [DeploymentConfig("org/name", "org/name")],
+        folder,
+        host="127.0.0.1",
+        places=True,
+        token=TOKEN,
+    )
+    found: Any = server.app
+    while not isinstance(found, Starlette):
+        found = found._app
+    return found
+
+
+@pytest.fixture(scope="module")
+def described(app: Starlette) -> dict[str, Any]:
+    (found,) = (each for each in app.routes if getattr(each, "path", "") == "/openapi.json")
+    assert isinstance(found, Route)
+    document: dict[str, Any] = found.endpoint.__self__.document
+    # As it goes over the wire.
+    again: dict[str, Any] = json.loads(json.dumps(document))
+    return again
+
+
+def operations(described: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            assert method in METHODS
+            yield path, method, operation
+
+
+def validator(described: dict[str, Any], schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    """Return a validator of a schema within the document."""
+    return jsonschema.Draft202012Validator({**schema, "components": described["components"]})
+
+
+def routes_of(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield method and path of everything that a client can ask for."""
+    for route in routes:
+        if isinstance(route, Mount):
+            path = route.path_format.removesuffix("/{path}")
+            below = list(routes_of(route.routes, prefix + path))
+            yield from below or [("LIVE", f"{prefix}{path}")]
+        elif isinstance(route, WebSocketRoute):
+            yield "LIVE", prefix + route.path
+        else:
+            assert isinstance(route, Route)
+            for method in route.methods - {"HEAD"}:
+                yield method, prefix + route.path_format
+
+
+# The document
+
+
+def test_every_route_is_described_and_nothing_else_is(
+    app: Starlette, described: dict[str, Any]
+) -> None:
+    there = set(routes_of(app.routes))
+    of_operations = {(method.upper(), path) for path, method, _ in operations(described)}
+    channels = [tag["name"] for tag in described["tags"] if "description" in tag]
+    of_channels = {("LIVE", name.split()[0].removesuffix("/socket.io")) for name in channels}
+    assert there == of_operations | of_channels
+    assert {("POST", "/request"), ("LIVE", "/subscribe"), ("LIVE", "/ws")} < there
+    assert {("GET", "/response/{id}"), ("GET", "/results/{id}"), ("GET", "/docs")} < there
+    assert {(kind.method, f"/admin/{kind.name}") for kind in OPERATIONS} < there
+    assert len(there) > 25
+
+
+def test_the_document_is_openapi(described: dict[str, Any]) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
+    schema = schemathesis.openapi.from_dict(described)
+    schema.validate()
+    ids = [operation["operationId"] for _, _, operation in operations(described)]
+    assert len(ids) == len(set(ids))
+    tags = {tag["name"] for tag in described["tags"]}
+    for path, _, operation in operations(described):
+        assert set(operation["tags"]) <= tags
+        assert operation["summary"]
+        # All parts of the path are parameters, and the reverse.
+        named = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
+        assert named == set(re.findall(r"{(\w+)}", path))
+
+
+def test_examples_are_valid(described: dict[str, Any]) -> None:
+    checked = 0
+    for path, method, operation in operations(described):
+        contents = [
+            *operation.get("requestBody", {}).get("content", {}).values(),
+            *(
+                content
+                for response in operation["responses"].values()
+                for content in response["content"].values()
+            ),
+            *operation.get("parameters", ()),
+        ]
+        for content in contents:
+            if "example" in content:
+                validator(described, content["schema"]).validate(content["example"])
+                checked += 1
+        body = operation.get("requestBody", {}).get("content", {})
+        assert all("example" in each for kind, each in body.items() if "octet" not in kind), path
+        for status, response in operation["responses"].items():
+            for kind, content in response["content"].items():
+                is_json = kind == "application/json"
+                assert not is_json or "example" in content or path == "/openapi.json", (
+                    method,
+                    path,
+                    status,
+                )
+    assert checked > 100
+
+
+def test_the_examples_of_operations_are_taken(described: dict[str, Any]) -> None:
+    table = Table()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with (
+        serving(application(table)) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False) as http,
+    ):
+        for kind in OPERATIONS:
+            if kind.model_fields:
+                operation = described["paths"][f"/admin/{kind.name}"]["post"]
+                example = operation["requestBody"]["content"]["application/json"]["example"]
+                answer = http.post(f"/admin/{kind.name}", json=example)
+                # 404 of a job that is not there.
+                assert answer.status_code == (404 if kind.name == "kill" else 200), answer.text
+
+
+# Real answers
+
+
+def holds(described: dict[str, Any], path: str, answer: httpx.Response) -> Any:
+    """Check an answer against its description, and return its content."""
+    method = answer.request.method.lower()
+    responses = described["paths"][path][method]["responses"]
+    status = str(answer.status_code)
+    response = responses.get(status) or responses[f"{status[0]}XX"]
+    assert set(map(str.lower, response["headers"])) - {"etag"} <= set(answer.headers)
+    kind = answer.headers["Content-Type"].partition(";")[0]
+    content = response["content"][kind]
+    if kind != "application/json":
+        return answer.content
+    found = answer.json()
+    validator(described, content["schema"]).validate(found)
+    return found
+
+
+def shape(value: Any) -> Any:
+    """Return the names in a JSON value, and the kinds of its values."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value[:1]]
+    return type(value).__name__
+
+
+def example(described: dict[str, Any], path: str, method: str = "get", status: str = "200") -> Any:
+    responses = described["paths"][path][method]["responses"]
+    return responses[status]["content"]["application/json"]["example"]
+
+
+@pytest.fixture(scope="module")
+def polled(server: LocalServer, tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The payload of a trace, as a client records it."""
+    recorded = tmp_path_factory.mktemp("recorded")
+    home = tmp_path_factory.mktemp("client-openapi")
+    environment = {**client_environment(server, home, None), "RECORDED": str(recorded)}
+    client = Client("scenarios_limits", NAME, tiny_gpt2, environment)
+    try:
+        client.run("scenario_payloads_are_recorded")
+    finally:
+        client.close()
+    return (recorded / "ends").read_bytes()
+
+
+def test_the_answers_of_a_server_are_as_they_are_described(
+    server: LocalServer, described: dict[str, Any], polled: bytes
+) -> None:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        for path in ("/ping", "/connected", "/whoami"):
+            found = holds(described, path, http.get(path))
+            if path != "/whoami":
+                assert found == example(described, path)
+        assert shape(holds(described, "/env", http.get("/env"))).keys() == {
+            "python_version",
+            "packages",
+        }
+        status = holds(described, "/status", http.get("/status"))
+        (real,) = status["deployments"].values()
+        (given,) = example(described, "/status")["deployments"].values()
+        assert real.keys() == given.keys()
+        key = json.dumps({"repo_id": NAME, "revision": None, "task": "text-generation"})
+        model_key = f"nnsight.modeling.transformers.TransformersModel:{key}"
+        submitted = http.post(
+            "/request",
+            data={"data": json.dumps({"model_key": model_key, "compress": True})},
+            files={"blob": polled},
+            headers={"nnsight-version": "0.8.1"},
+        )
+        received = holds(described, "/request", submitted)
+        assert shape(received) == shape(example(described, "/request", "post"))
+        response = f"/response/{received['id']}"
+        deadline = time.monotonic() + 60
+        while (job := holds(described, "/response/{id}", http.get(response)))["status"] not in (
+            "COMPLETED",
+            "ERROR",
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert job["status"] == "COMPLETED", job
+        assert shape(job) == shape(example(described, "/response/{id}"))
+        for headers, code in (({}, 200), ({"Range": "bytes=0-9"}, 206)):
+            result = http.get(job["data"], headers=headers)
+            assert result.status_code == code
+            holds(described, "/results/{id}", result)
+        refusals = {
+            "/response/{id}": http.get("/response/nobody"),
+            "/results/{id}": http.get(f"/results/{received['id']}"),
+            "/request": http.post("/request"),
+            "/env": http.get("/env?generation=0.1"),
+        }
+        for path, answer in refusals.items():
+            assert answer.is_client_error
+            holds(described, path, answer)
+
+
+def test_an_older_clients_answers_are_as_they_are_described(
+    server: LocalServer, described: dict[str, Any]
+) -> None:
+    key = json.dumps({"repo_id": NAME, "revision": None})
+    headers = {
+        "nnsight-version": "0.7.0",
+        "nnsight-model-key": f"{OLD.partition(':')[0]}:{key}",
+        "nnsight-compress": "True",
+    }
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        submitted = http.post("/request", content=PAYLOAD, headers=headers)
+        received = holds(described, "/request", submitted)
+        assert received["status"] == "RECEIVED"
+        holds(described, "/response/{id}", http.get(f"/response/{received['id']}"))
+
+
+def test_the_mirrors_answers_are_as_they_are_described(
+    server: LocalServer, described: dict[str, Any]
+) -> None:
+    api, repository = "/hub/api/models/{organization}/{name}", "/hub/{organization}/{name}"
+    base = f"/hub/api/models/{NAME}"
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        info = holds(described, api, http.get(base))
+        given = example(described, api)
+        assert shape(info) == shape(given)
+        holds(described, f"{api}/revision/{{revision}}", http.get(f"{base}/revision/main"))
+        tree = f"{api}/tree/{{location}}"
+        listed = holds(described, tree, http.get(f"{base}/tree/main?recursive=true"))
+        assert shape(listed) == shape(example(described, tree))
+        file = f"{repository}/resolve/{{location}}"
+        holds(described, file, http.get(f"/hub/{NAME}/resolve/main/config.json"))
+        missing = http.get(f"/hub/{NAME}/resolve/main/none")
+        assert shape(holds(described, file, missing)) == {"error": "str"}
+        part = http.get(f"/hub/{NAME}/resolve/main/config.json", headers={"Range": "bytes=0-1,4-5"})
+        assert part.status_code == 206
+        holds(described, file, part)
+
+
+@pytest.fixture
+def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]:
+    yield from a_place(server_environment, tmp_path / "sessions")
+
+
+def test_an_operators_answers_are_as_they_are_described(
+    place: Place, described: dict[str, Any]
+) -> None:
+    url = place.start()["url"]
+    token = (place.root / "current" / "token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as http:
+
+        def does(name: str, body: Any = None, status: int = 200) -> Any:
+            path = f"/admin/{name}"
+            answer = http.get(path) if body is None else http.post(path, json=body)
+            assert answer.status_code == status, answer.text
+            return holds(described, path, answer)
+
+        body = {"deployments": [{"repo_id": NAME, "dedicated": True}], "wait": True}
+        deployed = does("deploy", body)
+        assert shape(deployed) == shape(example(described, "/admin/deploy", "post"))
+        assert deployed["models"][0]["problem"] is None
+        state, given = does("status"), example(described, "/admin/status")
+        assert shape(state["nodes"][0]).keys() == shape(given["nodes"][0]).keys()
+        assert state["models"][0].keys() == given["models"][0].keys()
+        assert state["models"][0]["replicas"][0].keys() == given["models"][0]["replicas"][0].keys()
+        assert shape(does("queue")["models"]).__class__ is list
+        assert shape(does("export")) == shape(example(described, "/admin/export"))
+        assert does("config")["settings"]
+        does("scale", {"model": NAME, "replicas": 1})
+        restarted = does("restart", {"model": NAME})
+        assert shape(restarted) == shape(example(described, "/admin/restart", "post"))
+        does("kill", {"request_id": "nobody"}, 404)
+        does("evict", {"model": NAME, "cold": True})
+        does("evict", {"all": True})
+        does("deploy", {"deployments": []}, 400)
+        # The wrong token.
+        http.headers["Authorization"] = "Bearer wrong"
+        does("status", None, 401)
+        http.headers["Authorization"] = f"Bearer {token}"
+        does("stop", {})
+
+
+# The page
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and the texts of its headings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_has_every_route_and_loads_nothing(
+    server: LocalServer, described: dict[str, Any]
+) -> None:
+    answer = httpx.get(f"{server.url}/docs")
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    page = Tags()
+    page.feed(answer.text)
+    assert not {"script", "img", "link", "iframe", "form"} & {tag for tag, _ in page.tags}
+    ids = {found["id"] for _, found in page.tags if "id" in found}
+    for tag, found in page.tags:
+        assert not {"src", "style", "onclick"} & found.keys(), tag
+        if tag == "a":
+            target = found["href"] or ""
+            assert target == "/openapi.json" or target.removeprefix("#") in ids
+    for path, method, operation in operations(described):
+        if not path.startswith("/admin"):  # which `ndif local start` does not have
+            assert operation["operationId"] in ids, (method, path)
+    assert "/subscribe (live updates of nnsight 0.8)" in page.text
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    assert "/admin/status" not in document["paths"]
+    assert document["info"]["version"]

@@ -1,0 +1,111 @@
+"""Requests that schemathesis makes up from the description of the routes, to a real server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+
+from tests.cli.test_start import Place, a_place
+
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
+checks = pytest.importorskip("schemathesis.specs.openapi.checks")
+FailureGroup = pytest.importorskip("schemathesis.core.failures").FailureGroup
+GenerationMode = schemathesis.GenerationMode
+EXAMPLES = 5
+"""Requests of each kind that are made up for each route; more of them have found no more."""
+TIMEOUT_S = 20
+CHECKS: list[Any] = [
+    schemathesis.checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.ignored_auth,
+    checks.unsupported_method,
+]
+bounded = settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def place(
+    server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    yield from a_place(server_environment, tmp_path_factory.mktemp("made-up") / "sessions")
+
+
+@pytest.fixture(scope="module")
+def started(place: Place) -> str:
+    """The address of the server."""
+    url: str = place.start()["url"]
+    return url
+
+
+@pytest.fixture(scope="module")
+def token(place: Place, started: str) -> str:
+    return (place.root / "current" / "token").read_text().strip()
+
+
+def ask(operation: Any, mode: Any, token: str) -> int:
+    """Send made-up requests to an operation, and check the answers; return how many there were."""
+    needs_token = operation.path.startswith("/admin")
+    headers = {"Authorization": f"Bearer {token}"} if needs_token else {}
+    asked = 0
+
+    @bounded
+    @given(operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        nonlocal asked
+        asked += 1
+        case.call_and_validate(headers=headers, timeout=TIMEOUT_S, checks=CHECKS)
+
+    with contextlib.suppress(Unsatisfiable):  # it takes nothing that could be wrong
+        send()
+    return asked
+
+
+@pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
+def test_what_is_made_up_is_answered_as_described(
+    started: str, token: str, mode: Any, subtests: pytest.Subtests
+) -> None:
+    """Valid and invalid requests, for every route but the one that would end the server."""
+    described = schemathesis.openapi.from_url(f"{started}/openapi.json")
+    asked = 0
+    for found in described.exclude(path="/admin/stop").get_all_operations():
+        with subtests.test(found.ok().label):
+            asked += ask(found.ok(), mode, token)
+    assert asked > 50
+
+
+def test_a_description_that_is_not_true_is_found(started: str, token: str) -> None:
+    described = httpx.get(f"{started}/openapi.json").json()
+    ping = described["paths"]["/ping"]["get"]["responses"]
+    ping["200"]["content"]["application/json"]["schema"] = {"const": "ping"}
+    del described["paths"]["/admin/export"]["get"]["responses"]["200"]
+    described["servers"] = [{"url": started}]
+    schema = schemathesis.openapi.from_dict(described)
+    schema.location = f"{started}/openapi.json"
+    for path, says in (("/ping", "schema"), ("/admin/export", "status code")):
+        with pytest.raises(FailureGroup) as caught:
+            ask(schema[path]["GET"], GenerationMode.POSITIVE, token)
+        assert any(says in str(each).lower() for each in caught.value.exceptions)
+
+
+def test_the_server_is_as_it_was(started: str, place: Place, token: str) -> None:
+    assert httpx.get(f"{started}/ping").json() == "pong"
+    assert httpx.post(f"{started}/admin/stop").status_code == 401
+    assert "Traceback" not in place.ndif("logs", "-n", "100000").output
+    stopped = httpx.post(f"{started}/admin/stop", headers={"Authorization": f"Bearer {token}"})
+    assert stopped.json() == {"stopping": True}

@@ -1,0 +1,101 @@
+"""The id of a request in the lines of a log."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+
+import pytest
+
+from ndif.telemetry.request_id import (
+    LOG_FORMAT,
+    RequestId,
+    current,
+    name,
+    name_requests,
+    named,
+    of,
+)
+from tests.on_loop import on_loop
+
+
+@pytest.fixture
+def log() -> tuple[logging.Logger, io.StringIO]:
+    """A logger, and what its handler has written."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    name_requests([handler])
+    logger = logging.Logger("of-a-test")
+    logger.addHandler(handler)
+    return logger, written
+
+
+@pytest.mark.parametrize("given", ["a", "01234567-89ab", "trace:1.2_3", "x" * 64])
+def test_a_sane_id_of_the_client_is_used(given: str) -> None:
+    assert RequestId([given]).text == given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *([""], ["x" * 65], ["a b"], ["a\nINFO forged"], ["a]"], ["é"], ["\u0661"], ["%0a"]),
+        *([], ["two", "ids"]),
+    ],
+    ids=repr,
+)
+def test_any_other_is_replaced(given: list[str]) -> None:
+    made = RequestId(given)
+    assert made.text == made.text
+    assert made.text not in given
+    assert len(made.text) == 32
+    assert RequestId(given).text != made.text
+
+
+def test_a_line_names_its_request(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, written = log
+    logger.warning("before")
+    with named(RequestId(["mine"])):
+        assert current().text == "mine"
+        logger.warning("during")
+    logger.warning("after")
+    logger.warning("elsewhere", extra={"request": of(RequestId(["theirs"]))})
+    lines = [line.partition("WARNING ")[2] for line in written.getvalue().splitlines()]
+    assert lines == [
+        "of-a-test: before",
+        "of-a-test [mine]: during",
+        "of-a-test: after",
+        "of-a-test [theirs]: elsewhere",
+    ]
+
+
+@on_loop
+async def test_a_task_that_outlives_its_request_is_not_named_for_it(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, written = log
+    ended = asyncio.Event()
+
+    async def go_on() -> None:
+        logger.warning("begun")
+        await ended.wait()
+        logger.warning("for others")
+
+    async def request(request_id: RequestId) -> asyncio.Task[None]:
+        name(request_id)
+        started = asyncio.create_task(go_on())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(logger.warning, "in a thread")
+        request_id.is_open = False
+        return started
+
+    going_on = await asyncio.create_task(request(RequestId(["mine"])))
+    ended.set()
+    await going_on
+    lines = [line.partition("WARNING ")[2] for line in written.getvalue().splitlines()]
+    assert lines == [
+        "of-a-test [mine]: begun",
+        "of-a-test [mine]: in a thread",
+        "of-a-test: for others",
+    ]
