@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from ndif.config.reference import Variable, name_of, variables
 from ndif.config.settings import Settings
 from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.gateway.http_error import CLOSE, HttpError
-from ndif.gateway.openapi import JSON, ApiRoute, Content, Description, answer
+from ndif.gateway.openapi import (
+    JSON,
+    ApiRoute,
+    Content,
+    Description,
+    Parameter,
+    answer,
+    example_of,
+)
 from ndif.stores.accounts import Registry
 
 _MAX_BODY_BYTES = 4 * 1024**2
@@ -58,12 +66,20 @@ class Configuration(BaseModel):
 
 
 _TAG = "the operator's routes"
+_ACCOUNTS_TAG = "users, keys and tiers"
 _REFUSALS = {
     400: "The body is not valid.",
     401: "The token is missing or wrong.",
     404: "There is no such model, replica or job.",
     409: "The server cannot do this now.",
     503: "No process of this server leads at the moment.",
+}
+_ACCOUNTS_REFUSALS = {
+    400: "The body or the query is not valid.",
+    401: _REFUSALS[401],
+    404: "There is no such user, key or tier.",
+    409: "The server has no database of API keys, or what it has does not allow this.",
+    503: "The database of API keys does not answer.",
 }
 _CONFIG = Description(
     _TAG,
@@ -74,16 +90,36 @@ _CONFIG = Description(
 )
 
 
-def _describe(kind: type[Operation]) -> Description:
+def _describe(
+    kind: type[Operation | AccountOperation], tag: str, refusals: Mapping[int, str]
+) -> Description:
     """Return the description of an operation's route."""
+    is_query = kind.method == "GET"
     return Description(
-        _TAG,
+        tag,
         inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
         {200: answer(kind.answer)},
-        body={JSON: Content(kind)} if kind.model_fields else {},
-        refusals=_REFUSALS,
+        parameters=tuple(_query_of(kind)) if is_query else (),
+        body={JSON: Content(kind)} if kind.model_fields and not is_query else {},
+        refusals=refusals,
         needs="token",
     )
+
+
+def _query_of(kind: type[BaseModel]) -> Iterator[Parameter]:
+    """Yield the fields of an operation that changes nothing, as parameters."""
+    schemas = kind.model_json_schema().get("properties", {})
+    for name, field in kind.model_fields.items():
+        # A query has no null: a field that may be null is left out.
+        schema = schemas[name].get("anyOf", [schemas[name]])[0]
+        yield Parameter(
+            name,
+            "query",
+            field.description or "",
+            example_of(kind)[name],
+            {key: value for key, value in schema.items() if key not in ("title", "description")},
+            required=field.is_required(),
+        )
 
 
 class AdminRoutes:
@@ -112,16 +148,17 @@ class AdminRoutes:
                 ApiRoute(
                     f"/admin/{kind.name}",
                     self._with_token(self._handler(kind)),
-                    _describe(kind),
+                    _describe(kind, _TAG, _REFUSALS),
                     kind.method,
                 )
                 for kind in OPERATIONS
             ),
             *(
-                Route(
+                ApiRoute(
                     f"/admin/{kind.name}",
                     self._with_token(self._account_handler(kind)),
-                    methods=[kind.method],
+                    _describe(kind, _ACCOUNTS_TAG, _ACCOUNTS_REFUSALS),
+                    kind.method,
                 )
                 for kind in ACCOUNT_OPERATIONS
             ),
