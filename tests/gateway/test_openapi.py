@@ -17,9 +17,12 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from ndif.config.settings import Settings
+from ndif.control.account_operations import ACCOUNT_OPERATIONS
 from ndif.control.operations import OPERATIONS
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.embedded import Server
+from ndif.stores.accounts.sql.accounts import SqlAccounts
+from ndif.stores.accounts.sql.database import Database
 from tests.cli.operations import TOKEN, Table, application
 from tests.cli.test_start import Place, a_place
 from tests.clients.harness import Client, LocalServer
@@ -98,7 +101,9 @@ def test_every_route_is_described_and_nothing_else_is(
     assert there == of_operations | of_channels
     assert {("POST", "/request"), ("LIVE", "/subscribe"), ("LIVE", "/ws")} < there
     assert {("GET", "/response/{id}"), ("GET", "/results/{id}"), ("GET", "/docs")} < there
-    assert {(kind.method, f"/admin/{kind.name}") for kind in OPERATIONS} < there
+    for kinds in (OPERATIONS, ACCOUNT_OPERATIONS):
+        assert {(kind.method, f"/admin/{kind.name}") for kind in kinds} < there
+    assert {("GET", "/requests"), ("GET", "/usage"), ("DELETE", "/request/{id}")} < there
     assert len(there) > 25
 
 
@@ -249,6 +254,25 @@ def test_the_answers_of_a_server_are_as_they_are_described(
             result = http.get(job["data"], headers=headers)
             assert result.status_code == code
             holds(described, "/results/{id}", result)
+        jobs = holds(described, "/requests", http.get("/requests?limit=1"))["requests"]
+        assert [job["id"] for job in jobs] == [received["id"]]
+        assert jobs[0].keys() == example(described, "/requests")["requests"][1].keys()
+        for query in ("", "?by=day&since=2026-01-01"):
+            usage = holds(described, "/usage", http.get(f"/usage{query}"))
+            assert shape(usage["usage"]) == shape(example(described, "/usage")["usage"])
+        secret = holds(described, "/callbacks/secret", http.get("/callbacks/secret"))
+        assert len(secret["secret"]) == len(example(described, "/callbacks/secret")["secret"])
+        ended = http.delete(f"/request/{received['id']}")
+        assert ended.status_code == 404
+        holds(described, "/request/{id}", ended)
+        for number in ("0", "1001", "-1", "1.5", "many", "²", "", "9" * 5000):
+            answer = http.get("/requests", params={"limit": number})
+            assert answer.status_code == 400, answer.text
+            assert holds(described, "/requests", answer)["detail"].startswith("limit: ")
+        for query in ("by=colour", "since=2026-13-01", "since=yesterday", "since="):
+            answer = http.get(f"/usage?{query}")
+            assert answer.status_code == 400, answer.text
+            holds(described, "/usage", answer)
         refusals = {
             "/response/{id}": http.get("/response/nobody"),
             "/results/{id}": http.get(f"/results/{received['id']}"),
@@ -328,6 +352,15 @@ def test_an_operators_answers_are_as_they_are_described(
         assert shape(does("queue")["models"]).__class__ is list
         assert shape(does("export")) == shape(example(described, "/admin/export"))
         assert does("config")["settings"]
+        does("jobs", {})
+        does("usage", {"by": "day", "since": "2026-01-01"})
+        does("usage", {"user": "a\0b"}, 400)
+        collected = does("gc", {"dry_run": True})
+        assert shape(collected) == shape(example(described, "/admin/gc", "post"))
+        assert does("callbacks")["callbacks"] == []
+        assert does("callbacks/retry", {"all": True}) == {"retried": []}
+        does("callbacks/retry", {"request_id": "nobody"}, 404)
+        does("callbacks/retry", {"request_id": "\0"}, 400)
         does("scale", {"model": NAME, "replicas": 1})
         restarted = does("restart", {"model": NAME})
         assert shape(restarted) == shape(example(described, "/admin/restart", "post"))
@@ -340,6 +373,66 @@ def test_an_operators_answers_are_as_they_are_described(
         does("status", None, 401)
         http.headers["Authorization"] = f"Bearer {token}"
         does("stop", {})
+
+
+def test_the_answers_on_keys_are_as_they_are_described(
+    described: dict[str, Any], tmp_path: Path
+) -> None:
+    accounts = SqlAccounts(Database(f"sqlite:///{tmp_path / 'accounts.sqlite'}"), 5)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with (
+        serving(application(Table(), accounts=accounts)) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False) as http,
+    ):
+
+        def does(name: str, status: int = 200, **changed: Any) -> Any:
+            """Send the example with some fields changed; check the answer, and return it."""
+            path = f"/admin/{name}"
+            ((method, operation),) = described["paths"][path].items()
+            if method == "get":
+                query = {each["name"]: each["example"] for each in operation.get("parameters", ())}
+                answer = http.get(path, params={**query, **changed})
+            else:
+                body = operation.get("requestBody", {"content": {"application/json": {}}})
+                content = body["content"]["application/json"].get("example", {})
+                answer = http.post(path, json={**content, **changed})
+            assert answer.status_code == status, answer.text
+            found = holds(described, path, answer)
+            assert (
+                status != 200
+                or shape(found).keys() == shape(example(described, path, method)).keys()
+            )
+            return found
+
+        does("tiers/create")
+        does("tiers/create", 409)
+        made = does("keys/create")
+        key = {"key": made["id"]}
+        assert shape(does("tiers")) == shape(example(described, "/admin/tiers"))
+        assert does("tiers/change")["limits"] == {"requests_per_minute": 120}
+        assert does("keys/show", **key) == {k: v for k, v in made.items() if k != "api_key"}
+        assert len(does("keys")["keys"]) == 1
+        assert does("tiers/withdraw", **key)["tiers"] == []
+        assert does("tiers/assign", **key)["tiers"] == ["lab"]
+        does("tiers/delete", 409)
+        does("tiers/withdraw", **key)
+        assert does("tiers/delete") == example(described, "/admin/tiers/delete", "post")
+        assert does("keys/import") == {"imported": 1, "known": 0}
+        assert does("users")["users"][0]["keys"] == 2
+        assert len(does("users/show")["keys"]) == 2
+        assert does("keys/revoke", **key)["state"] == "REVOKED"
+        does("keys/migrate", 409)
+        for name in ("keys/show", "keys/revoke", "tiers/delete", "tiers/assign", "users/show"):
+            field = "tier" if name == "tiers/delete" else name.partition("/")[0].removesuffix("s")
+            does(name, 404, **{field: "nobody"})
+        # Numbers that no table or reader has.
+        for limit in (10**400, -1, 0, 1.5, "many", True):
+            does("tiers/create", 400, limits={"requests_per_minute": limit})
+        for seconds in (0, -1, 1e300, 10**400):
+            does("keys/create", 400, expires_in_s=seconds)
+        for text in ("a\0", "a\n", "", "x" * 400):
+            does("keys/create", 400, user=text)
+            does("users/show", 400, user=text)
 
 
 # The page

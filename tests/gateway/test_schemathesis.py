@@ -11,7 +11,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
+from ndif.stores.accounts.sql.accounts import SqlAccounts
+from ndif.stores.accounts.sql.database import Database
+from tests.cli.operations import TOKEN, Table, application
 from tests.cli.test_start import Place, a_place
+from tests.serving import serving
+from tests.stores.accounts.databases import TestDatabase
+from tests.stores.accounts.databases import database as database
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")
@@ -87,6 +93,25 @@ def test_what_is_made_up_is_answered_as_described(
         with subtests.test(found.ok().label):
             asked += ask(found.ok(), mode, token)
     assert asked > 50
+
+
+@pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
+def test_what_is_made_up_about_keys_is_answered_as_described(
+    database: TestDatabase, mode: Any, subtests: pytest.Subtests
+) -> None:
+    accounts = SqlAccounts(Database(database.url), 5)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with serving(application(Table(), accounts=accounts)) as url:
+        # So that some of the examples have what they name.
+        tier = httpx.post(f"{url}/admin/tiers/create", json={"tier": "lab"}, headers=headers)
+        assert tier.status_code == 200, tier.text
+        described = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        asked = 0
+        keys = described.include(path_regex="^/admin/(keys|tiers|users)")
+        for found in keys.get_all_operations():
+            with subtests.test(found.ok().label):
+                asked += ask(found.ok(), mode, TOKEN)
+        assert asked > 20
 
 
 def test_a_description_that_is_not_true_is_found(started: str, token: str) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ndif.config.settings import MOST, Duration, Settings, Size
 
@@ -28,6 +28,14 @@ class Limits(BaseModel):
     """Number of jobs that wait or run at once."""
     execution_s_per_day: Duration | None = Field(default=None, gt=0)
     """Seconds that the blocks of the key's user may run in a day (UTC)."""
+
+    @field_validator("requests_per_minute", "unfinished_jobs", mode="before")
+    @classmethod
+    def _refuse_truth(cls, value: object) -> object:
+        """Refuse true, which would be the number 1."""
+        if isinstance(value, bool):
+            raise ValueError(f"must be a whole number, not {value}")
+        return value
 
     @classmethod
     def of(cls, settings: Settings, own: Mapping[str, Any]) -> Limits:
