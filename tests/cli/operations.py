@@ -35,7 +35,7 @@ from ndif.gateway.hf_mirror import HfMirror
 from ndif.host.runtimes import Runtimes
 from ndif.schema.deployment import DeploymentConfig, OperationError
 from ndif.schema.deployment_file import to_entry
-from ndif.stores.accounts import OpenAccounts
+from ndif.stores.accounts import Accounts, OpenAccounts
 from ndif.stores.broker import MemoryBroker
 
 TOKEN = "opens-it"
@@ -283,14 +283,17 @@ class Table:
         ]
 
 
-def application(table: Table, options: Settings | None = None) -> Starlette:
+def application(
+    table: Table, options: Settings | None = None, accounts: Accounts | None = None
+) -> Starlette:
     """Return the gateway over a table."""
     options = options or Settings()
+    accounts = accounts or OpenAccounts(hotswapping=True)
     routes = [
-        *AdminRoutes(table.perform, TOKEN, options).routes(),
+        *AdminRoutes(table.perform, TOKEN, options, accounts.registry).routes(),
         *HealthRoutes(
             InProcessCatalogue(Models(), dict, lambda: True),
-            OpenAccounts(hotswapping=True),
+            accounts,
             Runtimes(options.runtimes),
         ).routes(),
     ]

@@ -13,6 +13,7 @@ from ndif.control.control_plane import ControlPlane
 from ndif.control.operations import (
     OPERATIONS,
     Answer,
+    CollectGarbage,
     Deploy,
     Evict,
     Export,
@@ -45,6 +46,7 @@ SAMPLES: tuple[Operation, ...] = (
     Restart(model="org/name"),
     Kill(request_id="r", user="u"),
     GetJobs(user="u", limit=7),
+    CollectGarbage(dry_run=True),
     GetUsage(by="day", since="2026-11-24", user="u"),
     ListCallbacks(),
     RetryCallbacks(request_id="r"),

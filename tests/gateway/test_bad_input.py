@@ -328,7 +328,7 @@ def test_an_older_clients_wrong_model_key_is_refused(
     ("method", "path", "status", "said"),
     [
         ("GET", "/", 404, "There is nothing at /."),
-        ("GET", "/requests", 404, "nnsight uses /request,"),
+        ("GET", "/requestz", 404, "nnsight uses /request,"),
         ("POST", "/v1/completions", 404, "There is nothing at /v1/completions."),
         ("GET", "/response", 404, "There is nothing at"),
         ("GET", "/response/a/b", 404, "There is nothing at"),

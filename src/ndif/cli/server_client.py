@@ -33,6 +33,10 @@ class NoServerError(CommandError):
     exit_code = 3
 
 
+class NoServerHereError(NoServerError):
+    """No server runs on this machine, and none elsewhere is named."""
+
+
 class NotFoundError(CommandError):
     """The server has no model, replica or request of that name."""
 
@@ -177,9 +181,9 @@ def run_folders() -> RunFolders:
     return RunFolders(options().session_root)
 
 
-def no_server() -> NoServerError:
+def no_server() -> NoServerHereError:
     """Return the error for a command that needs a server where none runs."""
-    return NoServerError(
+    return NoServerHereError(
         f"No server is running here (looked in {run_folders().root}). Start one with `ndif start`, or "
         "name one elsewhere with --url and --token."
     )

@@ -66,11 +66,15 @@ class Settings(BaseSettings):
     max_inline_result_bytes: Size = Field(default=8 * MiB, ge=0)
     """Maximum size of a result that is sent on the client's live channel; a larger one is
     stored and fetched."""
-    result_ttl_s: Duration = Field(default=7200, gt=0)
+    result_ttl_s: Duration = Field(default=86_400, gt=0)
     """Time that a result and its signed URL stay valid."""
-    max_stored_bytes: Size = Field(default=64 * GiB, gt=0)
+    response_ttl_s: Duration = Field(default=7 * 86_400, gt=0)
+    """Time that the responses of a polled job, and the record of any, are kept; at least as long as
+    results."""
+    max_stored_bytes: Size | None = Field(default=None, gt=0)
     """Maximum size of all stored results together; a further one is an ERROR until others have
-    expired. Results of trusted users count, and are stored all the same."""
+    expired. Results of trusted users count, and are stored all the same. Default: half of what is free on
+    their disk at the start; on S3 there is none."""
     max_stored_share: float = Field(default=0.25, gt=0, le=1)
     """Maximum fraction of NDIF_MAX_STORED_BYTES that the results of one user take."""
     broker_url: str = Field(

@@ -16,6 +16,7 @@ from ndif.queue.callbacks.delivery import CallbackDelivery
 from ndif.queue.dispatcher import Dispatcher
 from ndif.queue.processor import Processor
 from ndif.schema.deployment import OperationError
+from ndif.stores.responder import Responder
 from ndif.stores.usage import UsageStore
 
 _EVICTED = "The server's operator has taken {!r} off the server."
@@ -43,8 +44,9 @@ class ControlPlane:
     """Stop the server."""
     usage: UsageStore
     """The jobs that have ended."""
-    store_problem: Callable[[], str | None]
-    """Return the sentence that there is little room for results; None if there is enough."""
+    responder: Responder
+    retention_s: float
+    """Seconds that the record of a job is kept."""
     callbacks: CallbackDelivery
 
     def find(self, name: str) -> list[Model]:

@@ -6,8 +6,9 @@ method that performs it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -34,6 +35,7 @@ from ndif.schema.deployment_file import DeploymentFileError, from_value, to_entr
 from ndif.schema.job_record import JobRecord
 from ndif.schema.model_key import Variant
 from ndif.stores.broker import BrokerError
+from ndif.stores.objects import ObjectStoreError
 from ndif.stores.usage import Group, UsageAwayError
 
 _KILLED = "The server's operator has ended this job."
@@ -91,7 +93,7 @@ class GetStatus(Operation):
     async def perform(self, control: ControlPlane) -> Answer:
         """See `Operation.perform`."""
         described = describe_server(control.controller, control.dispatcher)
-        if (problem := control.store_problem()) is not None:
+        if (problem := control.responder.problem()) is not None:
             described["problems"].append(problem)
         return {**described, "schedule": control.reconciler.describe_schedule()}
 
@@ -430,6 +432,25 @@ class GetUsage(Operation):
         return {"by": self.by, "since": self.since, "usage": [asdict(total) for total in totals]}
 
 
+class CollectGarbage(Operation):
+    """Delete results, responses and records of jobs whose time is over, as happens by itself."""
+
+    name, event = "gc", "GC"
+
+    dry_run: bool = False
+    """Only count them."""
+
+    async def perform(self, control: ControlPlane) -> Answer:
+        """See `Operation.perform`."""
+        before = time.time() - control.retention_s
+        try:
+            expired = dict(await control.responder.sweep(dry=self.dry_run))
+        except ObjectStoreError as error:
+            raise OperationError(503, f"Nothing can be deleted now: {error}.") from error
+        expired["records"] = await _read(control.usage.sweep(before, dry=self.dry_run))
+        return {"expired": expired, "dry_run": self.dry_run}
+
+
 async def _read(reading: Awaitable[T]) -> T:
     try:
         return await reading
@@ -508,10 +529,18 @@ Perform = Callable[[Operation], Awaitable[Answer]]
 """Performs an operation: in this process, or through `ndif.control.remote`."""
 
 
-def parse_operation(kind: type[Operation], content: bytes) -> Operation:
-    """Return the operation that a JSON body describes; raise an OperationError that names a wrong field."""
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> Parsed:
+    """Return the operation that a JSON body or its fields describe.
+
+    An OperationError names a wrong field.
+    """
     try:
-        return kind.model_validate_json(content)
+        if isinstance(content, bytes):
+            return kind.model_validate_json(content)
+        return kind.model_validate(content)
     except DeploymentFileError as error:
         raise OperationError(400, str(error)) from error
     except ValidationError as error:

@@ -13,8 +13,10 @@ from starlette.routing import BaseRoute, Route
 
 from ndif.config.reference import variables
 from ndif.config.settings import Settings
+from ndif.control.account_operations import ACCOUNT_OPERATIONS, AccountOperation, perform_on
 from ndif.control.operations import OPERATIONS, Operation, Perform, parse_operation
 from ndif.gateway.http_error import CLOSE, HttpError
+from ndif.stores.accounts import Registry
 
 _MAX_BODY_BYTES = 4 * 1024**2
 
@@ -27,11 +29,19 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 class AdminRoutes:
-    """One route per operation, and the server's settings; each of them needs the token."""
+    """One route per operation, those on keys among them, and the server's settings; all need the token."""
 
-    def __init__(self, perform: Perform, token: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        perform: Perform,
+        token: str,
+        settings: Settings,
+        registry: Registry | None = None,
+    ) -> None:
+        """Perform operations with `perform`, and those on keys on `registry`, if there is one."""
         if not token:
             raise ValueError("an empty token would let everyone in")
+        self._registry = registry
         self._perform = perform
         self._token = token.encode()
         self._settings = settings
@@ -48,6 +58,14 @@ class AdminRoutes:
                 )
                 for kind in OPERATIONS
             ),
+            *(
+                Route(
+                    f"/admin/{kind.name}",
+                    self._with_token(self._account_handler(kind)),
+                    methods=[kind.method],
+                )
+                for kind in ACCOUNT_OPERATIONS
+            ),
         ]
 
     async def config(self, _: Request) -> dict[str, Any]:
@@ -59,6 +77,14 @@ class AdminRoutes:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
             return await self._perform(operation)
+
+        return handle
+
+    def _account_handler(self, kind: type[AccountOperation]) -> Handler:
+        async def handle(http: Request) -> dict[str, Any]:
+            is_query = kind.method == "GET"
+            content = dict(http.query_params) if is_query else await _body(http) or b"{}"
+            return await perform_on(self._registry, parse_operation(kind, content))
 
         return handle
 

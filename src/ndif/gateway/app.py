@@ -99,7 +99,7 @@ def create_gateway(
         # From any other store clients download their results directly.
         *(ResultRoute(objects).routes() if isinstance(objects, FileStore) else ()),
         *HealthRoutes(catalogue, accounts, runtimes).routes(),
-        *(AdminRoutes(perform, token, settings).routes() if token else ()),
+        *(AdminRoutes(perform, token, settings, accounts.registry).routes() if token else ()),
     ]
     app = create_app(routes, socket_io, hub, lifespan, settings, host=host)
     return Gateway(app, websockets, socket_io, incoming)

@@ -75,7 +75,7 @@ class ResponseRoute:
             raise HttpError(
                 404,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
-                f"{format_duration(self.store.ttl_s)}.",
+                f"{format_duration(self.store.response_ttl_s)}.",
             )
         if account.key and kept.user != account.user:
             raise HttpError(

@@ -118,7 +118,8 @@ class Coordinator:
             self.generations,
             stop,
             usage,
-            responder.problem,
+            responder,
+            max(settings.response_ttl_s, settings.result_ttl_s),
             callbacks,
         )
 

@@ -52,6 +52,10 @@ class Responder:
         """Return the sentence that the store of responses takes little more; None if it is not known to."""
         return self._objects.problem()
 
+    async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
+        """Delete what has expired, responses and results; see `ObjectStore.sweep`."""
+        return await self._objects.sweep(dry=dry)
+
     async def respond(
         self, request: Request, response: Response, unless: Callable[[], bool] = lambda: False
     ) -> bool:

@@ -15,6 +15,7 @@ from ndif.stores.accounts import (
     Accounts,
     Caller,
     FileAccounts,
+    ImportedKey,
     KeysError,
     NoSuchKeyError,
     OpenAccounts,
@@ -27,7 +28,7 @@ from ndif.stores.accounts import (
 )
 from ndif.stores.accounts.sql.accounts import SqlAccounts
 from ndif.stores.accounts.sql.database import Database
-from ndif.stores.accounts.sql.registry import ImportedKey, Registry
+from ndif.stores.accounts.sql.registry import SqlRegistry
 from tests.on_loop import on_loop
 from tests.stores.accounts.databases import database as database
 
@@ -67,7 +68,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     @asynccontextmanager
     async def of_database() -> AsyncIterator[Accounts]:
         accounts = SqlAccounts(Database(url), 5)
-        registry = Registry(Database(url))
+        registry = SqlRegistry(Database(url))
         fast = Tier("fast", hotswapping=True, weight=0.5)
         strong = Tier("strong", trusted=True, weight=3)
         await registry.import_keys(
@@ -225,7 +226,7 @@ async def test_a_tier_that_trusts_is_known_where_models_are_loaded(tmp_path: Pat
     url = f"sqlite:///{tmp_path}/a.sqlite"
     settings = Settings(database_url=url)  # type: ignore[arg-type]
     assert may_trust(settings)  # nobody knows yet
-    registry = Registry(Database(url))
+    registry = SqlRegistry(Database(url))
     await registry.create_tier(Tier("plain"))
     assert not may_trust(settings)
     await registry.create_tier(Tier("partner", trusted=True))

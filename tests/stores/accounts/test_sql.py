@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,15 +19,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
-from ndif.stores.accounts import AccountsAwayError, Caller, KeysError, NoSuchKeyError, Tier
+from ndif.stores.accounts import (
+    AccountsAwayError,
+    Caller,
+    ImportedKey,
+    KeysError,
+    NoSuchKeyError,
+    NotInRegistryError,
+    RegistryError,
+    Tier,
+)
 from ndif.stores.accounts.sql.accounts import SqlAccounts, _put
 from ndif.stores.accounts.sql.database import Database
-from ndif.stores.accounts.sql.registry import (
-    ImportedKey,
-    NotInRegistryError,
-    Registry,
-    RegistryError,
-)
+from ndif.stores.accounts.sql.registry import SqlRegistry
 from ndif.stores.accounts.sql.tables import METADATA, VERSION_TABLE
 from tests.on_loop import on_loop
 from tests.services.postgres import PostgresServer
@@ -49,11 +53,11 @@ class Clock:
 
 @asynccontextmanager
 async def opened(
-    url: str, clock: Clock | None = None
-) -> AsyncIterator[tuple[Registry, SqlAccounts]]:
+    url: str, clock: Clock | None = None, wall: Callable[[], float] = time.time
+) -> AsyncIterator[tuple[SqlRegistry, SqlAccounts]]:
     """A registry, and beside it a server's accounts, with connections of their own."""
-    registry = Registry(Database(url))
-    accounts = SqlAccounts(Database(url), CACHE_S, clock or Clock())
+    registry = SqlRegistry(Database(url))
+    accounts = SqlAccounts(Database(url), CACHE_S, clock or Clock(), wall)
     await accounts.start()
     try:
         yield registry, accounts
@@ -110,13 +114,15 @@ async def test_a_revoked_key_works_no_longer_than_an_answer_is_remembered(
 async def test_an_expired_key_works_no_longer_although_it_is_remembered(
     database: TestDatabase,
 ) -> None:
-    async with opened(database.url) as (registry, accounts):
-        key, row = await registry.create_key("ada", expires_at=time.time() + 0.3)
+    wall = Clock()
+    async with opened(database.url, wall=wall) as (registry, accounts):
+        key, row = await registry.create_key("ada", expires_at=wall.now + 60)
+        assert row["state"] == "EXPIRED"  # by the registry's own clock, half a century later
+        wall.now += 59.9
         await accounts.account(Caller(key))
-        await asyncio.sleep(0.4)
+        wall.now += 0.1
         with pytest.raises(NoSuchKeyError, match="expired"):
             await accounts.account(Caller(key))
-        assert (await registry.key(row["id"]))["state"] == "EXPIRED"
 
 
 @on_loop
@@ -270,9 +276,9 @@ async def test_keys_are_imported_once(database: TestDatabase) -> None:
 _CREATES = """
 import asyncio, sys
 from ndif.stores.accounts.sql.database import Database
-from ndif.stores.accounts.sql.registry import Registry
+from ndif.stores.accounts.sql.registry import SqlRegistry
 async def main():
-    registry = Registry(Database(sys.argv[1]))
+    registry = SqlRegistry(Database(sys.argv[1]))
     for number in range(20):
         await registry.create_key("ada", f"{sys.argv[2]}-{number}")
     await registry.close()

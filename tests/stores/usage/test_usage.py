@@ -70,7 +70,7 @@ def usage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
         if request.param == "sqlite"
         else request.getfixturevalue("postgres").database()
     )
-    return lambda: opened(JournaledUsage([url], tmp_path / "usage"))
+    return lambda: opened(JournaledUsage([url], tmp_path / "usage", 3600))
 
 
 @on_loop
@@ -132,6 +132,8 @@ async def test_records_are_swept_and_their_sums_stay(usage: Open) -> None:
         for each in jobs:
             store.note(each)
         total = await store.totals("user")
+        assert await store.sweep(jobs[2].ended, dry=True) == 2
+        assert len(await store.recent("ada", 10)) == 4
         assert await store.sweep(jobs[2].ended) == 2
         assert await store.recent("ada", 10) == [jobs[3], jobs[2]]
         assert await store.totals("user") == total
@@ -144,8 +146,8 @@ async def test_many_at_once_and_two_processes_at_once(
     url = postgres.database()
     jobs = [record(user=f"user {number % 7}") for number in range(1500)]
     async with (
-        opened(JournaledUsage([url], tmp_path / "here")) as here,
-        opened(JournaledUsage([url], tmp_path / "there")) as there,
+        opened(JournaledUsage([url], tmp_path / "here", 3600)) as here,
+        opened(JournaledUsage([url], tmp_path / "there", 3600)) as there,
     ):
         # Each leader has the end of some jobs that the other has, too.
         for each in jobs[:1000]:
@@ -166,12 +168,12 @@ async def test_what_is_noted_while_the_database_is_away_comes_later(
     url, folder = postgres.database(), tmp_path / "usage"
     postgres.stop()
     try:
-        async with opened(JournaledUsage([url], folder)) as store:
+        async with opened(JournaledUsage([url], folder, 3600)) as store:
             store.note(record())
             with pytest.raises(UsageAwayError):
                 await store.totals("user")
         # It ended without having stored that.
-        async with opened(JournaledUsage([url], folder)) as store:
+        async with opened(JournaledUsage([url], folder, 3600)) as store:
             store.note(record())
             postgres.start()
             deadline = time.monotonic() + 20
@@ -193,7 +195,7 @@ from pathlib import Path
 from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.journal import JournaledUsage
 async def main():
-    usage = JournaledUsage(["sqlite:////no/such/folder/accounts.sqlite"], Path(sys.argv[1]))
+    usage = JournaledUsage(["sqlite:////no/such/folder/accounts.sqlite"], Path(sys.argv[1]), 3600)
     await usage.start()
     for number in range(3):
         usage.note(JobRecord(str(number), "ada", "", "org/a", "0.8", "COMPLETED", 1, 2, 3, 0.5, 7))
@@ -211,7 +213,9 @@ async def test_a_killed_process_leaves_what_it_noted_to_the_next(tmp_path: Path)
     # It was killed as it wrote.
     with left.open("ab") as file:
         file.write(b'{"id": "4", "user":')
-    async with opened(JournaledUsage([f"sqlite:///{tmp_path / 'a.sqlite'}"], folder)) as store:
+    async with opened(
+        JournaledUsage([f"sqlite:///{tmp_path / 'a.sqlite'}"], folder, 3600)
+    ) as store:
         assert await store.totals("user") == [Total("ada", 3, 0, 1.5, 21)]
         assert left not in folder.iterdir()
 
@@ -223,11 +227,11 @@ async def test_a_process_that_runs_keeps_its_file(tmp_path: Path) -> None:
     other = folder / "1.jsonl"
     with other.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        async with opened(JournaledUsage([url], folder)) as store:
+        async with opened(JournaledUsage([url], folder, 3600)) as store:
             store.note(record())
             assert len(await store.totals("user")) == 1
         assert other.exists()
-    async with opened(JournaledUsage([url], folder)) as store:
+    async with opened(JournaledUsage([url], folder, 3600)) as store:
         store.note(record())
         assert len(await store.totals("user")) == 1
     assert not other.exists()
@@ -239,7 +243,7 @@ async def test_another_servers_database_is_not_written(
 ) -> None:
     url, own = postgres.database(), tmp_path / "accounts.sqlite"
     postgres.sql(url, FOREIGN)
-    async with opened(JournaledUsage([url, f"sqlite:///{own}"], tmp_path / "usage")) as store:
+    async with opened(JournaledUsage([url, f"sqlite:///{own}"], tmp_path / "usage", 3600)) as store:
         store.note(record())
         assert len(await store.totals("user")) == 1
     assert own.exists()
@@ -252,7 +256,7 @@ async def test_a_folder_that_cannot_be_written_keeps_no_server_from_starting(
 ) -> None:
     (tmp_path / "usage").touch()
     url = f"sqlite:///{tmp_path / 'a.sqlite'}"
-    async with opened(JournaledUsage([url], tmp_path / "usage")) as store:
+    async with opened(JournaledUsage([url], tmp_path / "usage", 3600)) as store:
         assert "in memory" in caplog.text
         store.note(record())
         assert len(await store.totals("user")) == 1

@@ -11,6 +11,7 @@ from ndif.config.settings import Settings
 from ndif.stores.accounts.choice import contradiction as contradiction
 from ndif.stores.accounts.choice import database_url as database_url
 from ndif.stores.accounts.file import FileAccounts as FileAccounts
+from ndif.stores.accounts.file import read_keys as read_keys
 from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError
 from ndif.stores.accounts.keyless import OpenAccounts as OpenAccounts
 from ndif.stores.accounts.keyless import OwnerAccounts as OwnerAccounts
@@ -18,8 +19,12 @@ from ndif.stores.accounts.port import Account as Account
 from ndif.stores.accounts.port import Accounts as Accounts
 from ndif.stores.accounts.port import AccountsAwayError as AccountsAwayError
 from ndif.stores.accounts.port import Caller as Caller
+from ndif.stores.accounts.port import ImportedKey as ImportedKey
 from ndif.stores.accounts.port import KeysError as KeysError
 from ndif.stores.accounts.port import NoSuchKeyError as NoSuchKeyError
+from ndif.stores.accounts.port import NotInRegistryError as NotInRegistryError
+from ndif.stores.accounts.port import Registry as Registry
+from ndif.stores.accounts.port import RegistryError as RegistryError
 from ndif.stores.accounts.port import Tier as Tier
 
 if TYPE_CHECKING:

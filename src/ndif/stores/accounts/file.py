@@ -84,6 +84,11 @@ class FileAccounts(KeyedAccounts):
         self._accounts: dict[str, Account] = {}
         self._refresh()
 
+    @property
+    def registry(self) -> None:
+        """See `Accounts.registry`: operators edit the file."""
+        return
+
     async def start(self) -> None:
         """See `Accounts.start`."""
 

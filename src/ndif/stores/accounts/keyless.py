@@ -13,6 +13,11 @@ _ROOT = 0
 class _WithoutStore:
     """The part of `Accounts` that a form without a store has nothing to do for."""
 
+    @property
+    def registry(self) -> None:
+        """See `Accounts.registry`."""
+        return
+
     async def start(self) -> None:
         """See `Accounts.start`."""
 

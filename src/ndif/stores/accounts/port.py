@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -106,8 +106,93 @@ class AccountsAwayError(Exception):
     """The database of keys does not answer; the message says why, for the log alone."""
 
 
+class RegistryError(NdifError):
+    """An operator asked for what cannot be done with keys; the message says what to do."""
+
+
+class NotInRegistryError(RegistryError):
+    """There is no user, key or tier of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedKey:
+    """A key of elsewhere, of which this server has the digest alone."""
+
+    digest: str
+    user: str | None
+    tiers: Sequence[Tier] = ()
+    name: str = ""
+
+
+Row = dict[str, Any]
+"""One user, key or tier, as JSON has it; moments are Unix seconds."""
+
+
+class Registry(Protocol):
+    """The users, keys and tiers that operators read and change.
+
+    Keys are named by their id or its beginning, users and tiers by their name. Each method does all or
+    nothing, and raises a `RegistryError` for nothing.
+    """
+
+    async def create_key(
+        self,
+        user: str | None,
+        name: str = "",
+        expires_at: float | None = None,
+        tiers: Iterable[str] = (),
+    ) -> tuple[str, Row]:
+        """Return a new key, which nothing can show again, and its row."""
+
+    async def keys(self, user: str | None = None) -> list[Row]:
+        """Return all keys, or those of a user, the oldest first."""
+
+    async def key(self, given: str) -> Row:
+        """Return the key with this id, or with the only id that begins so."""
+
+    async def revoke(self, given: str) -> Row:
+        """Revoke a key, so that it lets nobody in any more; one that was revoked stays as it is."""
+
+    async def import_keys(self, keys: Iterable[ImportedKey]) -> tuple[int, int]:
+        """Add keys and the tiers that they name; return how many are new, and how many were there."""
+
+    async def copy_foreign(self) -> tuple[int, int]:
+        """Copy the keys of another NDIF server's tables into this server's; return as `import_keys` does.
+
+        The other tables stay as they are, and nothing reads them any more.
+        """
+
+    async def tiers(self) -> list[Row]:
+        """Return all tiers by name, each with the number of its keys."""
+
+    async def create_tier(self, tier: Tier) -> Row:
+        """Add a tier."""
+
+    async def change_tier(self, name: str, changes: Mapping[str, Any]) -> Row:
+        """Set some properties of a tier."""
+
+    async def delete_tier(self, name: str) -> None:
+        """Remove a tier that no key has."""
+
+    async def assign(self, tier: str, key: str) -> Row:
+        """Give a key a tier; one that it has it keeps."""
+
+    async def withdraw(self, tier: str, key: str) -> Row:
+        """Take a tier from a key."""
+
+    async def users(self) -> list[Row]:
+        """Return all users by name, each with the number of its keys."""
+
+    async def user(self, name: str) -> Row:
+        """Return one user, and its keys."""
+
+
 class Accounts(Protocol):
     """The users of a server."""
+
+    @property
+    def registry(self) -> Registry | None:
+        """Return what changes users, keys and tiers; None for a form that does not store them."""
 
     async def start(self) -> None:
         """Begin to serve."""

@@ -18,4 +18,4 @@ def open_usage(settings: Settings) -> UsageStore:
     urls = [f"sqlite:///{root / 'accounts.sqlite'}"]
     if (url := database_url(settings)) is not None:
         urls.insert(0, url)
-    return JournaledUsage(urls, root / "usage")
+    return JournaledUsage(urls, root / "usage", max(settings.response_ttl_s, settings.result_ttl_s))

@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 """Seconds between two batches."""
 _LONGEST_PAUSE_S = 30.0
+_SWEEP_S = 3600.0
 _MOST = 500
 """Records of a batch."""
 _SUFFIX = ".jsonl"
@@ -39,15 +41,19 @@ class JournaledUsage:
     process has a file of its own, which it locks; files that nobody locks are taken over at the start.
     """
 
-    def __init__(self, urls: Sequence[str], folder: Path) -> None:
-        """Store into the first of these databases that may be written; files are in `folder`."""
+    def __init__(self, urls: Sequence[str], folder: Path, retention_s: float) -> None:
+        """Store into the first of these databases that may be written; files are in `folder`.
+
+        Records older than `retention_s` are dropped.
+        """
         self._urls = urls
+        self._retention_s = retention_s
         self._folder = folder
         self._journal: int | None = None
         self._taken_over: list[Path] = []
         self._waiting: list[JobRecord] = []
         self._noted = asyncio.Event()
-        self._storing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._opened: UsageTables | None = None
 
     async def start(self) -> None:
@@ -58,12 +64,14 @@ class JournaledUsage:
             logger.warning("The record of jobs is in memory until it is stored: %s", error)
         if self._waiting:
             self._noted.set()
-        self._storing = asyncio.create_task(self._store_forever(), name="record of jobs")
+        self._tasks = [
+            asyncio.create_task(self._store_forever(), name="record of jobs"),
+            asyncio.create_task(self._sweep_forever(), name="old records of jobs"),
+        ]
 
     async def stop(self) -> None:
         """See `UsageStore.stop`."""
-        if self._storing is not None:
-            await end([self._storing])
+        await end(self._tasks)
         with contextlib.suppress(UsageAwayError):
             await self._store()
         if self._journal is not None:
@@ -96,9 +104,9 @@ class JournaledUsage:
         await self._store()
         return await (await self._tables()).totals(by, since, user)
 
-    async def sweep(self, before: float) -> int:
+    async def sweep(self, before: float, *, dry: bool = False) -> int:
         """See `UsageStore.sweep`."""
-        return await (await self._tables()).sweep(before)
+        return await (await self._tables()).sweep(before, dry=dry)
 
     async def _tables(self) -> UsageTables:
         if self._opened is None:
@@ -106,6 +114,12 @@ class JournaledUsage:
             from_module = await asyncio.to_thread(_import_tables)
             self._opened = self._opened or from_module(self._urls)
         return self._opened
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            with contextlib.suppress(UsageAwayError):
+                await self.sweep(time.time() - self._retention_s)
 
     async def _store_forever(self) -> None:
         pause_s = _INTERVAL_S

@@ -53,9 +53,9 @@ class MemoryUsage:
                 found.setdefault(name, []).append(total)
         return in_order(by, [added(parts, name) for name, parts in found.items()])
 
-    async def sweep(self, before: float) -> int:
+    async def sweep(self, before: float, *, dry: bool = False) -> int:
         """See `UsageStore.sweep`."""
         old = [record.id for record in self._records.values() if record.ended < before]
-        for request_id in old:
+        for request_id in () if dry else old:
             del self._records[request_id]
         return len(old)

@@ -52,8 +52,11 @@ class UsageStore(Protocol):
         Raise a `UsageAwayError` where they cannot be read.
         """
 
-    async def sweep(self, before: float) -> int:
-        """Drop the records of jobs that ended before a moment, not their sums; return their number."""
+    async def sweep(self, before: float, *, dry: bool = False) -> int:
+        """Drop the records of jobs that ended before a moment, not their sums; return their number.
+
+        With `dry`, only count them.
+        """
 
 
 def day_of(moment: float) -> date:

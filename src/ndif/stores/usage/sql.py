@@ -80,8 +80,12 @@ class UsageTables:
         ]
         return in_order(by, found)
 
-    async def sweep(self, before: float) -> int:
+    async def sweep(self, before: float, *, dry: bool) -> int:
         """See `UsageStore.sweep`."""
+        if dry:
+            count = select(func.count()).select_from(JOBS).where(JOBS.c.ended < before)
+            async with self._reading() as connection:
+                return int((await connection.execute(count)).scalar_one())
         async with self._writing() as connection:
             done = await connection.execute(delete(JOBS).where(JOBS.c.ended < before))
         return int(done.rowcount)

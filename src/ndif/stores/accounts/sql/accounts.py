@@ -24,6 +24,7 @@ from ndif.stores.accounts.port import (
 )
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.foreign import read_foreign
+from ndif.stores.accounts.sql.registry import SqlRegistry
 from ndif.stores.accounts.sql.tables import ASSIGNMENTS, KEYS, TIERS, USERS
 from ndif.tasks import end
 
@@ -66,13 +67,22 @@ class SqlAccounts(KeyedAccounts):
     """
 
     def __init__(
-        self, database: Database, cache_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        cache_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """Look into `database`; an answer of it holds for `cache_s` seconds of `clock`."""
+        """Look into `database`; an answer of it holds for `cache_s` seconds of `clock`.
+
+        By the clock on the `wall`, keys expire.
+        """
         super().__init__()
         self._database = database
+        self._registry = SqlRegistry(database)
         self._cache_s = cache_s
         self._clock = clock
+        self._wall = wall
         self._known: OrderedDict[str, _Remembered] = OrderedDict()
         self._unknown: OrderedDict[str, _Remembered] = OrderedDict()
         self._asking: dict[str, asyncio.Task[_Remembered]] = {}
@@ -83,6 +93,11 @@ class SqlAccounts(KeyedAccounts):
         self._away: tuple[float, str] = (clock(), "")
         self._used: dict[str, float] = {}
         self._storing: asyncio.Task[None] | None = None
+
+    @property
+    def registry(self) -> SqlRegistry:
+        """See `Accounts.registry`."""
+        return self._registry
 
     async def start(self) -> None:
         """See `Accounts.start`."""
@@ -102,7 +117,7 @@ class SqlAccounts(KeyedAccounts):
             found = await self._ask(digest, blinded)
         if found.key is None:
             return None
-        now = time.time()
+        now = self._wall()
         if found.key.revoked_at is not None:
             raise NoSuchKeyError("This API key was revoked. Ask the server's operator for another.")
         if found.key.expires_at is not None and found.key.expires_at <= now:

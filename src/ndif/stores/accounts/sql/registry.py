@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, func, insert, select, update
@@ -15,8 +15,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ndif.config.short_ids import matching_ids
-from ndif.errors import NdifError
-from ndif.stores.accounts.port import Tier, digest_of
+from ndif.stores.accounts.port import (
+    ImportedKey,
+    NotInRegistryError,
+    RegistryError,
+    Row,
+    Tier,
+    digest_of,
+)
 from ndif.stores.accounts.sql.database import Database
 from ndif.stores.accounts.sql.foreign import read_foreign
 from ndif.stores.accounts.sql.tables import ASSIGNMENTS, KEYS, TIERS, USERS
@@ -26,30 +32,9 @@ _KEY_BYTES = 32
 _BATCH = 1000
 _MAX_QUOTED = 100
 
-Row = dict[str, Any]
-"""One user, key or tier, as JSON has it; moments are Unix seconds."""
 
-
-class RegistryError(NdifError):
-    """An operator asked for what cannot be done; the message says what to do."""
-
-
-class NotInRegistryError(RegistryError):
-    """There is no user, key or tier of that name."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedKey:
-    """A key of elsewhere, of which this server has the digest alone."""
-
-    digest: str
-    user: str | None
-    tiers: Sequence[Tier] = ()
-    name: str = ""
-
-
-class Registry:
-    """The users, keys and tiers of a `Database`. Each method is one transaction.
+class SqlRegistry:
+    """The `Registry` of a `Database`. Each method is one transaction.
 
     Keys are named by their id or its beginning, users and tiers by their name.
     """
@@ -72,7 +57,7 @@ class Registry:
         expires_at: float | None = None,
         tiers: Iterable[str] = (),
     ) -> tuple[str, Row]:
-        """Return a new key, which nothing can show again, and its row."""
+        """See `Registry.create_key`."""
         key = f"ndif_{secrets.token_urlsafe(_KEY_BYTES)}"
         async with self._changing() as on:
             added = [await _tier_id(on, tier) for tier in dict.fromkeys(tiers)]
@@ -82,18 +67,18 @@ class Registry:
         return key, row
 
     async def keys(self, user: str | None = None) -> list[Row]:
-        """Return all keys, or those of a user, the oldest first."""
+        """See `Registry.keys`."""
         async with self._looking() as on:
             return await _keys(on, *(() if user is None else (USERS.c.name == user,)))
 
     async def key(self, given: str) -> Row:
-        """Return the key with this id, or with the only id that begins so."""
+        """See `Registry.key`."""
         async with self._looking() as on:
             (row,) = await _keys(on, KEYS.c.id == await _key_id(on, given))
             return row
 
     async def revoke(self, given: str) -> Row:
-        """Revoke a key, so that it lets nobody in any more; one that was revoked stays as it is."""
+        """See `Registry.revoke`."""
         async with self._changing() as on:
             key_id = await _key_id(on, given)
             await on.execute(
@@ -105,15 +90,12 @@ class Registry:
             return row
 
     async def import_keys(self, keys: Iterable[ImportedKey]) -> tuple[int, int]:
-        """Add keys and the tiers that they name; return how many are new, and how many were there."""
+        """See `Registry.import_keys`."""
         async with self._changing() as on:
             return await _import(on, keys)
 
     async def copy_foreign(self) -> tuple[int, int]:
-        """Copy the keys of another NDIF server's tables into this server's; return as `import_keys` does.
-
-        The other tables stay as they are, and nothing reads them any more.
-        """
+        """See `Registry.copy_foreign`."""
         async with self._changing(may_be_foreign=True) as on:
             found = await read_foreign(on)
             return await _import(on, (ImportedKey(k.digest, k.user, k.tiers) for k in found))
@@ -121,19 +103,19 @@ class Registry:
     # Tiers
 
     async def tiers(self) -> list[Row]:
-        """Return all tiers by name, each with the number of its keys."""
+        """See `Registry.tiers`."""
         async with self._looking() as on:
             return await _tiers(on)
 
     async def create_tier(self, tier: Tier) -> Row:
-        """Add a tier."""
+        """See `Registry.create_tier`."""
         async with self._changing() as on:
             await _add_tier(on, tier)
             (row,) = await _tiers(on, TIERS.c.name == tier.name)
             return row
 
     async def change_tier(self, name: str, changes: Mapping[str, Any]) -> Row:
-        """Set some properties of a tier."""
+        """See `Registry.change_tier`."""
         async with self._changing() as on:
             tier_id = await _tier_id(on, name)
             if changes:
@@ -142,7 +124,7 @@ class Registry:
             return row
 
     async def delete_tier(self, name: str) -> None:
-        """Remove a tier that no key has."""
+        """See `Registry.delete_tier`."""
         async with self._changing() as on:
             tier_id = await _tier_id(on, name)
             (row,) = await _tiers(on, TIERS.c.id == tier_id)
@@ -153,7 +135,7 @@ class Registry:
             await on.execute(delete(TIERS).where(TIERS.c.id == tier_id))
 
     async def assign(self, tier: str, key: str) -> Row:
-        """Give a key a tier; one that it has it keeps."""
+        """See `Registry.assign`."""
         async with self._changing() as on:
             tier_id, key_id = await _tier_id(on, tier), await _key_id(on, key)
             has = await on.execute(
@@ -167,7 +149,7 @@ class Registry:
             return row
 
     async def withdraw(self, tier: str, key: str) -> Row:
-        """Take a tier from a key."""
+        """See `Registry.withdraw`."""
         async with self._changing() as on:
             tier_id, key_id = await _tier_id(on, tier), await _key_id(on, key)
             await on.execute(
@@ -181,12 +163,12 @@ class Registry:
     # Users
 
     async def users(self) -> list[Row]:
-        """Return all users by name, each with the number of its keys."""
+        """See `Registry.users`."""
         async with self._looking() as on:
             return await _users(on)
 
     async def user(self, name: str) -> Row:
-        """Return one user, and its keys."""
+        """See `Registry.user`."""
         async with self._looking() as on:
             found = await _users(on, USERS.c.name == name)
             if not found:
