@@ -77,7 +77,7 @@ class Browser:
 
     @contextlib.contextmanager
     def visiting(self, url: str) -> Iterator[None]:
-        """Have the page open during the block."""
+        """Keep the page open during the block."""
         process = subprocess.Popen(
             [*self._command, "--remote-debugging-port=0", url],
             stdout=subprocess.DEVNULL,
